@@ -61,7 +61,7 @@ def test_a_pass_on_a_device_waits_for_it_no_oftener_with_more_layers(
     ids: list[dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = [_captured(_gpt2(layers), ids)[1] for layers in (2, 6)]
-    monkeypatch.setattr(banks, "_room", lambda device: 1 << 30)  # as on a device
+    monkeypatch.setattr(banks, "_queue_limit", lambda device: 1 << 30)  # as on a device
     monkeypatch.setattr(attention, "_retaken", lambda *_: True)
     waiting = [_captured(_gpt2(layers), ids)[1] for layers in (2, 6)]
     assert waiting[0] == waiting[1]
@@ -71,7 +71,7 @@ def test_a_pass_on_a_device_waits_for_it_no_oftener_with_more_layers(
 def test_rows_that_waited_give_the_statistics_of_rows_that_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny("llama"), batches()
     plain, _ = _captured(model, given)
-    monkeypatch.setattr(banks, "_room", lambda device: 40_000)  # some wait, across batches too
+    monkeypatch.setattr(banks, "_queue_limit", lambda device: 40_000)  # some are queued, across batches too
     waited, _ = _captured(model, given)
     (one, labels), (two, others) = plain.state(), waited.state()
     assert labels == others and one.keys() == two.keys()
@@ -85,7 +85,7 @@ def test_bad_rows_that_waited_are_counted_and_left_out(
     with torch.no_grad():
         model.transformer.wte.weight[int(ids[1]["input_ids"][0, 5])] = torch.nan
     plain, _ = _captured(model, ids)
-    monkeypatch.setattr(banks, "_room", lambda device: 1 << 30)
+    monkeypatch.setattr(banks, "_queue_limit", lambda device: 1 << 30)
     waited, _ = _captured(model, ids)
     for site, stats in plain.sites.items():
         assert waited.sites[site].bad == stats.bad

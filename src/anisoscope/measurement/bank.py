@@ -1,9 +1,9 @@
-"""What a pass measures and what it keeps: the sites, the statistics that metrics need there, and the bank of them all.
+"""The bank: mergeable statistics of the rows of every site, and the plan of which statistics the metrics need where.
 
-A bank is mergeable, and the unit that is saved and resumed. A cell is (group, part, fold): rows of one stratum, at the
+A bank is what a pass over the data fills, saves and resumes. A cell is (group, part, fold): rows of one stratum, at the
 first position or not, in one fold of contexts. Cells merge, so that every selection (all rows, without the first
-position, one stratum, all folds but one) comes from one pass. What is a property of whole contexts does not merge from
-its parts and has a part of its own.
+position, one stratum, all folds but one) comes from one pass. Statistics of whole contexts cannot be merged from first
+and other positions and have the part `whole`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ from anisoscope.stats.sample import Sample
 _SELF, _CROSS = vocabulary.SELF_KINDS, vocabulary.CROSS_KINDS
 ATTENTION_KINDS = (*_SELF, *vocabulary.ROTARY_KINDS, *_CROSS)
 DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *_SELF, *_CROSS)
-COUNTED = ("embed", "resid", "stage")  # one row per position, at every resolution that a model has
+COUNTED = ("embed", "resid", "stage")  # kinds with one row per position
 _SCORES = ("scores", "cross_scores")
-
-# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,19 @@ class Plan:
     """Which statistics each kind of site keeps, and how large the samples are."""
 
     stats: Mapping[str, frozenset[type]]  # by site kind
-    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection looks at: they are not alike
+    sample_size: int = 2 * 4096  # rows kept; with halves three times what a selection reads, as halves differ in size
     attention_rows: int = 16  # query rows per context whose scores are read; 0 = all
     seed: int = 0
     halves: bool = False  # whether two disjoint halves of the contexts are selected beside the whole
 
     @property
     def looked_at(self) -> int:
-        """Sampled rows that one selection looks at: the same number with halves and without."""
+        """Sampled rows that one selection reads: the same number with and without halves."""
         return self.sample_size // 3 if self.halves else self.sample_size
 
 
 def applies(request: Request, kind: str) -> bool:
-    """Whether a metric is measured at a kind of site: where it is declared, or anywhere it can be when it was named."""
+    """Whether a metric is measured at a kind of site: where declared, or, if requested by name, wherever possible."""
     metric = request.metric
     if kind in metric.kinds:
         return True
@@ -84,8 +82,8 @@ def make_plan(
     """The statistics that the metrics need at each kind of site."""
     stats: dict[str, frozenset[type]] = {}
     for kind in kinds:
-        mine = [request for request in requests if applies(request, kind)]
-        needs = {need for request in mine for need in request.metric.reads(request.options)}
+        applicable = [request for request in requests if applies(request, kind)]
+        needs = {need for request in applicable for need in request.metric.reads(request.options)}
         if any(map(on_sample, needs)):
             needs = {need for need in needs if not on_sample(need)} | {Sample}
         stats[kind] = frozenset(needs - {Keys})
@@ -97,11 +95,11 @@ def make_plan(
 
 @dataclass
 class Setup:
-    """What is measured in one model."""
+    """The sites to measure in one model; `depths` are the blocks of each stack."""
 
     layout: Layout | None
     captured: list[Site]
-    tables: list[str]  # weight tables read as rows
+    tables: list[str]  # kinds of weight tables whose rows are measured
     kinds: list[str]
     depths: dict[str, int]
     notes: list[str] = field(default_factory=list)
@@ -119,30 +117,30 @@ def prepare(
     modules: Sequence[str] | None = None,
     more: Sequence[str] = (),
 ) -> Setup:
-    """Find the sites that were named; the default ones, and `more`, are those the model has and some metric reads."""
+    """Find the sites to measure: the named ones, or those of the default ones and `more` that some metric reads."""
     if modules:
         return Setup(None, [], [], ["module"], {})
     layout = find_layout(model)
-    words = vocabulary.names_of(sites) or []
-    named = vocabulary.check_kinds([kind for kind in words if kind != EVERY])
+    given = vocabulary.names_of(sites) or []
+    named = vocabulary.check_kinds([kind for kind in given if kind != EVERY])
     layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)
     default = [kind for kind in (*DEFAULT_KINDS, *more) if kind in layout.kinds]
     if "stage" in default and not set(default) & set(ATTENTION_KINDS):
-        default.remove("resid")  # what a convolutional model hands on are its stages
-    wanted = layout.kinds if EVERY in words else named or default
+        default.remove("resid")  # in a convolutional model stages replace blocks
+    wanted = layout.kinds if EVERY in given else named or default
     kinds = [kind for kind in wanted if any(applies(request, kind) for request in requests)]
     if any(Keys in r.metric.needs for r in requests):  # some metrics of queries read the keys of the same layer
         kinds += [key for query, key in PAIRS.items() if query in kinds and key not in kinds]
-    if words and not kinds:
+    if given and not kinds:
         names = ", ".join(r.metric.name for r in requests)
         raise AnisoscopeError(
-            f"none of the metrics asked for ({names}) is measured at {', '.join(words)}; see `anisoscope list metrics`"
+            f"none of the metrics asked for ({names}) is measured at {', '.join(given)}; see `anisoscope list metrics`"
         )
     streamed = [kind for kind in kinds if kind not in WEIGHT_KINDS]
     captured = layout.sites(kinds=streamed, layers=layers) if streamed else []
     depths = {stack.name: stack.depth for stack in layout.stacks}
-    reasons: dict[str, list[str]] = {}  # why the model lacks default sites
-    for stack in layout.stacks if not words else ():
+    reasons: dict[str, list[str]] = {}  # kinds of default sites that the model lacks, by reason
+    for stack in layout.stacks if not given else ():
         for kind, why in stack.missing.items():
             lacked = kind in DEFAULT_KINDS and why not in ABSENT.values()
             if lacked and any(applies(request, kind) for request in requests):
@@ -152,23 +150,20 @@ def prepare(
     return Setup(layout, captured, [kind for kind in kinds if kind in WEIGHT_KINDS], kinds, depths, notes)
 
 
-# -- query rows whose attention is read --------------------------------------------------------------------------------
-
-
 def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
-    """For each context of a batch: its number, the positions of its chosen query rows, and one of its rows."""
+    """For each context of a batch: its number, the positions of its chosen query rows, and the index of one row."""
     keep = index.keep.cpu()
     sequence, position = keep // index.length, keep % index.length
     order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
     order = order[sequence[order].argsort(stable=True)]  # by context, and by hash within it
     numbers, sizes = torch.unique_consecutive(sequence[order], return_counts=True)
-    for number, mine in zip(numbers.tolist(), order.split(sizes.tolist()), strict=True):
-        mine = mine[:most] if most else mine
-        yield number, position[mine].sort().values, int(mine[0])
+    for number, rows in zip(numbers.tolist(), order.split(sizes.tolist()), strict=True):
+        rows = rows[:most] if most else rows
+        yield number, position[rows].sort().values, int(rows[0])
 
 
 class QueryRows:
-    """The same rows of every layer that has the index; what they need on a device is made for the first layer."""
+    """The query rows of a batch whose attention is read, the same in every layer; their device tensors are cached."""
 
     def __init__(self, index: Index, plan: Plan) -> None:
         chosen = list(chosen_rows(index, plan.attention_rows, seed=plan.seed))
@@ -179,13 +174,13 @@ class QueryRows:
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def sharpness(self, scores: Scores) -> Tensor:
-        """The quantities of `metrics.attention` [B, H, R, …], R the most rows of any context; others repeat one."""
+        """The quantities of `metrics.attention` [B, H, R, …]; contexts with fewer than R rows repeat their first."""
         number, rows = self._at(scores)
-        if self._seen is None or self._seen[0] is not scores.allowed:  # layers with one mask share what they allow
-            mine = _chosen(scores.allowed, number)
-            first = mine.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))  # key of each sequence
-            self._seen = (scores.allowed, _of_rows(mine, rows), first)
-        found = row_sharpness(
+        if self._seen is None or self._seen[0] is not scores.allowed:  # layers with the same mask share this
+            allowed = _chosen(scores.allowed, number)
+            first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))  # key of each sequence
+            self._seen = (scores.allowed, _of_rows(allowed, rows), first)
+        values = row_sharpness(
             _of_rows(_chosen(scores.query, number), rows),
             _chosen(scores.key, number),
             self._seen[1],
@@ -194,11 +189,11 @@ class QueryRows:
             first=self._seen[2],
         )
         if scores.windows == 1:
-            return found
-        return found.squeeze(2).unflatten(0, (len(self.contexts), -1)).transpose(1, 2)
+            return values
+        return values.squeeze(2).unflatten(0, (len(self.contexts), -1)).transpose(1, 2)
 
     def _at(self, scores: Scores) -> tuple[Tensor | None, Tensor]:
-        """The sequences [n], None for all in order, and their query rows [n, R]; with windows each row is one."""
+        """Sequence numbers [n] (None = all in order) and their query rows [n, R]; R = 1 for windowed attention."""
         places, windows = scores.query.shape[2], scores.windows
         key = (scores.query.device, windows, places)
         if self._places is None or self._places[0] != key:
@@ -207,13 +202,13 @@ class QueryRows:
             number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
             if windows > 1 and number is not None:  # each row in the window it lies in
                 number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
-            there = None if number is None else number.to(scores.query.device, non_blocking=True)
-            self._places = (key, there, rows.to(scores.query.device, non_blocking=True))
+            moved = None if number is None else number.to(scores.query.device, non_blocking=True)
+            self._places = (key, moved, rows.to(scores.query.device, non_blocking=True))
         return self._places[1:]
 
 
 def _chosen(x: Tensor, number: Tensor | None) -> Tensor:
-    """Some of the sequences of [B or 1, …], all of them where no number is given."""
+    """Select sequences of [B or 1, …] by number; None selects all."""
     if number is None:
         return x
     return x.index_select(0, number) if len(x) > 1 else x.expand(len(number), *x.shape[1:])
@@ -227,15 +222,13 @@ def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
     return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))
 
 
-# -- cells of the rows of one batch: made once, read at every site with the same index ---------------------------------
-
 FIRST, REST, WHOLE = "first", "rest", "whole"
 Cell = tuple[str, str, int]  # group, part, fold
 
 
 @dataclass
 class Split:
-    """The cells of an index; all of it lies on the host, and what a device needs is moved there once."""
+    """The cells of the rows of one index, on the host; computed once and shared by all sites with that index."""
 
     index: Index
     cells: list[tuple[Cell, Tensor]]  # each with its rows, ascending
@@ -244,11 +237,11 @@ class Split:
     contexts: Counter[tuple[str, int]]  # by (group, fold)
     group: Tensor
     fold: Tensor
-    queries: QueryRows | None = None  # the query rows whose attention is read, once they are asked for
+    queries: QueryRows | None = None  # made when attention is first read
     _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
 
     def pick(self, x: Tensor, number: int) -> Tensor:
-        """The rows of one cell: a view where they are neighbours, as the rows of one context are."""
+        """The rows of one cell: a view where they are contiguous, as the rows of one context are."""
         rows = self.cells[number][1]
         first, last = int(rows[0]), int(rows[-1])
         if last - first + 1 == len(rows):
@@ -266,8 +259,8 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
     values, cell = torch.unique((group * 2 + first) * FOLDS + fold, return_inverse=True)
     rows = cell.argsort(stable=True).split(torch.bincount(cell, minlength=len(values)).tolist()) if len(values) else ()
     cells = [
-        ((groups[code // (2 * FOLDS)], FIRST if (code // FOLDS) % 2 else REST, code % FOLDS), mine)
-        for code, mine in zip(values.tolist(), rows, strict=True)
+        ((groups[code // (2 * FOLDS)], FIRST if (code // FOLDS) % 2 else REST, code % FOLDS), cell_rows)
+        for code, cell_rows in zip(values.tolist(), rows, strict=True)
     ]
     sequence = index.keep.cpu() // max(1, index.length)
     leads = torch.ones_like(sequence, dtype=torch.bool)
@@ -276,12 +269,10 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
     return Split(index, cells, cell, sequence, contexts, group, fold)
 
 
-# -- the bank ----------------------------------------------------------------------------------------------------------
-
 MOST_GROUPS = 32
-_HELD = 256 << 20  # bytes of rows on a device that may wait for the host to look at them, all at once
-_SPLITS = 4  # kept at a time: sites of a batch take turns between a few indices (patches and class tokens)
-_SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # taken for all cells of a batch at once
+_MOST_QUEUED = 256 << 20  # bytes of rows on a device that may be queued before the host synchronises
+_SPLITS = 4  # cached at a time: sites of a batch alternate between a few indices (patches and class tokens)
+_SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # computed for all cells of a batch at once
 _STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
 
 
@@ -311,14 +302,16 @@ class SiteStats:
         out.sample = reduce(Sample.merge, samples, Sample(samples[0].size, samples[0].seed)) if samples else None
         for part in (self, other):
             for key, stats in part.cells.items():
-                mine = out.cells.setdefault(key, {})
+                merged = out.cells.setdefault(key, {})
                 for kind, stat in stats.items():
-                    mine[kind] = mine.get(kind, kind()).merge(stat)  # a copy, so that the parts stay as they are
+                    merged[kind] = merged.get(kind, kind()).merge(
+                        stat
+                    )  # merging into a new one leaves the parts unchanged
         return out
 
 
 class Bank:
-    """A sink for captured rows that keeps their statistics."""
+    """A sink for captured rows that accumulates their statistics."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -326,65 +319,65 @@ class Bank:
         self.calls = 0  # of `rows` and `scores`
         self._sites: dict[Site, SiteStats] = {}
         self._splits: list[Split] = []
-        # what the host must read of rows on a device, and what folds them in once it has
-        self._waiting: list[tuple[Tensor, Callable[[Tensor], None]]] = []
-        self._held = 0  # bytes
+        # (device tensor that the host must read, function that adds the rows once it has)
+        self._queued: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        self._queued_bytes = 0  # bytes
 
     @property
     def sites(self) -> dict[Site, SiteStats]:
-        """The statistics of each site, with all that was seen."""
+        """The statistics of each site; adds all queued rows first."""
         self._settle()
         return self._sites
 
     @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:
-        """Take the rows of one site; on a device they wait, so that the host does not for every site."""
+        """Add the rows of one site; rows on a device are queued to avoid a synchronisation per site."""
         self.calls += 1
         split = self._split_of(rows.index)
         # NaN or infinity in any row shows in the sum of all
-        self._wait(rows.x.sum().view(1), partial(self._take_rows, rows, split), rows.x)
+        self._queue(rows.x.sum().view(1), partial(self._add_rows, rows, split), rows.x)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def scores(self, scores: Scores) -> None:
-        """Take the attention of one layer: the sharpness of some query rows of each context."""
+        """Add the attention of one layer: the sharpness of some query rows of each context."""
         self.calls += 1
         split = self._split_of(scores.index)
         split.queries = split.queries or QueryRows(split.index, self.plan)
         if split.queries.contexts:
             values = split.queries.sharpness(scores)
-            take = partial(self._take_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
-            self._wait(values.flatten(), take, values)
+            take = partial(self._add_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
+            self._queue(values.flatten(), take, values)
 
-    def _wait(self, read: Tensor, take: Callable[[Tensor], None], held: Tensor) -> None:
-        self._waiting.append((read, take))
-        self._held += held.nbytes
-        if self._held > _room(held.device):
+    def _queue(self, value: Tensor, add: Callable[[Tensor], None], rows: Tensor) -> None:
+        self._queued.append((value, add))
+        self._queued_bytes += rows.nbytes
+        if self._queued_bytes > _queue_limit(rows.device):
             self._settle()
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _settle(self) -> None:
-        """Fold in what waits: the host waits for the device once for all of it."""
-        if not self._waiting:
+        """Add everything queued, with one device–host synchronisation."""
+        if not self._queued:
             return
-        waiting, self._waiting, self._held = self._waiting, [], 0
-        there = waiting[0][0].device
-        read = torch.cat([read.to(there) for read, _ in waiting]).cpu()
-        for (_, take), mine in zip(waiting, read.split([len(read) for read, _ in waiting]), strict=True):
-            take(mine)
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        device = queued[0][0].device
+        read = torch.cat([read.to(device) for read, _ in queued]).cpu()
+        for (_, add), value in zip(queued, read.split([len(read) for read, _ in queued]), strict=True):
+            add(value)
 
-    def _take_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
+    def _add_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
         site = self._sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         site.contexts.update(split.contexts)
-        if not bool(total.isfinite()):  # a sum of large numbers may be infinite, too
+        if not bool(total.isfinite()):  # the sum may overflow although all rows are finite
             good = rows.x.flatten(1).isfinite().all(1).cpu()
             if not bool(good.all()):
-                site.bad.update({key: int((~good[mine]).sum()) for key, mine in split.cells})
-                left = good.nonzero().squeeze(1)
-                rows = Rows(rows.site, rows.x[left.to(rows.x.device)], rows.index.taken(left))
+                site.bad.update({key: int((~good[cell_rows]).sum()) for key, cell_rows in split.cells})
+                finite = good.nonzero().squeeze(1)
+                rows = Rows(rows.site, rows.x[finite.to(rows.x.device)], rows.index.taken(finite))
                 split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
         if Moments in wanted:
@@ -396,7 +389,7 @@ class Bank:
                 cell = site.cells.setdefault(key, {})
                 cell[kind] = cell[kind].merge(part) if kind in cell else part
         if Coherence in wanted:
-            _cohere(site, rows.x, split)
+            _add_coherence(site, rows.x, split)
         if Sample in wanted:
             if site.sample is None:
                 site.sample = Sample(self.plan.sample_size, self.plan.seed)
@@ -404,18 +397,18 @@ class Bank:
             labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
             site.sample.update(rows.x, **labels, **({} if index.first is None else {"first": index.first}))
 
-    def _take_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
+    def _add_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
         site = self._sites.setdefault(place, SiteStats())
         site.heads, site.width = shape[1], width
         site.contexts.update(split.contexts)
         chosen = split.queries
         assert chosen is not None
-        for positions, lead, mine in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
+        for positions, lead, sharpness in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
             key = (self.groups[int(split.group[lead])], REST, int(split.fold[lead]))
-            site.stat(key, Attention).update(mine[:, : len(positions)].transpose(0, 1))
+            site.stat(key, Attention).update(sharpness[:, : len(positions)].transpose(0, 1))
 
     def merge(self, other: Bank) -> Bank:
-        """The bank of both passes; neither is changed."""
+        """A new bank with the statistics of both; neither is changed."""
         out = Bank(self.plan)
         out.groups = list(dict.fromkeys([*self.groups, *other.groups]))
         for part in (self, other):
@@ -447,14 +440,14 @@ class Bank:
         return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
 
     def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """All tensors by name, and the labels that go with them."""
+        """(tensors by name, JSON-serialisable labels of each site) for saving."""
         tensors: dict[str, Tensor] = {}
         labels: list[dict[str, Any]] = []
         for number, (site, stats) in enumerate(self.sites.items()):
             named = [(key, kind, stat) for key, kinds in stats.cells.items() for kind, stat in kinds.items()]
-            held = {str(place): stat for place, (_, _, stat) in enumerate(named)}
-            held |= {} if stats.sample is None else {"sample": stats.sample}
-            for name, stat in held.items():
+            stored = {str(place): stat for place, (_, _, stat) in enumerate(named)}
+            stored |= {} if stats.sample is None else {"sample": stats.sample}
+            for name, stat in stored.items():
                 tensors |= {f"{number}/{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
             label: dict[str, Any] = {"site": [site.layer, site.kind, site.stack, site.name]}
             label["cells"] = [{"cell": list(key), "stat": kind.__name__} for key, kind, _ in named]
@@ -485,44 +478,44 @@ class Bank:
         return out
 
 
-def _room(device: torch.device) -> int:
-    """Bytes that may wait: none on the host, which has nothing to wait for."""
-    return 0 if device.type == "cpu" else _HELD
+def _queue_limit(device: torch.device) -> int:
+    """Bytes that may be queued: none on the CPU, where there is no synchronisation."""
+    return 0 if device.type == "cpu" else _MOST_QUEUED
 
 
-def _cohere(site: SiteStats, x: Tensor, split: Split) -> None:
+def _add_coherence(site: SiteStats, x: Tensor, split: Split) -> None:
     """The coherence of whole contexts, and of contexts without their first position."""
     whole: dict[Cell, list[Tensor]] = {}
-    for (group, part, fold), mine in split.cells:
+    for (group, part, fold), rows in split.cells:
         for name in (WHOLE, REST) if part == REST else (WHOLE,):
-            whole.setdefault((group, name, fold), []).append(mine)
+            whole.setdefault((group, name, fold), []).append(rows)
     for key, parts in whole.items():
-        mine = torch.cat(parts)
-        cosines = context_cosines(x[mine.to(x.device)].flatten(1), split.sequence[mine])
+        rows = torch.cat(parts)
+        cosines = context_cosines(x[rows.to(x.device)].flatten(1), split.sequence[rows])
         site.stat(key, Coherence).update(cosines)
 
 
 def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:
-    """What a pass has gathered so far: one file, so that statistics and progress cannot disagree."""
+    """Save statistics and progress of a pass in one file, so that they cannot disagree."""
     tensors, labels = bank.state()
-    # weights tied to one storage are refused by safetensors; a clone is cheap against losing the run
+    # safetensors refuses tensors that share storage
     tensors = {key: value.clone() for key, value in tensors.items()}
     parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
-    words = {name: json.dumps(value) for name, value in parts.items()}
-    replace_file(path, lambda p: save_file(tensors, p, metadata=words))
+    metadata = {name: json.dumps(value) for name, value in parts.items()}
+    replace_file(path, lambda p: save_file(tensors, p, metadata=metadata))
 
 
 def load_bank(path: Path, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
-    """The bank and the progress that `save_bank` wrote; None where there is no file."""
+    """The bank and the progress that `save_bank` wrote; None if there is no file."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            words = file.metadata()
+            metadata = file.metadata()
     except SafetensorError as error:
         raise AnisoscopeError(
             f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
         ) from error
-    bank = Bank.load(plan, tensors, json.loads(words["labels"]), json.loads(words["groups"]))
-    return bank, json.loads(words["progress"])
+    bank = Bank.load(plan, tensors, json.loads(metadata["labels"]), json.loads(metadata["groups"]))
+    return bank, json.loads(metadata["progress"])

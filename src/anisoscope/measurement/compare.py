@@ -1,4 +1,4 @@
-"""`anisoscope compare`: two models on the same tokens, differences with intervals, CKA between their layers."""
+"""`anisoscope compare`: differences of metrics between two models with intervals, and CKA between their layers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import is_missing
 
 _STREAM = ("embed", "resid", "final")
-FEWEST = 64  # rows in common, below which a similarity is not worth a number
+FEWEST = 64  # rows in common that a CKA needs at least
 Keyed = tuple[np.ndarray, np.ndarray]  # keys, rows
 
 
 def sampled(arrays: Mapping[str, np.ndarray], *, kinds: tuple[str, ...] = _STREAM) -> dict[str, Keyed]:
-    """Site → (keys, rows) for the sites of the residual stream, in the order of the layers."""
+    """Site → (keys, rows) of the sampled rows in a run's arrays, for sites of the given kinds in order of layers."""
     names = [name.removesuffix("/rows") for name in arrays if name.endswith("/rows")]
     chosen = [name for name in names if name.rpartition(".")[2] in kinds]
     return {name: (arrays[f"{name}/keys"], arrays[f"{name}/rows"]) for name in sorted(chosen, key=_order)}
@@ -40,30 +40,30 @@ def _order(site: str) -> tuple[str, int, int]:
 
 
 def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple[list[str], list[str], np.ndarray]:
-    """CKA between every layer of one model and every layer of another, over the rows that all of them have.
+    """(names of first, names of second, CKA [first, second]) over the rows that all layers of both have.
 
     NaN where there are too few rows in common, or where a layer has no structure beyond noise.
     """
     keys = [keys for keys, _ in (*first.values(), *second.values())]
     common = reduce(np.intersect1d, keys) if keys else np.empty(0)
-    empty = np.full((len(first), len(second)), np.nan)
+    matrix = np.full((len(first), len(second)), np.nan)
     if len(common) < FEWEST:
-        return list(first), list(second), empty
-    ours = [_kernel(site, common) for site in first.values()]
-    theirs = ours if first is second else [_kernel(site, common) for site in second.values()]
-    for (i, one), (j, two) in product(enumerate(ours), enumerate(theirs)):
+        return list(first), list(second), matrix
+    first_kernels = [_kernel(site, common) for site in first.values()]
+    second_kernels = first_kernels if first is second else [_kernel(site, common) for site in second.values()]
+    for (i, a), (j, b) in product(enumerate(first_kernels), enumerate(second_kernels)):
         with contextlib.suppress(TooFewRows):
-            empty[i, j] = kernel_cka(one, two)
-    return list(first), list(second), empty
+            matrix[i, j] = kernel_cka(a, b)
+    return list(first), list(second), matrix
 
 
 def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
-    _, mine, _ = np.intersect1d(site[0], common, return_indices=True)
-    return hollow_kernel(site[1][mine])
+    _, positions, _ = np.intersect1d(site[0], common, return_indices=True)
+    return hollow_kernel(site[1][positions])
 
 
 def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:
-    """CKA between the layers of one model of a run."""
+    """(layers, CKA [layers, layers]) within one model of a run; None with fewer than two layers."""
     layers = sampled(folder.arrays(key))
     if len(layers) < 2:
         return None
@@ -73,7 +73,7 @@ def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """One model of one run."""
+    """One model of one run: its entry in run.json and its rows of the table."""
 
     folder: RunFolder
     entry: dict[str, Any]
@@ -118,13 +118,13 @@ class ComparedModel:
         return cls.of(folder, entries[0]), cls.of(folder, entries[1])
 
     def as_stack(self, stack: str) -> ComparedModel:
-        """The same with all its rows in a stack of that name."""
+        """A copy with all rows assigned to the stack of that name."""
         modality = self.entry.get("modality")
-        told = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
-        return replace(self, entry=self.entry | told, rows=[{**row, "stack": stack} for row in self.rows])
+        renamed = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
+        return replace(self, entry=self.entry | renamed, rows=[{**row, "stack": stack} for row in self.rows])
 
     def without(self, stacks: Collection[str]) -> ComparedModel:
-        """The same without the rows of some stacks."""
+        """A copy without the rows of some stacks."""
         return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks])
 
 
@@ -149,12 +149,12 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
     one, two = (ComparedModel.open(first), ComparedModel.open(second)) if second else ComparedModel.both(first)
     notes: list[str] = []
     sides = [one, two]
-    for number, (side, other) in enumerate(((one, two), (two, one))):  # a lone encoder beside another's encoder
+    for number, (side, other) in enumerate(((one, two), (two, one))):  # match a lone encoder with an encoder
         kind = side.entry.get("type")
         if side.stacks == {"single"} and "single" not in other.stacks and kind in other.stacks:
             sides[number] = side.as_stack(str(kind))
             notes.append(f"{side.name} is compared with the {kind} of {other.name}")
-    one, two, more = _alike(*sides)
+    one, two, more = _comparable(*sides)
     notes += more
     prints = [side.entry.get("data", {}).get("fingerprint") for side in (one, two)]
     paired = bool(prints[0]) and prints[0] == prints[1]  # both saw the same contexts
@@ -177,10 +177,10 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
     return ModelComparison(one.name, two.name, paired, rows, cka, notes)
 
 
-def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
-    """The stacks that read the same kind of data; rows of sounds, pictures and text have nothing in common."""
-    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
-    modalities = {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
+def _comparable(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
+    """Both models without the stacks that read different kinds of data, and notes; an error if no stack is left."""
+    first, second = (side.entry.get("modality") or {} for side in (one, two))
+    modalities = {stack: (first[stack], second[stack]) for stack in first if stack in second}
     read = {stack: tuple(MODALITIES[name].medium.name for name in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
@@ -198,7 +198,7 @@ def _alike(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, Compa
 
 
 def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows of the first model, each with the row of the second at the same (or nearest relative) depth.
+    """Pairs of table rows of both models at the same (or nearest relative) depth.
 
     Files of rows whose tensors have no name in common are matched by their order instead.
     """
@@ -209,13 +209,13 @@ def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any
     def depth(row: dict[str, Any]) -> float:
         return float(row["layer"] if is_missing(row["depth"]) else row["depth"])
 
-    there: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    candidates: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in two.rows:
-        there.setdefault(columns(row), []).append(row)
+        candidates.setdefault(columns(row), []).append(row)
     pairs = []
-    for row in (row for row in one.rows if columns(row) in there):
-        others, at = there[columns(row)], depth(row)
-        nearest = others[int(np.argmin([abs(depth(other) - at) for other in others]))]
+    for row in (row for row in one.rows if columns(row) in candidates):
+        same_columns, wanted_depth = candidates[columns(row)], depth(row)
+        nearest = same_columns[int(np.argmin([abs(depth(candidate) - wanted_depth) for candidate in same_columns]))]
         if not (is_missing(row["value"]) or is_missing(nearest["value"])):
             pairs.append(({**row, "kind": "rows"} if nameless else row, nearest))
     return pairs
@@ -223,12 +223,12 @@ def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any
 
 def _difference(a: dict[str, Any], b: dict[str, Any], *, paired: bool) -> dict[str, Any]:
     value = b["value"] - a["value"]
-    mine, theirs = a["replicates"] or [], b["replicates"] or []
-    if paired and len(mine) == len(theirs):
-        low, high = jackknife(value, [y - x for x, y in zip(mine, theirs, strict=True)], bounds=(None, None))
+    first, second = a["replicates"] or [], b["replicates"] or []
+    if paired and len(first) == len(second):
+        low, high = jackknife(value, [y - x for x, y in zip(first, second, strict=True)], bounds=(None, None))
     else:
         half = math.hypot((a["high"] - a["low"]) / 2, (b["high"] - b["low"]) / 2)
         low, high = value - half, value + half
-    words = {name: a[name] for name in ("stack", "layer", "kind", "head", "group", "metric", "variant")}
-    words |= {"other_layer": b["layer"], "first": a["value"], "second": b["value"], "difference": value}
-    return {**words, "low": low, "high": high, "differs": bool(low > 0 or high < 0)}
+    columns = {name: a[name] for name in ("stack", "layer", "kind", "head", "group", "metric", "variant")}
+    columns |= {"other_layer": b["layer"], "first": a["value"], "second": b["value"], "difference": value}
+    return {**columns, "low": low, "high": high, "differs": bool(low > 0 or high < 0)}

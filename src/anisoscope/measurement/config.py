@@ -1,4 +1,4 @@
-"""Everything that decides the numbers of a profile, checked before anything is loaded."""
+"""The options of a profile, validated before anything is loaded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _POOLS = ("none", "mean", "cls", "last")
 _LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
 
 
-def _left_out(flag: bool, _: str) -> str:
+def _out_in(flag: bool, _: str) -> str:
     return "out" if flag else "in"
 
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Everything that decides the numbers of a profile."""
+    """All options that determine the numbers of a profile."""
 
     models: Annotated[
         tuple[str, ...],
@@ -80,10 +80,10 @@ class ProfileConfig:
         str | None, Option("Field whose values become groups; 'file', and 'folder' of audio and images.")
     ] = None
     pool: Annotated[str, Option("One row per token (none), or per context: mean, cls, last.")] = "none"
-    special: Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_left_out, typed=bool)] = (
+    special: Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_out_in, typed=bool)] = (
         "in"
     )
-    first: Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_left_out, typed=bool)] = (
+    first: Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_out_in, typed=bool)] = (
         "in"
     )
     random_init: RandomInit = False
@@ -123,13 +123,13 @@ class ProfileConfig:
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Refuse contexts of speech that no frame fits into."""
+    """Raise an error for contexts of speech too short for a frame."""
     if seconds is not None and not LEAST_SECONDS <= seconds < math.inf:
         raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
 
 
 def check_options(requests: Sequence[Any]) -> None:
-    """Try each metric's options on a few rows, so that a bad value is known before the pass and not after it."""
+    """Try each metric's options on a few random rows, so that an invalid value fails before the data is read."""
     import torch
 
     from anisoscope.metrics.engine.metric import STREAM_KINDS

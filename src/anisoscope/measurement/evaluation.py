@@ -1,6 +1,7 @@
-"""From a bank to the table: every metric at every site in every selection of its rows, and notes on the rows.
+"""Evaluates the metrics on a bank of statistics: records of the table for every site and selection of rows.
 
-A selection is all rows, rows without the first position, one stratum, or one half of the contexts.
+A selection is all rows, rows without the first position, one stratum, or one half of the contexts. Also notes on the
+rows (not finite, all zero) and their counts.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from anisoscope.stats.sample import Sample
 
 HALVED_KINDS = ("embed", "resid", "final")
 HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
-OUTLIER = 4.0  # times the mean squared norm of the other rows, or as many times below it
-_TOGETHER = 2**26  # bytes of matrices of several sites whose spectra are sought together
-Progress = Callable[[str, int, int], None]  # what, done, of
+OUTLIER = 4.0  # ratio of mean squared norms from which first positions count as outliers, or its inverse
+_TOGETHER = 2**26  # bytes of covariance matrices of sites whose spectra are computed in one batch
+Progress = Callable[[str, int, int], None]  # phase, number done, total
 Records = list[dict[str, Any]]
 
 
@@ -48,7 +49,7 @@ def evaluate_bank(
         jobs = [_Job(bank, site, requests, outliers) for site in sites]
         estimation.find_spectra(pair for job in jobs for pair in job.spectra())
         while jobs:
-            job = jobs.pop(0)  # what it found on the way is let go after it
+            job = jobs.pop(0)  # popped, so that its cached spectra are freed after it
             depth = setup.depth(job.site.stack)
             place = {"stack": job.site.stack, "layer": job.site.layer, "kind": job.site.name or job.site.kind}
             place["depth"] = job.site.layer / depth if depth else math.nan
@@ -60,7 +61,7 @@ def evaluate_bank(
 
 
 def _groups(bank: Bank) -> Iterator[list[Site]]:
-    """Sites whose spectra are sought together, so that every core has one, while their matrices and samples fit."""
+    """Sites whose spectra are computed in one batch to use all cores, as far as matrices and samples fit in memory."""
     group: list[Site] = []
     held = 0
     for site in sorted(bank.sites, key=flow_order):
@@ -75,12 +76,9 @@ def _groups(bank: Bank) -> Iterator[list[Site]]:
         yield group
 
 
-# -- one site ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Selection:
-    """A view with the words that go into the table's columns."""
+    """A view of some rows, and the values of the table's columns `group` and `variant` that describe it."""
 
     view: View
     group: str = ""
@@ -88,65 +86,65 @@ class Selection:
 
 
 class _Job:
-    """What is to be evaluated at one site."""
+    """The metrics to evaluate at one site, in each of its selections."""
 
     def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> None:
         self.site, self.stats = site, bank.sites[site]
-        found = [request for request in requests if applies(request, site.kind)]
-        # named twice (`all,two_nn`) is measured once
-        mine = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in found}.values())
-        wanted = max((estimation.neighbours_read(r.metric, r.options) for r in mine), default=0)
+        applicable = [request for request in requests if applies(request, site.kind)]
+        # a metric that was named twice (`all,two_nn`) is measured once
+        unique = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in applicable}.values())
+        wanted = max((estimation.neighbours_read(r.metric, r.options) for r in unique), default=0)
         plain, groups, most = not self.stats.heads, bank.groups if any(bank.groups) else [], bank.plan.looked_at
-        both = plain and site.stack in outliers and any(cell[1] == FIRST for cell in self.stats.cells)
+        rest = plain and site.stack in outliers and any(cell[1] == FIRST for cell in self.stats.cells)
         halves = plain and bank.plan.halves and site.kind in HALVED_KINDS
-        chosen = list(selections(self.stats, groups, without_first=both, wanted=wanted, most=most, halves=halves))
+        chosen = list(selections(self.stats, groups, without_first=rest, wanted=wanted, most=most, halves=halves))
         keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
-        theirs = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
-        for one, other in product(chosen, theirs):
-            if (other.group, other.variant) == (one.group, one.variant):  # the keys of a layer beside its queries
-                for fold, with_keys in zip(one.view.folds, other.view.folds, strict=True):
+        key_selections = selections(keys, groups, without_first=False, wanted=0, most=most) if keys is not None else ()
+        for selection, of_keys in product(chosen, key_selections):
+            if (of_keys.group, of_keys.variant) == (selection.group, selection.variant):  # the keys of the same layer
+                for fold, with_keys in zip(selection.view.folds, of_keys.view.folds, strict=True):
                     fold |= {Keys: with_keys[Directions]} if Directions in with_keys else {}
         # query heads per key head
         self.share = self.stats.heads // keys.heads if keys is not None and keys.heads else 1
-        # in halves dimensions alone, to choose a step on one half and test it on the other
-        self.asked = [(s, r) for s in chosen for r in mine if s.group not in HALVES or Neighbours in r.metric.needs]
+        # of halves only intrinsic dimensions: claims choose a step on one half and test it on the other
+        self.tasks = [(s, r) for s in chosen for r in unique if s.group not in HALVES or Neighbours in r.metric.needs]
 
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
-        """Views with the options of the metrics that read their spectra; those of heads are narrow."""
-        for selection, request in self.asked if not self.stats.heads else ():
+        """(view, options) of the metrics that read spectra; none for heads, whose matrices are small."""
+        for selection, request in self.tasks if not self.stats.heads else ():
             if Moments in request.metric.needs:
                 yield selection.view, request.options
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """A record for each metric in each selection; with heads, one for their mean and one for each."""
+        """A record for each metric in each selection; with heads, one for the mean over heads and one for each."""
         names = ("value", "low", "high", "sd", "n", "contexts", "dropped")
         outlier = FIRST_OUTLIER if not self.stats.heads and first_is_outlier(self.stats) else ""
-        for selection, request in self.asked:
+        for selection, request in self.tasks:
             options = {**request.metric.variant(request.options), **dict(selection.variant)}
-            words = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
-            told = outlier if ("first", "out") in selection.variant else ""
+            labels = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
+            first_note = outlier if ("first", "out") in selection.variant else ""
             for head, estimate in self._estimates(request, selection.view):
                 columns = {name: getattr(estimate, name) for name in names}
-                columns |= {"note": "; ".join(filter(None, (estimate.note, told)))}
+                columns |= {"note": "; ".join(filter(None, (estimate.note, first_note)))}
                 columns |= {"replicates": list(estimate.replicates)}
-                yield {**words, **({} if head is None else {"head": head}), **columns}
+                yield {**labels, **({} if head is None else {"head": head}), **columns}
 
     def _estimates(self, request: Request, view: View) -> Iterator[tuple[int | None, Estimate]]:
-        """(head, estimate); the mean over the heads has no head."""
+        """(head, estimate); head is None for the mean over heads and at sites without heads."""
         heads, share = self.stats.heads, self.share
         if not heads:
             yield None, _try(request, view)
             return
         if estimation.by_head(request.metric, request.options):
-            found = estimation.evaluate_heads(request.metric, view, request.options, heads=heads, share=share)
+            by_head = estimation.evaluate_heads(request.metric, view, request.options, heads=heads, share=share)
         else:
-            found = [_try(request, HeadView.of(view, head, share)) for head in range(heads)]
-        yield None, _mean_over_heads(found, request)
-        yield from enumerate(found)
+            by_head = [_try(request, HeadView.of(view, head, share)) for head in range(heads)]
+        yield None, _mean_over_heads(by_head, request)
+        yield from enumerate(by_head)
 
 
 def _try(request: Request, view: View) -> Estimate:
-    """The estimate, or a missing value whose note says why."""
+    """The estimate, or a missing value whose note gives the reason."""
     try:
         return estimation.evaluate(request.metric, view, request.options)
     except TooFewRows as error:
@@ -166,13 +164,10 @@ def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:
     return replace(known[0], value=value, low=low, high=high, sd=spread, note=note, replicates=replicates)
 
 
-# -- selections --------------------------------------------------------------------------------------------------------
-
-
 def selections(
     stats: SiteStats, groups: list[str], *, without_first: bool, wanted: int, most: int, halves: bool = False
 ) -> Iterator[Selection]:
-    """All rows; then, where they are wanted, those without the first position, each stratum, and both halves.
+    """All rows; then, if requested, those without the first position, each stratum, and both halves.
 
     Each selection reads at most `most` sampled rows and `wanted` neighbours of each.
     """
@@ -183,61 +178,61 @@ def selections(
         rest = None if sample is None else sample.select(~sample.label("first").bool())
         view = _view(stats, lambda cell: cell[1] == REST, rest, graphs, contexts_of=REST)
         yield Selection(replace(view, without_first=True), variant=(("first", "out"),))
-    seen = {group for group, _ in stats.contexts}
+    present = {group for group, _ in stats.contexts}
     for number, name in enumerate(groups):
-        if not name or name not in seen:  # weight tables belong to no group
+        if not name or name not in present:  # weight tables belong to no group
             continue
-        mine = None if sample is None else sample.select(sample.label("group") == number)
-        view = _view(stats, lambda cell, name=name: cell[0] == name, mine, _graph_maker(mine, wanted))  # type: ignore[misc]
+        part = None if sample is None else sample.select(sample.label("group") == number)
+        view = _view(stats, lambda cell, name=name: cell[0] == name, part, _graph_maker(part, wanted))  # type: ignore[misc]
         yield Selection(view, group=name)
-    for name, folds in HALVES.items() if halves else ():  # as if the contexts of these folds alone had been measured
-        mine = stats.sample
-        if mine is not None and len(mine):
-            mine = _fewer(mine.select(torch.isin(mine.fold, torch.tensor(sorted(folds)))), most)
-        view = _view(stats, lambda cell, folds=folds: cell[2] in folds, mine, _graph_maker(mine, wanted))  # type: ignore[misc]
+    for name, folds in HALVES.items() if halves else ():  # the same as measuring only the contexts of these folds
+        part = stats.sample
+        if part is not None and len(part):
+            part = _fewer(part.select(torch.isin(part.fold, torch.tensor(sorted(folds)))), most)
+        view = _view(stats, lambda cell, folds=folds: cell[2] in folds, part, _graph_maker(part, wanted))  # type: ignore[misc]
         yield Selection(view, group=name)
 
 
 def _fewer(sample: Sample | None, most: int) -> Sample | None:
-    """The sample of a smaller size: the rows with the smallest hashes."""
+    """The `most` rows of the sample with the smallest hashes."""
     return sample if sample is None or len(sample) <= most else sample.part(0, most)
 
 
 def _graph_maker(sample: Sample | None, wanted: int) -> Callable[[int], list[Graph]]:
-    """Neighbour graphs, made once when a metric first reads them."""
+    """A function that returns the neighbour graphs of a sample, computed when a metric first reads them."""
 
     @cache
-    def made() -> tuple[Graph, ...]:
+    def graphs() -> tuple[Graph, ...]:
         if sample is None:
             return ()
-        # above the noise of a forward pass (4e-7 between batch sizes), below the distances of rows that differ
+        # larger than the noise of a forward pass (4e-7 between batch sizes), smaller than distances of distinct rows
         tolerance = 1e-14 if sample.rows.dtype == torch.float64 else 1e-6
         return tuple(sample_graphs(sample, wanted=wanted, batch=estimation.NEIGHBOUR_BATCH, tolerance=tolerance))
 
-    return lambda _: list(made())
+    return lambda _: list(graphs())
 
 
 def _view(
     stats: SiteStats,
-    chosen: Callable[[Cell], bool],
+    is_chosen: Callable[[Cell], bool],
     sample: Sample | None,
     graphs: Callable[[int], list[Graph]] | None,
     *,
     contexts_of: str = WHOLE,
 ) -> View:
-    """The statistics of the chosen cells."""
+    """A view of the statistics of the chosen cells, by fold."""
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for cell, kinds in stats.cells.items():
-        for kind, stat in kinds.items() if chosen(cell) else ():
+        for kind, stat in kinds.items() if is_chosen(cell) else ():
             if kind is Coherence and cell[1] != contexts_of:
                 continue
             parts = folds[cell[2]].setdefault(kind, [])
-            if parts and kind is Moments:  # a matrix is not kept twice; sums are added when they are read
+            if parts and kind is Moments:  # merged now to hold one matrix; other statistics are merged when read
                 parts[0] = parts[0].merge(stat)
             else:
                 parts.append(stat)
-    contexts = sum(count for (group, fold), count in stats.contexts.items() if chosen((group, REST, fold)))
-    dropped = sum(count for cell, count in stats.bad.items() if chosen(cell))
+    contexts = sum(count for (group, fold), count in stats.contexts.items() if is_chosen((group, REST, fold)))
+    dropped = sum(count for cell, count in stats.bad.items() if is_chosen(cell))
     return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
 
 
@@ -252,8 +247,8 @@ class HeadView(View):
     @classmethod
     def of(cls, view: View, head: int, share: int) -> HeadView:
         sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
-        words: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "whole": view}
-        return cls(view.folds, sample, **words, head=head, share=share)
+        counts: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "whole": view}
+        return cls(view.folds, sample, **counts, head=head, share=share)
 
     def pieces(self, need: type) -> list[Part]:
         head = self.head // self.share if need is Keys else self.head
@@ -264,7 +259,7 @@ class HeadView(View):
 
 
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
-    """Eigenvalues of the covariance over all rows, descending, for the report's spectra."""
+    """Eigenvalues [d] of the covariance over all rows, descending; None without moments and for heads."""
     view = _view(stats, lambda cell: True, None, None)
     if not any(Moments in fold for fold in view.folds) or stats.heads:
         return None
@@ -272,11 +267,8 @@ def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
     return moments.eigenvalues().cpu() / max(1, moments.n - 1)
 
 
-# -- the rows behind the numbers ---------------------------------------------------------------------------------------
-
-
 def _energy_per_row(stats: SiteStats, part: str) -> float:
-    """Mean squared norm of the rows of one part, from whichever statistic is there."""
+    """Mean squared norm of the rows of one part, from whichever statistic is available; NaN without rows."""
     count = total = 0.0
     for kinds in (kinds for (_, name, _), kinds in stats.cells.items() if name == part):
         if Directions in kinds and kinds[Directions].squared_norms is not None:
@@ -293,24 +285,24 @@ def _energy_per_row(stats: SiteStats, part: str) -> float:
 
 
 def first_is_outlier(stats: SiteStats) -> bool:
-    """Whether rows at the first position are far longer or shorter than the others."""
+    """Whether rows at the first position have a far larger or smaller mean squared norm than the others."""
     first, rest = _energy_per_row(stats, FIRST), _energy_per_row(stats, REST)
     return bool(first > OUTLIER * rest or first * OUTLIER < rest)
 
 
 def row_notes(bank: Bank) -> list[str]:
-    """Notes on rows with NaN or infinity, and where all rows are exactly zero from some block or stage on."""
-    found = []
+    """Notes on rows that are not finite, and on blocks or stages from which on all rows are exactly zero."""
+    notes = []
     bad = {site: stats.non_finite for site, stats in bank.sites.items() if stats.non_finite}
     if bad:
         worst = max(bad, key=lambda site: bad[site])
         contexts = sum(bank.sites[worst].contexts.values())
-        every = bad[worst] + _finite_rows(bank.sites[worst])
-        lost = f"{bad[worst]} of {every} rows of {contexts} context{'s' * (contexts != 1)}"
+        total = bad[worst] + _finite_rows(bank.sites[worst])
+        lost = f"{bad[worst]} of {total} rows of {contexts} context{'s' * (contexts != 1)}"
         more = f", and some at {len(bad) - 1} more site{'s' * (len(bad) != 2)}" if len(bad) > 1 else ""
-        found.append(f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}")
+        notes.append(f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}")
     stacks = dict.fromkeys(site.stack for site in bank.sites)
-    for stack, (kind, word) in product(stacks, (("resid", "block"), ("stage", "stage"))):
+    for stack, (kind, noun) in product(stacks, (("resid", "block"), ("stage", "stage"))):
         sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)
         first = 1
         for number, site in enumerate(sites, 1):
@@ -319,29 +311,29 @@ def row_notes(bank: Bank) -> list[str]:
                 first = number + 1
         if first <= len(sites):
             whose = "" if stack == "single" else f" of the {stack}"
-            where = f"{word} {first} of {len(sites)}"
-            found.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
-    return found
+            where = f"{noun} {first} of {len(sites)}"
+            notes.append(f"outputs{whose} are exactly zero from {where} on: nothing of the input gets past it")
+    return notes
 
 
 def row_counts(bank: Bank) -> dict[str, Any]:
-    """How many rows of what the model reads, in how many contexts, and how many were dropped.
+    """Counts for run.json: rows of the data, contexts, and dropped rows.
 
-    Rows are those of the site that saw most, outside a decoder beside an encoder and tables of weights.
+    The rows are those of the site with most of them, without weight tables and the decoder of an encoder-decoder.
     """
     plain = {site: stats for site, stats in bank.sites.items() if not stats.heads} or bank.sites
-    own = [stats for site, stats in plain.items() if site.stack != "decoder" and site.kind not in WEIGHT_KINDS]
+    data_sites = [stats for site, stats in plain.items() if site.stack != "decoder" and site.kind not in WEIGHT_KINDS]
     return {
-        "row_count": max(map(_finite_rows, own or plain.values()), default=0),
+        "row_count": max(map(_finite_rows, data_sites or plain.values()), default=0),
         "contexts": max((sum(stats.contexts.values()) for stats in plain.values()), default=0),
         "dropped": {"non_finite": max((stats.non_finite for stats in plain.values()), default=0)},
     }
 
 
 def rows_given(bank: Bank) -> int | None:
-    """Rows of the data, finite or not, where the first stack has the fewest; None without a site that counts them."""
-    found = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
-    return min((_finite_rows(stats) + stats.non_finite for stats in found), default=None)
+    """Rows of the data, finite or not: the fewest of any site of the stream; None without such a site."""
+    counting = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
+    return min((_finite_rows(stats) + stats.non_finite for stats in counting), default=None)
 
 
 def _finite_rows(stats: SiteStats) -> int:

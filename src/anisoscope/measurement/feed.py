@@ -1,6 +1,6 @@
-"""The batches of one model, whatever it reads, and what was counted on the way: one class of feed per modality.
+"""Feeds: the batches of one model, with counts of what was read; one class each for text, audio and images.
 
-Sounds and pictures are batched by shape, so that nothing is padded but by a model's own design.
+Audio and images are batched by shape, so that only processors that pad by design give padded inputs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
-_FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # sizes that a configuration of images does not have
-_WAITING = 8  # batches' worth of contexts of different shapes that wait for their like
+_FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # configuration fields that only video models have
+_WAITING = 8  # batches' worth of contexts that may be held back to be batched with others of their shape
 Tell = Callable[[str, int, int], None]
 
 
 @dataclass
 class Feed(ABC):
-    """The batches of one model, the same at every iteration, and what was counted on the way."""
+    """The batches of one model, the same at every iteration, and counts of what was read."""
 
     loaded: Loaded
     config: ProfileConfig
@@ -56,34 +56,34 @@ class Feed(ABC):
     dropped_pieces: int = 0
     unknown: int = 0
     fingerprint: str = ""
-    off: ClassVar[dict[str, Any]]  # options without a meaning for such data, each with its value when off
+    off: ClassVar[dict[str, Any]]  # options that do not apply to such data, each with its neutral value
 
     @classmethod
     @abstractmethod
     def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
-        """The feed of a model, once it is known that the model can read the data."""
+        """Make the feed of a model; an error if the model cannot read the data."""
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
-        """Every batch, from the first on; what was counted is known after the last."""
+        """All batches, from the first on; the counts are complete after the last."""
 
     @abstractmethod
     def seen(self, batch: Batch) -> int:
-        """Rows' worth of progress of one batch."""
+        """The number of rows of one batch, for progress."""
 
     @abstractmethod
     def few(self, batch: Batch) -> Batch:
-        """As little of a batch as shows everything."""
+        """A small part of a batch, for verification."""
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """What run.json says of the data."""
+        """The entry `data` of run.json."""
 
-    def recount(self, rows: int) -> None:  # noqa: B027 – tokens of text are counted as they are cut
-        """The rows that sites really gave, where those of the feed are counted in proportion."""
+    def recount(self, rows: int) -> None:  # noqa: B027 – the counts of text are exact
+        """Replace an estimated number of rows by the number that the sites gave."""
 
     def notes(self) -> list[str]:
-        """What a reader of the numbers should know of the data, once all of it was seen."""
+        """Warnings about the data, once all of it was read."""
         if self.tokens >= self.config.tokens:
             return []
         units = self.loaded.modality.units
@@ -145,44 +145,41 @@ class TextFeed(Feed):
 
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
-    """The sentence for data of which no context of text could be cut; sounds and pictures among it are named."""
+    """The error for data without a context of text; says if it holds audio or images instead."""
     kind = None if data == "embedded" else medium_of(data)
     beside = "" if kind is None else f" (it holds {kind.name}, which {loaded.name} does not read)"
     return AnisoscopeError(f"no context could be cut from {data!r}{beside}; give more text.")
 
 
-# -- sounds and pictures -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class MediaContext:
-    """One context as the model takes it."""
+    """One context of audio or images as inputs of the model."""
 
     inputs: dict[str, Tensor]  # each [1, …]
-    digest: bytes  # of its content before the processor
+    digest: bytes  # hash of the content before the processor
     group: str = ""
     text: str = ""
 
 
 def _size(inputs: Any) -> int:
-    """How much of some inputs is data, in units of their own: real frames, samples or pixels."""
+    """The number of unpadded frames, samples or pixels of some inputs."""
     mask = inputs.get("attention_mask")
     return int(mask.sum()) if mask is not None else next(iter(inputs.values())).numel()
 
 
 def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
-    return {name: torch.cat([one.inputs[name] for one in chunk]) for name in chunk[0].inputs}
+    return {name: torch.cat([context.inputs[name] for context in chunk]) for name in chunk[0].inputs}
 
 
 @dataclass
 class MediaFeed(Feed):
-    """What sounds and pictures share."""
+    """The common part of feeds of audio and images."""
 
     tell: Tell | None = None
     counts: MediaCounts = field(default_factory=MediaCounts)
-    ended: bool = False  # all the data was seen
+    ended: bool = False  # whether the data ended before enough rows were read
     _unit: tuple[int, int, int] = (0, 0, 1)  # rows, positions and size of the first context
-    _texts: dict[bytes, list[int]] | None = None  # what the decoder reads, by digest
+    _texts: dict[bytes, list[int]] | None = None  # decoder input ids by digest of the context
 
     @abstractmethod
     def media(self) -> Iterator[MediaContext]:
@@ -190,13 +187,13 @@ class MediaFeed(Feed):
 
     @abstractmethod
     def _amount(self) -> dict[str, Any]:
-        """How much data there was, in its own measure."""
+        """Entries of run.json on the amount of data in units of its medium."""
 
     @classmethod
     def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
-        """The feed, once a first context is counted and a decoder has written its texts.
+        """Make the feed, count the rows of its first context, and generate the texts that a decoder reads.
 
-        Both run the model, which must not happen while hooks are on its modules.
+        Both run the model and so must happen before hooks are attached.
         """
         feed = cls(loaded, config, 0, tell=tell)
         try:
@@ -208,7 +205,7 @@ class MediaFeed(Feed):
                 raise AnisoscopeError(f"no context could be cut from {config.data!r}{why}.")
             feed._unit = (*_count_rows(loaded, first, modules=config.modules), _size(first.inputs))
             feed.length = feed._unit[0]
-            feed._texts = feed._written() if loaded.is_encoder_decoder else None
+            feed._texts = feed._decoder_texts() if loaded.is_encoder_decoder else None
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             raise forward_failed(error, loaded) from error
         return feed
@@ -218,27 +215,29 @@ class MediaFeed(Feed):
         for chunk in self._chunks():
             inputs = _stacked(chunk)
             mask = inputs.get("attention_mask")
-            if mask is not None and not bool(mask.all()):  # positions that a model makes of padding it reads by design
-                self.padding += sum(self._unit[1] - self._rows(one.inputs) for one in chunk)
+            if mask is not None and not bool(mask.all()):  # padding that the model reads by design
+                self.padding += sum(self._unit[1] - self._rows(context.inputs) for context in chunk)
             if self._texts is not None:
-                inputs |= decoder_inputs(self.loaded, [self._texts[one.digest] for one in chunk])
-            groups = tuple(one.group for one in chunk) if self.config.group_by else None
+                inputs |= decoder_inputs(self.loaded, [self._texts[context.digest] for context in chunk])
+            groups = tuple(context.group for context in chunk) if self.config.group_by else None
             special = None
-            if self.config.special == "out":  # none of them is a special token: as many flags as could be positions
+            if (
+                self.config.special == "out"
+            ):  # no position is a special token; the mask is as long as positions could be
                 special = torch.zeros(len(chunk), next(iter(inputs.values()))[0].numel(), dtype=torch.bool)
             yield Batch(inputs, special, groups)
 
     def _chunks(self) -> Iterator[list[MediaContext]]:
-        """Contexts of one shape, at most a batch of them; those that wait too long for others come in smaller ones."""
+        """Batches of contexts of one shape; smaller ones once too many contexts of different shapes are held back."""
         self.counts, digest, rows, count, self.ended = MediaCounts(), DataFingerprint(), 0, 0, False
         waiting: dict[Any, list[MediaContext]] = {}
         size = self.config.batch_size
-        for one in self.media():
-            digest.add(one.digest)
-            rows, count = rows + self._rows(one.inputs), count + 1
-            alike = waiting.setdefault(tuple((name, x.shape) for name, x in one.inputs.items()), [])
-            alike.append(one)
-            if len(alike) == size or sum(map(len, waiting.values())) > _WAITING * size:
+        for context in self.media():
+            digest.add(context.digest)
+            rows, count = rows + self._rows(context.inputs), count + 1
+            same_shape = waiting.setdefault(tuple((name, x.shape) for name, x in context.inputs.items()), [])
+            same_shape.append(context)
+            if len(same_shape) == size or sum(map(len, waiting.values())) > _WAITING * size:
                 yield waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
             if rows >= self.config.tokens:
                 break
@@ -248,22 +247,28 @@ class MediaFeed(Feed):
         self.tokens, self.contexts, self.fingerprint = rows, count, digest.hexdigest()
         self.documents, self.dropped_pieces = self.counts.files, self.counts.dropped_pieces
 
-    def _written(self) -> dict[bytes, list[int]]:
-        """What the decoder reads with each context: the text that is known, or the model's own."""
+    def _decoder_texts(self) -> dict[bytes, list[int]]:
+        """Decoder input ids by context digest: of the known transcript, else of the text that the model generates."""
         texts: dict[bytes, list[int]] = {}
         seen = 0
         for chunk in self._chunks():
-            given = {one.digest: known_ids(self.loaded, one.text) for one in chunk if one.text}
-            texts |= {digest: ids for digest, ids in given.items() if ids}
-            if rest := [one for one in chunk if one.digest not in texts]:
-                texts |= dict(zip((one.digest for one in rest), greedy_ids(self.loaded, _stacked(rest)), strict=True))
-            seen += sum(self._rows(one.inputs) for one in chunk)
+            known = {context.digest: known_ids(self.loaded, context.text) for context in chunk if context.text}
+            texts |= {digest: ids for digest, ids in known.items() if ids}
+            if untranscribed := [context for context in chunk if context.digest not in texts]:
+                texts |= dict(
+                    zip(
+                        (context.digest for context in untranscribed),
+                        greedy_ids(self.loaded, _stacked(untranscribed)),
+                        strict=True,
+                    )
+                )
+            seen += sum(self._rows(context.inputs) for context in chunk)
             if self.tell is not None:
                 self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)
         return texts
 
     def _rows(self, inputs: Any) -> int:
-        """Rows of some inputs: counted for the first context, in proportion for those that are shorter."""
+        """Estimated rows of some inputs: in proportion to the size of the first context, whose rows were counted."""
         return round(self._unit[0] * _size(inputs) / self._unit[2])
 
     def seen(self, batch: Batch) -> int:
@@ -277,19 +282,19 @@ class MediaFeed(Feed):
         self.tokens = rows
 
     def notes(self) -> list[str]:
-        found = [*(super().notes() if self.ended else []), *filter(None, [self.counts.unread])]
+        notes = [*(super().notes() if self.ended else []), *filter(None, [self.counts.unread])]
         if self._texts is not None:
-            found.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
-        return found
+            notes.append("its decoder reads the model's own greedy text, or the text beside a clip where there is one")
+        return notes
 
     def about(self) -> dict[str, Any]:
         skipped = {"skipped_files": len(self.counts.skipped), "skipped": self.counts.skipped[:SHOWN]}
-        found = {"name": self.config.data, "fingerprint": self.fingerprint, "files": self.documents, **skipped}
-        found |= {"contexts": self.contexts, **self._amount()}
-        return {**found, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}
+        entry = {"name": self.config.data, "fingerprint": self.fingerprint, "files": self.documents, **skipped}
+        entry |= {"contexts": self.contexts, **self._amount()}
+        return {**entry, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}
 
     def _reading(self) -> dict[str, Any]:
-        """How the data is read: from a column of a dataset where one was named."""
+        """Arguments of the reader; `column` if --text-field was given."""
         c = self.config
         column = None if c.text_field == type(c).text_field else c.text_field
         return {"column": column, "group_by": c.group_by, "counts": self.counts}
@@ -311,7 +316,7 @@ class SpeechFeed(MediaFeed):
 
     @property
     def seconds(self) -> float:
-        """The seconds that were named, or 10 and what the model takes, whichever is less."""
+        """Seconds of a context: as configured, else the smaller of 10 and the model's maximum."""
         most, wanted = longest(self.loaded.processor), self.config.seconds
         if wanted is None:
             return SECONDS if most is None else min(SECONDS, most)
@@ -349,7 +354,7 @@ class ImageFeed(MediaFeed):
 
 @dataclass(frozen=True)
 class SiteShape:
-    """What some contexts give at a site."""
+    """The shape of the rows that some contexts give at a site."""
 
     positions: int  # of one context
     width: int
@@ -358,7 +363,7 @@ class SiteShape:
 
 
 class ShapeReader:
-    """A sink that keeps nothing but the shapes of what comes by: stages of a model differ in width and resolution."""
+    """A sink that keeps only the shape of the rows of each site."""
 
     def __init__(self) -> None:
         self.shapes: dict[Site, SiteShape] = {}
@@ -371,14 +376,14 @@ class ShapeReader:
         self.shapes[scores.site] = SiteShape(scores.query.shape[2], 1)
 
 
-def _count_rows(loaded: Loaded, one: MediaContext, *, modules: tuple[str, ...]) -> tuple[int, int]:
-    """Rows and positions of one context where the model has the fewest, so that every site sees at least as many."""
+def _count_rows(loaded: Loaded, context: MediaContext, *, modules: tuple[str, ...]) -> tuple[int, int]:
+    """(rows, positions) of one context at the site with fewest rows, so that every site gets at least as many."""
     layout = None if modules else find_layout(loaded.model)
     sites: list[Site] = []
     if layout is not None:
         found = layout.sites([kind for kind in COUNTED if kind in layout.kinds])
         sites = [site for site in found if site.stack == layout.stacks[0].name]
-    inputs = dict(one.inputs)
+    inputs = dict(context.inputs)
     if loaded.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.full((1, 1), int(loaded.decoder_start or 0))
     reader = ShapeReader()
@@ -391,41 +396,38 @@ def _count_rows(loaded: Loaded, one: MediaContext, *, modules: tuple[str, ...]) 
     return min((shape.rows, shape.positions) for shape in reader.shapes.values())
 
 
-# -- the right feed ----------------------------------------------------------------------------------------------------
-
 FEEDS: dict[Any, type[Feed]] = {TEXT_DATA: TextFeed, SOUNDS_DATA: SpeechFeed, IMAGES_DATA: ImageFeed}
 
 
 def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
-    """The feed of what a model reads: text, sounds or pictures."""
+    """The feed for the medium that a model reads."""
     return FEEDS[loaded.modality.medium].of(loaded, config, tell=tell)
 
 
 def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[str]]:
-    """The options without those that mean nothing, or harm, for what a model reads.
+    """The configuration without options that do not apply to the medium that a model reads, and notes on them.
 
-    Where it is the only model they are refused, as the user cannot have meant them; beside others, which may read
-    something else, a note says so.
+    For a single model they are an error; among several models, which may read other media, a note.
     """
-    off = dict(FEEDS[loaded.modality.medium].off)
+    neutral = dict(FEEDS[loaded.modality.medium].off)
     if not loaded.reads_text:
         if not config.modules and not pool_fits(loaded.model, config.pool):
-            off["pool"] = "none"
+            neutral["pool"] = "none"
         if not has_columns(config.data):
-            off["text_field"] = type(config).text_field
-    idle = {name: value for name, value in off.items() if getattr(config, name) != value}
-    if not idle:
+            neutral["text_field"] = type(config).text_field
+    inapplicable = {name: value for name, value in neutral.items() if getattr(config, name) != value}
+    if not inapplicable:
         return config, []
     reads = loaded.modality.medium.name
-    named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in idle]
-    why = f"{reads} and has no class token" if list(idle) == ["pool"] and config.pool == "cls" else reads
+    named = [f"--pool {config.pool}" if name == "pool" else _OPTIONS.get(name, f"--{name}") for name in inapplicable]
+    why = f"{reads} and has no class token" if list(inapplicable) == ["pool"] and config.pool == "cls" else reads
     if len(config.models) == 1:
         raise AnisoscopeError(f"{named[0]} means nothing for {loaded.name}, which reads {why}; leave it out.")
-    return replace(config, **idle), [f"{', '.join(named)} left out: it reads {why}"]
+    return replace(config, **inapplicable), [f"{', '.join(named)} left out: it reads {why}"]
 
 
 def forward_failed(error: Exception, loaded: Loaded) -> Exception:
-    """The sentence for a model that cannot read its first context; running out of memory has its own."""
+    """The error for a model that fails on its first context; out-of-memory errors are passed on."""
     if "memory" in str(error).lower():
         return error
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -440,15 +442,13 @@ def forward_failed(error: Exception, loaded: Loaded) -> Exception:
     )
 
 
-# -- what the decoder of a model of sounds or pictures reads -----------------------------------------------------------
-
-MOST = 64  # tokens that a decoder writes or is given
+MOST = 64  # tokens that a decoder generates or is given
 _PROMPT = 4  # tokens that a decoder may be started with: Whisper's start, language, task and no timestamps
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions")
 
 
 def known_ids(loaded: Loaded, text: str) -> list[int]:
-    """Ids of a known text as a decoder reads them, after its start token and without an end; [] without a tokenizer."""
+    """Decoder input ids of a known text: start token first, no end token; [] without a tokenizer."""
     if loaded.tokenizer is None:
         return []
     ids = [int(i) for i in loaded.tokenizer(text)["input_ids"]]
@@ -456,7 +456,7 @@ def known_ids(loaded: Loaded, text: str) -> list[int]:
 
 
 def greedy_ids(loaded: Loaded, inputs: dict[str, Tensor]) -> list[list[int]]:
-    """The likeliest text of each context, token by token, at most 64; the start token alone where there is no head."""
+    """Greedily generated ids of each context, at most 64; the start token alone if the model cannot generate."""
     from transformers.utils import logging
 
     model: Any = loaded.model
@@ -467,7 +467,7 @@ def greedy_ids(loaded: Loaded, inputs: dict[str, Tensor]) -> list[list[int]]:
     moved = {k: v.to(device, dtype) if v.is_floating_point() else v.to(device) for k, v in inputs.items()}
     limit = max(1, min(MOST, _positions(model) - _PROMPT))
     with contextlib.ExitStack() as stack, evaluating(model), torch.inference_mode(), torch.random.fork_rng(devices=[]):
-        # without advice on standard error about how it is called; errors are raised all the same
+        # silence the warnings of `generate`; errors are still raised
         stack.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity_error()
         written = model.generate(**moved, max_new_tokens=limit, do_sample=False, num_beams=1)
@@ -475,7 +475,7 @@ def greedy_ids(loaded: Loaded, inputs: dict[str, Tensor]) -> list[list[int]]:
 
 
 def _positions(model: Any) -> int:
-    """Tokens that the decoder of a model takes at most, where its configuration says it."""
+    """The largest number of tokens that the decoder takes, according to its configuration."""
     config = getattr(model, "config", None)
     places = (getattr(config, "decoder", None), config)
     found = (getattr(place, name, None) for place in places for name in _POSITIONS)
@@ -483,7 +483,7 @@ def _positions(model: Any) -> int:
 
 
 def _from_start(loaded: Loaded, ids: list[int]) -> list[int]:
-    """Ids from the start token on, up to the first end: what comes after an end is padding."""
+    """Ids from the start token up to the first end token, after which there is padding."""
     start = int(loaded.decoder_start or 0)
     ids = ids[1:] if ids and ids[0] == start else ids
     ends: set[int] = set()

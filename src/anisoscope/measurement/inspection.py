@@ -1,4 +1,4 @@
-"""What is known of a model before it is measured: its description, verified sites, and the memory they will take."""
+"""Before a model is measured: its entry in run.json, numerical verification of its sites, and a memory estimate."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ Shapes = Mapping[Site, SiteShape]
 Entry = dict[str, Any]  # of a model in run.json
 
 
-# -- what run.json says of a model -------------------------------------------------------------------------------------
-
-
 def describe(loaded: Loaded, setup: Setup, key: str) -> Entry:
     """The model's entry in run.json."""
     stacks = list(setup.depths) or ["single"]
@@ -49,7 +46,7 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> Entry:
         "architecture": type(loaded.model).__name__,
         "type": type_of(loaded),
         **modality_words(loaded.model, stacks, loaded.tokenizer, layout=setup.layout),
-        "row_count": 0,  # until a pass was finished
+        "row_count": 0,  # set after a pass
         "layers": setup.depth("single"),
         "width": _config_size(loaded, "hidden_size"),
         "stacks": stacks,
@@ -68,18 +65,18 @@ def type_of(loaded: Loaded) -> str:
 def modality_words(
     model: nn.Module, stacks: list[str], tokenizer: Any = None, *, layout: Layout | None = None
 ) -> dict[str, Any]:
-    """The modality of each stack of a model and what a row of it is, as run.json says them."""
+    """The entries `modality` (of each stack) and `rows` (what a row stands for) of run.json."""
     modalities = modalities_of(model, stacks, tokenizer)
     return {"modality": modalities, "rows": row_words(modalities, () if layout is None else layout.apart)}
 
 
 def reading_fingerprint(loaded: Loaded) -> str:
-    """What tells how a model reads its data: its tokenizer, or its processor of sounds or pictures."""
+    """Fingerprint of the model's tokenizer, or of its audio or image processor."""
     return tokenizer_fingerprint(loaded.tokenizer) if loaded.reads_text else processor_fingerprint(loaded.processor)
 
 
 def other_reading(loaded: Loaded, first: str) -> str:
-    """The flag of a checkpoint that reads the data in another way than the first of its series."""
+    """The flag of a checkpoint whose tokenizer or processor differs from that of the first of its series."""
     if loaded.reads_text:
         return (
             f"another tokenizer than {first}, so its tokens are not the same and it was not measured; name one for the "
@@ -96,11 +93,8 @@ def _config_size(loaded: Loaded, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-# -- verified sites ----------------------------------------------------------------------------------------------------
-
-
 def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shapes:
-    """Verify the sites numerically on a few rows before anything is measured; the shapes of what they will give."""
+    """Verify the sites numerically on a few rows; returns the shape of the rows of each site."""
     if not setup.captured:
         return {}
     try:
@@ -119,21 +113,21 @@ def check_sites(loaded: Loaded, setup: Setup, feed: Feed, entry: Entry) -> Shape
 
 
 def _verified(loaded: Loaded, setup: Setup, few: Batch, kinds: list[str]) -> list[str]:
-    """Notes of the verification without the one that only repeats why the setup has no `final`."""
+    """Notes of the verification, without the one on a missing final norm if the setup has it already."""
     assert setup.layout is not None
-    told = any(note.startswith("no final") for note in setup.notes)
+    noted = any(note.startswith("no final") for note in setup.notes)
     notes = verify(loaded.model, setup.layout, few, kinds=kinds)
-    return [note for note in notes if not (told and "no final norm" in note)]
+    return [note for note in notes if not (noted and "no final norm" in note)]
 
 
 def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Batch, *, named: bool) -> list[str]:
-    """Notes on what could not be verified where the rest can still be measured; else the refusal itself."""
+    """Handle a failed verification: notes if the remaining sites can still be measured, else raise the error."""
     bank, sites = Bank(Plan({})), [site for site in setup.captured if site.kind not in ATTENTION_KINDS]
     if sites:
         with Capture(loaded.model, sites, bank, layout=setup.layout) as capture:
             capture.run(few)
     bad = [str(site) for site, stats in bank.sites.items() if stats.non_finite]
-    if bad:  # NaN equals nothing, so nothing can be verified; the rows are counted and left out
+    if bad:  # NaN compares unequal, so nothing can be verified; such rows are counted and dropped
         return [f"activations are not finite at {', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}: not verified"]
     kinds = [kind for kind in setup.kinds if kind not in ATTENTION_KINDS]
     if named or len(kinds) == len(setup.kinds) or not kinds:
@@ -145,25 +139,21 @@ def _after_refusal(error: AnisoscopeError, loaded: Loaded, setup: Setup, few: Ba
 
 
 def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
-    """The shapes of what the sites give, from one more pass over the few rows that they were verified on."""
-    found = ShapeReader()
-    capture = Capture(loaded.model, setup.captured, found, layout=setup.layout)
+    """The shape of the rows of each site, from one more forward pass over the few rows of the verification."""
+    reader = ShapeReader()
+    capture = Capture(loaded.model, setup.captured, reader, layout=setup.layout)
     with evaluating(loaded.model), torch.inference_mode(), capture:
         forward(loaded.model, few.inputs)
-    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in capture.counted})  # nothing was apart
-    return found.shapes
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
+    entry["rows"] |= row_words({stack: entry["modality"][stack] for stack in capture.counted})  # no class tokens apart
+    return reader.shapes
 
 
 def plan_passes(
     loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
 ) -> tuple[list[list[Site]], int]:
-    """The sites of each pass, as few passes as keep the statistics of each within the budget, and the memory of all.
+    """(the sites of each pass, estimated peak memory in bytes): as few passes as keep the statistics within the budget.
 
-    The memory is the most that the process will hold: what it holds now (the model is loaded) and what is still to
-    come, or `reached`, the most that it held so far, while it read the weights and the first of the data.
+    The peak is the current memory (the model is loaded) plus statistics and workspace, or `reached`, the peak so far.
     """
     config, sites = feed.config, setup.captured
     length = feed.length if loaded.reads_text else None
@@ -171,7 +161,7 @@ def plan_passes(
     bank = bank_bytes(sites, shapes, plan, amount=amount)
     batch = min(config.batch_size, amount.contexts)
     fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
-    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # whose scores are held as whole matrices
+    heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # heads whose score matrices are materialised
     forward_pass = activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
     work = max(forward_pass, _evaluation_bytes(sites, shapes, plan, amount=amount))
     budget = config.memory_mb * MIB if config.memory_mb else available() // 2
@@ -184,7 +174,7 @@ def plan_passes(
 
 @dataclass(frozen=True)
 class Amount:
-    """How much data a run will read: contexts, and how many times longer they are than those of the shapes."""
+    """How much data a run will read: contexts, and how many times longer they are than those of `Shapes`."""
 
     contexts: int
     longer: float = 1.0
@@ -194,7 +184,7 @@ class Amount:
 
 
 def amount_of(sites: Sequence[Site], shapes: Shapes, *, tokens: int, length: int | None) -> Amount:
-    """The data of `tokens` rows; `length` are the positions of a context where the shapes come from a shorter one."""
+    """The amount of data of `tokens` rows; `length`: positions of a context if `shapes` come from shorter ones."""
     counted = [shapes[s].positions for s in sites if s in shapes and s.kind in COUNTED]
     counted = counted or [shapes[s].positions for s in sites if s in shapes] or [1]
     longer = length / max(counted) if length else 1.0
@@ -202,7 +192,7 @@ def amount_of(sites: Sequence[Site], shapes: Shapes, *, tokens: int, length: int
 
 
 def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
-    """Bytes of all statistics: fold moments, waiting rows (a cell is half full on average), samples."""
+    """Bytes of all statistics: moments of each fold, buffered rows (half a buffer per cell on average), samples."""
     folds, total = min(FOLDS, amount.contexts), 0
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
@@ -217,7 +207,7 @@ def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amo
 
 
 def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
-    """What computing the metrics of the widest site takes beside the bank, as measured.
+    """Bytes that evaluating the metrics of the widest site takes beside the bank; factors were measured.
 
     24 d×d matrices in float64 (moments without each fold, their spectra) and 7 copies of the sampled rows.
     """
@@ -231,10 +221,10 @@ def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amou
 
 
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:
-    """What one forward pass holds at a time, as measured: many of its widest rows, and scores that are written out.
+    """Peak bytes of the activations of one forward pass; factors were measured.
 
-    A block with a feed-forward part of four times the width holds some 32 rows of the width for every position, a
-    convolution 8. `heads` are those whose scores T×T the model writes out: 0 with fused attention.
+    A transformer block with a feed-forward part of four times the width holds about 32 rows per position, a
+    convolution 8. `heads` are those whose T×T scores are materialised: 0 with fused attention.
     """
     widest = attended = 0.0
     for site, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Measuring a model: batches through the capture into a bank, then every metric of the bank as a table."""
+"""`measure`: runs batches through a model, collects statistics of its activations, and returns a table of metrics."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def measure(
     sites, modules = names_of(sites), names_of(modules)
     setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
     if setup.layout is not None and not pool_fits(model, pool, setup.layout):
-        want = "it has no class token" if pool == "cls" else "no position is the last of a text"
-        raise AnisoscopeError(f"pool={pool!r} means nothing for {type(model).__name__}: {want}; take 'mean' or 'none'.")
+        why = "it has no class token" if pool == "cls" else "no position is the last of a text"
+        raise AnisoscopeError(f"pool={pool!r} means nothing for {type(model).__name__}: {why}; take 'mean' or 'none'.")
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
     bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:
         around, rest = partial(_decoder_explained, model), iter(batches)
-        if not (modules or (sites and EVERY not in sites)):  # of the default sites, those that the model shows
+        if not (modules or (sites and EVERY not in sites)):  # keep the default sites that this model can capture
             for batch in islice(rest, 1):
                 with around(batch):
                     leave_unseen_out(model, batch, setup, rows=rows)
                 rest = chain([batch], rest)
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
-        tell = None if progress is None else lambda number, _: progress("forward", number, 0)
-        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=tell, **options)
+        after = None if progress is None else lambda number, _: progress("forward", number, 0)
+        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=after, **options)
     feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
     setup.notes.extend(row_notes(bank))
     columns = {"model": name or type(model).__name__, "seed": seed}
@@ -91,7 +91,7 @@ def capture_batches(
     after: Callable[[int, Any], None] | None = None,
     **options: Any,
 ) -> None:
-    """Stream the rows of some sites over all batches to a sink: the loop of every measurement without gradients.
+    """Run all batches through the model and send the rows of some sites to a sink, without gradients.
 
     Each forward pass runs inside `around(batch)`; `after` is called with its number, from 1 on, and the batch.
     `options` are those of `Capture`.
@@ -107,14 +107,14 @@ def capture_batches(
 
 @contextlib.contextmanager
 def _decoder_explained(model: nn.Module, batch: Any) -> Iterator[None]:
-    """Around a forward pass: a sentence for a batch that lacks what the decoder of a model reads."""
+    """Around a forward pass: explain the failure of an encoder-decoder whose batch lacks decoder inputs."""
     try:
         yield
     except ValueError as error:
         inputs = batch.inputs if isinstance(batch, Batch) else batch
         given = set(inputs) if isinstance(inputs, Mapping) else set()
-        two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        if not two_sided or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
+        encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
             raise
         raise AnisoscopeError(
             f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the "
@@ -123,7 +123,7 @@ def _decoder_explained(model: nn.Module, batch: Any) -> Iterator[None]:
 
 
 class Tee:
-    """Hands everything to several sinks, or to none."""
+    """A sink that passes everything on to several sinks, or to none."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
@@ -138,13 +138,13 @@ class Tee:
 
 
 def joined_sinks(*sinks: Sink | None) -> Sink | None:
-    """One sink for those that are there; None where none is."""
-    there = [sink for sink in sinks if sink is not None]
-    return Tee(there) if len(there) > 1 else next(iter(there), None)
+    """One sink for all that are not None; None if all are."""
+    given = [sink for sink in sinks if sink is not None]
+    return Tee(given) if len(given) > 1 else next(iter(given), None)
 
 
 def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule | None = None) -> None:
-    """Drop the attention sites that the model does not show in a forward pass over one context, with a note."""
+    """Remove from the setup, with a note, attention sites that cannot be captured in a pass over one context."""
     inputs = batch.inputs if isinstance(batch, Batch) else batch
     if rows is None and isinstance(inputs, Tensor):
         batch = inputs[:1]
@@ -168,7 +168,7 @@ def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule |
 
 
 def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: int) -> None:
-    """Read the weight tables of a model as rows."""
+    """Add the rows of the model's weight tables to the bank."""
     for kind in tables:
         site = Site(0 if kind == "embed_weight" else depth, kind)
         if site not in bank.sites:  # a resumed bank has them already
@@ -176,7 +176,7 @@ def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: i
 
 
 def feed_rows(bank: Bank, site: Site, rows: Any) -> None:
-    """Read an n×d array as rows, each a context of its own."""
+    """Add the rows of an n×d array to the bank, each as a context of its own."""
     for start in range(0, len(rows), _CHUNK):
         x = torch.as_tensor(rows[start : start + _CHUNK]).detach()
         x = x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,7 +1,7 @@
-"""`anisoscope profile`: models in, a run folder out; every finished piece is on disk before the next begins.
+"""`anisoscope profile`: measures models and writes a run folder; every finished part is saved before the next begins.
 
-A model is measured in passes over its data, as few as fit into memory. A pass streams the rows of some sites into a
-bank, batch by batch, is saved on the way, and evaluates the metrics of the bank.
+A model is measured in passes over its data, as few as memory allows. A pass collects the rows of some sites in a bank,
+batch by batch, saves it from time to time, and finally evaluates the metrics on it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table
 
-LONGEST = 100  # letters of a model in the names of its files, which have a limit of their own
+LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
-_SAVE_EVERY = 30.0  # seconds between saves of an unfinished pass, at least
-_MANY_UNKNOWN = 0.1  # share of tokens without a word, above which the text is probably not the model's
+_SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
+_MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
 _MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
 
 
 def _highest() -> int:
-    """The most resident memory that the process ever held, as the system counts it; 0 where it does not."""
+    """Peak resident memory of the process in bytes according to the operating system; 0 where unavailable."""
     try:
         import resource
     except ImportError:  # Windows
@@ -64,9 +64,9 @@ def _highest() -> int:
 
 
 class PeakMemory:
-    """The process's resident memory at its highest since the start: the system's own count where it rose since then.
+    """Peak resident memory of the process since this object was made.
 
-    What was held between two looks is in that count too; a higher one from before the start says nothing.
+    The system's own peak, which includes memory between two calls of `look`, counts only if it rose since then.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class PeakMemory:
         return self.peak
 
     def about(self) -> dict[str, int]:
-        """What run.json says of the memory that was used."""
+        """The entries of run.json on peak memory, in MiB."""
         cuda = {"peak_cuda_memory_mb": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
         return {name: round(size / MIB) for name, size in {"peak_memory_mb": self.look(), **cuda}.items()}
 
@@ -97,16 +97,16 @@ class Profiler:
     tables: list[Table] = field(default_factory=list)
     peak: PeakMemory = field(default_factory=PeakMemory)
     started: float = field(default_factory=time.monotonic)
-    estimate: str = ""  # what the model under way will need, in words
+    estimate: str = ""  # a sentence on the memory that the current model will need
 
     def run(self) -> Table:
-        """Measure every model; what is finished survives whatever happens to the rest."""
+        """Measure every model; finished models are kept if a later one fails or the run is interrupted."""
         old = self.folder.about()
-        if old.get("status") == "complete":  # resumed, but there is nothing left to do
+        if old.get("status") == "complete":  # resumed, but complete already
             self.about, self.tables = old, [self.folder.table()]
             return self.tables[0]
         requests = parse_requests(self.config.metrics)
-        for spec in self.config.models:  # a misspelt second model is known before the first is measured
+        for spec in self.config.models:  # a misspelt name fails before anything is measured
             parse_model(spec, random_init=self.config.random_init)
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
         self.about["wall_seconds"] = 0.0
@@ -147,9 +147,9 @@ class Profiler:
         self.folder.drop_partial(key)
 
     def add(self, records: Records, entry: Entry) -> Table:
-        """The table of one model, which joins those of the run."""
+        """Make the table of one model and add it to those of the run."""
         same = sum(entry["name"] == model.get("alike", model["name"]) for model in self.about["models"])
-        if same:  # two models of one name must stay two models in the table
+        if same:  # equal names must stay distinguishable in the table
             entry["alike"], entry["name"] = entry["name"], f"{entry['name']} ({same + 1})"
         columns = {"run": self.folder.path.name, "model": entry["name"], "revision": entry.get("revision", "")}
         columns |= {"data": entry.get("data", {}).get("name", ""), "seed": self.config.seed}
@@ -169,8 +169,8 @@ class Profiler:
     def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         arrays = load_rows(spec)
         if not any(applies(request, "rows") for request in requests):
-            words = ", ".join(request.metric.name for request in requests)
-            raise AnisoscopeError(f"none of the metrics asked for ({words}) is measured on rows of a file.")
+            names = ", ".join(request.metric.name for request in requests)
+            raise AnisoscopeError(f"none of the metrics asked for ({names}) is measured on rows of a file.")
         c = self.config
         bank = Bank(
             make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
@@ -199,9 +199,6 @@ class Profiler:
             self.progress(what, done, total)
 
 
-# -- one model ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Pass:
     """One pass over the data for some of the sites."""
@@ -211,8 +208,8 @@ class _Pass:
     bank: Bank
     done: int = 0  # batches
     seen: int = 0  # rows of these
-    clean: int = 0  # calls of the bank after the last whole batch: in between, some sites have seen more than others
-    complete: bool = False  # all data was seen, metrics are being computed
+    clean: int = 0  # calls of the bank after the last whole batch; within a batch sites are out of step
+    complete: bool = False  # all data was read, metrics are being computed
     writer: RowWriter | None = None
     saved: float = field(default_factory=time.monotonic)
     cost: float = 0.0  # seconds that the last save took
@@ -224,33 +221,36 @@ class ModelPasses:
     def __init__(self, owner: Profiler, loaded: Loaded, setup: Setup, requests: list[Request], key: str) -> None:
         self.owner, self.loaded, self.setup, self.requests, self.key = owner, loaded, setup, requests, key
         self.folder, self.tell = owner.folder, owner.tell
-        self.config, idle = fitting(loaded, owner.config)
+        self.config, notes = fitting(loaded, owner.config)
         self.feed: Feed = make_feed(loaded, self.config, tell=self.tell)
         self.entry = describe(loaded, setup, key)
-        self.entry["notes"] += idle
+        self.entry["notes"] += notes
 
     def run(self) -> tuple[Records, Entry]:
-        """The records and the entry of the model."""
+        """Run all passes; returns the records of the table and the model's entry in run.json."""
         plan, groups = self._plan()
         records: Records = []
         for number, sites in enumerate(groups):
             done = self.folder.part(f"{self.key}.{number}")
             if done is not None:  # a pass that was finished before an interruption
-                mine, found = [{k: v for k, v in row.items() if k != "schema"} for row in done.records()], done.about
+                pass_records, counts = (
+                    [{k: v for k, v in row.items() if k != "schema"} for row in done.records()],
+                    done.about,
+                )
             else:
-                mine, found = self._measure(self._resumed(number, sites, plan), records)
-            records += mine
-            given = [n for n in (self.entry.get("given"), found.get("given")) if n is not None]
+                pass_records, counts = self._measure(self._resumed(number, sites, plan), records)
+            records += pass_records
+            given = [n for n in (self.entry.get("given"), counts.get("given")) if n is not None]
             together = {
-                "row_count": max(self.entry["row_count"], found["row_count"]),
+                "row_count": max(self.entry["row_count"], counts["row_count"]),
                 "given": min(given, default=None),
             }
-            self.entry |= {**found, **together, "notes": [*self.entry["notes"], *found["notes"]]}
+            self.entry |= {**counts, **together, "notes": [*self.entry["notes"], *counts["notes"]]}
         self._conclude()
         return records, self.entry
 
     def _plan(self) -> tuple[Plan, list[list[Site]]]:
-        """The statistics to gather and the sites of each pass, once the sites are verified."""
+        """Verify the sites; returns the statistics to collect and the sites of each pass."""
         c, entry = self.config, self.entry
         shapes = check_sites(self.loaded, self.setup, self.feed, entry)
         sizes: dict[str, Any] = {"sample_size": c.sample_size, "attention_rows": c.attention_rows, "halves": c.halves}
@@ -269,9 +269,9 @@ class ModelPasses:
         return plan, groups
 
     def _conclude(self) -> None:
-        """What is known of the data once all of it was seen."""
+        """Complete the model's entry with counts and notes on the data, once all of it was read."""
         feed, entry = self.feed, self.entry
-        if not feed.fingerprint:  # every pass was finished before: the data is only counted
+        if not feed.fingerprint:  # every pass had been finished: read the data only to count it
             for _ in feed.batches():
                 pass
         given = entry.pop("given", None)
@@ -283,7 +283,7 @@ class ModelPasses:
             entry["dropped"] |= {"special": feed.special}
         notes = [*entry["notes"], *feed.notes(), *self.setup.notes]
         share = feed.unknown / feed.tokens if feed.tokens else 0.0
-        if share > _MOSTLY_UNKNOWN:  # comes before all else
+        if share > _MOSTLY_UNKNOWN:  # the most important note
             notes.insert(
                 0,
                 f"WRONG TEXT: its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
@@ -293,10 +293,8 @@ class ModelPasses:
             notes.insert(0, f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
         entry["notes"] = list(dict.fromkeys(notes))
 
-    # one pass
-
     def _measure(self, work: _Pass, before: Records) -> tuple[Records, dict[str, Any]]:
-        """The records of one pass and what it counted, on disk; an interrupted one is saved, and kept so far."""
+        """Run one pass and save its records and counts; if interrupted, save and keep the partial results."""
         key = f"{self.key}.{work.number}"
         try:
             self._capture(work)
@@ -307,17 +305,17 @@ class ModelPasses:
             save_arrays(self.folder, self.key if work.number == 0 else key, work.bank)
             if work.writer is not None:
                 work.writer.finish()
-            found = {**row_counts(work.bank), "given": evaluation.rows_given(work.bank), "notes": row_notes(work.bank)}
-            self.folder.write_part(key, Table.from_records(records, found))
+            counts = {**row_counts(work.bank), "given": evaluation.rows_given(work.bank), "notes": row_notes(work.bank)}
+            self.folder.write_part(key, Table.from_records(records, counts))
             self.folder.drop_partial(key)
-            return records, found
+            return records, counts
         except KeyboardInterrupt:
             if rescued := [*before, *self._rescued(work)]:
                 self.owner.add(rescued, {**self.entry, "key": "", "partial": True})
             raise
 
     def _capture(self, work: _Pass) -> None:
-        """Stream the rows of the pass into its bank, and to disk where all rows are to be saved."""
+        """Stream the rows of the pass into its bank, and to disk with --save-rows."""
         c = self.config
         if not work.sites and not c.modules:
             return
@@ -325,7 +323,7 @@ class ModelPasses:
             work.writer = RowWriter(self.folder.path / "rows" / self.key)
         rest = self._remaining(work)
         first = next(rest, None)
-        if first is None:  # an interrupted pass may have seen everything already
+        if first is None:  # an interrupted pass may have read everything already
             return
 
         def after(*_: Any) -> None:
@@ -340,29 +338,27 @@ class ModelPasses:
         self.tell("forward", c.tokens, c.tokens)
 
     def _remaining(self, work: _Pass) -> Iterator[Batch]:
-        """The batches that are still to do."""
+        """The batches that the pass has not processed yet."""
         done = work.done
         for number, batch in enumerate(self.feed.batches()):
             work.seen += self.feed.seen(batch)
             if number >= done:
                 yield batch
 
-    # interruptions
-
     def _resumed(self, number: int, sites: list[Site], plan: Plan) -> _Pass:
-        """A pass with what it had gathered before an interruption, if there is any."""
+        """The pass, with its state before an interruption if there was one."""
         path = self.folder.partial_path(f"{self.key}.{number}")
         bank, progress = banks.load_bank(path, plan) or (Bank(plan), {"batches": 0})
         writer = None
         if progress.get("writer"):
             try:
                 writer = RowWriter.resume(self.folder.path / "rows" / self.key, progress["writer"])
-            except FileNotFoundError:  # its rows are gone, so the pass begins again
+            except FileNotFoundError:  # its rows are missing: restart the pass
                 return _Pass(number, sites, Bank(plan))
         return _Pass(number, sites, bank, done=progress["batches"], writer=writer)
 
     def _rescued(self, work: _Pass) -> Records:
-        """Save what an interrupted pass had gathered; its records so far, unless they were just being computed."""
+        """Save an interrupted pass; returns its partial records, [] if it was interrupted while computing metrics."""
         if not work.done or work.bank.calls != work.clean:
             return []
         self._save(work)
@@ -373,7 +369,7 @@ class ModelPasses:
         return [{**row, "note": f"{note}; {row['note']}".rstrip("; ")} for row in records]
 
     def _save_if_due(self, work: _Pass) -> None:
-        """Save every half minute, but never spend more than a twentieth of the time on it."""
+        """Save every 30 seconds, but spend at most a twentieth of the time on saving."""
         if time.monotonic() - work.saved > max(_SAVE_EVERY, 20.0 * work.cost):
             self._save(work)
 
@@ -387,16 +383,16 @@ class ModelPasses:
 
 @contextlib.contextmanager
 def _whole_batch(work: _Pass) -> Iterator[None]:
-    """Around one batch: a signal waits until every site has seen it (a second one does not)."""
-    pressed: list[int] = []
+    """Around one batch: delay SIGINT and SIGTERM until the batch is done (a second signal is not delayed)."""
+    received: list[int] = []
 
-    def wait(number: int, frame: Any) -> None:
-        if pressed:
+    def delay(number: int, frame: Any) -> None:
+        if received:
             raise KeyboardInterrupt
-        pressed.append(number)
+        received.append(number)
 
-    held = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, wait) for number in held}
+    delayed = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, delay) for number in delayed}
     work.clean = work.bank.calls
     try:
         yield
@@ -404,12 +400,12 @@ def _whole_batch(work: _Pass) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-    if pressed:
-        signal.raise_signal(pressed[0])
+    if received:
+        signal.raise_signal(received[0])
 
 
 def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
-    """Spectra, and the sampled rows with the smallest hashes together with their keys."""
+    """Save spectra, and the sampled rows with the smallest hashes together with their keys."""
     arrays: dict[str, Tensor] = {}
     for site, stats in bank.sites.items():
         spectrum = evaluation.mean_spectrum(stats)
@@ -421,15 +417,13 @@ def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
     folder.write_arrays(key, {name: array.detach().cpu().numpy() for name, array in arrays.items()})
 
 
-# -- every row of every site on disk (`--save-rows`): raw while the run goes on, safetensors when it is done -----------
-
 _BYTES = {"F32": 4, "F64": 8}
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 
 
 @dataclass
 class RowWriter:
-    """Appends rows and their keys to one pair of raw files per site; `finish` turns each into a safetensors file.
+    """Saves every row (`--save-rows`): raw files per site during the run, which `finish` turns into safetensors.
 
     Each file holds `rows` (n×d, or n×H×d) and `context`, `position`, `token`, `hash` (n).
     """
@@ -444,7 +438,7 @@ class RowWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.shapes[name], self.kinds[name] = list(x.shape[1:]), _DTYPES[x.dtype]
         keys = torch.stack([index.context, index.position, index.token, row_hash(index.context, index.position)]).cpu()
-        # what a run that died left behind must not come before the first rows
+        # the first rows overwrite what a killed run left
         mode = "ab" if name in self.counts else "wb"
         for part, tensor in (("rows", x), ("keys", keys.T)):
             with self._raw(name, part).open(mode) as file:
@@ -452,14 +446,14 @@ class RowWriter:
         self.counts[name] = self.counts.get(name, 0) + len(x)
 
     def scores(self, scores: Scores) -> None:
-        """Scores are never kept."""
+        """Attention scores are not saved."""
 
     def state(self) -> dict[str, dict[str, Any]]:
         return {name: dict(getattr(self, name)) for name in ("counts", "shapes", "kinds")}
 
     @classmethod
     def resume(cls, folder: Path, state: dict[str, dict[str, Any]]) -> RowWriter:
-        """Go on after an interruption: rows written after the last save are cut off."""
+        """Continue after an interruption: rows written after the last save are truncated."""
         out = cls(folder, **{name: dict(part) for name, part in state.items()})
         for name, count in out.counts.items():
             size = _BYTES[out.kinds[name]] * int(np.prod(out.shapes[name]))
@@ -479,17 +473,17 @@ class RowWriter:
         return self.folder / f".{name}.{part}.raw"
 
     def _write(self, path: Path, name: str) -> None:
-        """One safetensors file: an 8-byte length, a JSON header, then the rows as they are and the four keys."""
+        """Write one safetensors file: 8-byte header length, JSON header, the raw rows and the four keys."""
         n = self.counts[name]
         size = self._raw(name, "rows").stat().st_size
         header = {"rows": {"dtype": self.kinds[name], "shape": [n, *self.shapes[name]], "data_offsets": [0, size]}}
         for number, key in enumerate(("context", "position", "token", "hash")):
             start = size + number * n * 8
             header[key] = {"dtype": "I64", "shape": [n], "data_offsets": [start, start + n * 8]}
-        words = json.dumps(header).encode()
-        words += b" " * (-len(words) % 8)
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-len(encoded) % 8)
         keys = np.fromfile(self._raw(name, "keys"), dtype="<i8").reshape(n, 4)
         with path.open("wb") as out, self._raw(name, "rows").open("rb") as rows:
-            out.write(struct.pack("<Q", len(words)) + words)
+            out.write(struct.pack("<Q", len(encoded)) + encoded)
             shutil.copyfileobj(rows, out, 16 << 20)
             out.write(np.ascontiguousarray(keys.T).tobytes())

@@ -1,7 +1,7 @@
-"""`anisoscope selftest`: planted and null controls on the user's own device.
+"""`anisoscope selftest`: metrics on synthetic data with known answers, on the user's own device.
 
-Every metric is checked against an answer that is known without this program; the traps (padding, duplicates, a common
-mean of norm 3000, rows that are not finite) are checked through the same path that a profile takes.
+Every metric is checked against a value known by construction; known pitfalls (padding, duplicates, a common mean of
+norm 3000, rows that are not finite) are checked through the same code that a profile runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTHS = (40, 12, 25, 31)  # of the contexts of the tiny model
 
 @dataclass(frozen=True)
 class ControlResult:
-    """What one control gave."""
+    """The outcome of one control; `seen` describes measured and expected value."""
 
     metric: str
     control: str
@@ -37,7 +37,7 @@ class ControlResult:
 
 @dataclass(frozen=True)
 class PlantedControl:
-    """A metric of planted rows must come out within `tolerance` of `expected`."""
+    """A metric on synthetic rows, whose value must be within `tolerance` of `expected`."""
 
     metric: str
     name: str
@@ -75,11 +75,11 @@ class Planted:
         return (self.normal(4096, dimension, salt=3) @ self.normal(dimension, width, salt=4)).to(self.device)
 
     def wide_plane(self) -> Tensor:
-        """So wide a space that the cloud is equally long in all its 20 directions."""
+        """A space so wide that the cloud has about equal variance in all its 20 directions."""
         return self.plane(20, 1024)
 
     def cone(self) -> Tensor:
-        """Unit rows at a known angle to a common axis: cosine of any pair is 0.64 on average."""
+        """Unit rows at a known angle to a common axis: the mean cosine of pairs is 0.64."""
         side = torch.nn.functional.normalize(self.normal(20_000, 63, salt=5), dim=1)
         return torch.cat([torch.full((20_000, 1), 0.8), 0.6 * side], dim=1).to(self.device)
 
@@ -108,18 +108,18 @@ class Planted:
         return rows
 
     def lines(self) -> Tensor:
-        """Three far clusters, each a line of its own."""
+        """Three distant clusters, each a line."""
         steps = self.normal(200, 1, salt=8)
         return torch.cat([100.0 * torch.eye(4)[i] + steps * torch.eye(4)[3] for i in range(3)]).to(self.device)
 
     def ring(self) -> Tensor:
-        """Rows at equal distances on a circle: each is a neighbour of as many others."""
+        """Rows at equal distances on a circle: all have the same number of neighbours."""
         angle = torch.arange(1000) * (2 * math.pi / 1000)
         return torch.stack([angle.cos(), angle.sin()], dim=1).to(self.device)
 
 
 def controls(seed: int = 0) -> list[PlantedControl]:
-    """One or more for each metric of plain rows; what is expected holds for the rows planted with this seed."""
+    """One or more controls for each metric of plain rows; expected values hold for the rows of this seed."""
     plane = Planted(torch.device("cpu"), seed).plane().double()
     sigma = torch.linalg.svdvals(plane - plane.mean(0))
     rows: list[tuple[Any, ...]] = [
@@ -182,7 +182,7 @@ def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[ControlResu
 
 
 def _gradient_controls(planted: Planted) -> Iterator[ControlResult]:
-    """Gradients inside a known subspace, and gradients that know nothing of it; a span that is recovered."""
+    """Gradients inside a known subspace, isotropic gradients, and semi-NMF recovering a known span."""
     directions = planted.normal(8, 64, salt=5).to(planted.device)
     basis = orthonormal_basis(directions)
     inside = second_moment(planted.normal(512, 8, salt=6).to(planted.device) @ directions)
@@ -199,7 +199,7 @@ def _gradient_controls(planted: Planted) -> Iterator[ControlResult]:
 
 
 def _model_controls(planted: Planted) -> Iterator[ControlResult]:
-    """Padding, its counter-control, attention and hooks, on a tiny random model."""
+    """Masked and unmasked padding, and attention, on a tiny random model."""
     from transformers import BertConfig, BertModel
 
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -234,5 +234,5 @@ def _attention_controls(model: torch.nn.Module, batch: dict[str, Tensor]) -> Ite
     known = {"attention_entropy": 1.0, "attention_sharpness": 0.0, "first_key_mass": first, "score_spread": 0.0}
     for name, expected in {**known, "qk_cosine": 1.0}.items():
         seen = table.value(metric=name, variant="")
-        said = f"{seen:.4f}, expected {expected:.4f}"
-        yield ControlResult(name, "uniform attention", said, abs(seen - expected) < 1e-4)
+        description = f"{seen:.4f}, expected {expected:.4f}"
+        yield ControlResult(name, "uniform attention", description, abs(seen - expected) < 1e-4)
