@@ -1,8 +1,8 @@
-"""What concepts stand for: their tokens, example rows in context, and cards that show them.
+"""Concept cards: what the concepts of a factorisation stand for, as top tokens and example rows in context.
 
 Notation: Z n×k codes of rows, D k×d directions; a row is a token in a context. On centred rows the codes of semi-NMF
-share a common part (see numerics/semi_nmf.py): the rows with the largest codes are then the same for
-every concept, and tell nothing. The *distinctive* code is what a row has of a concept beyond what it has of all.
+share a common part (see numerics/semi_nmf.py), so that the rows with the largest codes are the same for
+every concept. The *distinctive* code is a row's code of a concept minus the mean of its codes of all concepts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKENS, EXAMPLES = 8, 5
 def distinctive_codes(codes: Any) -> Tensor:
     """max(0, ẑ_ij − mean over l of ẑ_il), ẑ in units of each concept's own root mean square; n×k in float64.
 
-    Codes that are negative somewhere (scores, sources) have no common part of this kind: of them the positive side.
+    Codes with negative entries (scores, sources) have no such common part: the result is their positive part.
 
     >>> distinctive_codes(torch.tensor([[3.0, 1.0], [1.0, 3.0]])).round(decimals=4).tolist()
     [[0.4472, 0.0], [0.0, 0.4472]]
@@ -46,7 +46,7 @@ def _codes(codes: Any) -> Tensor:
 
 
 def top_tokens(codes: Any, tokens: Sequence[Any], k: int = TOKENS) -> list[list[tuple[Any, float]]]:
-    """For each concept the k tokens with the largest shares of its code mass, Σ of the codes of their rows.
+    """For each concept the k tokens with the largest shares of its code mass (sum of the codes of their rows).
 
     >>> top_tokens(torch.tensor([[3.0], [1.0], [0.0]]), ["the", "a", "of"], 2)
     [[('the', 0.75), ('a', 0.25)]]
@@ -99,7 +99,7 @@ def concept_cards(
     around: Callable[[int], tuple[str, str]] = lambda row: ("", ""),
     earlier: tuple[int, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """One card per concept: its share, its tokens, example rows in context, and which concept it was before.
+    """One card per concept: its share, its tokens, example rows in context, and its match at the earlier step.
 
     `tokens` and `contexts` belong to the rows of the codes, `around(row)` is the text before and after a row's token,
     `earlier` is (step, directions) of the fit to compare with. Shares, tokens and examples are those of the
@@ -113,28 +113,26 @@ def concept_cards(
     z, rows = _codes(codes).cpu(), torch.as_tensor(directions).detach().cpu().double()
     if len(rows) != z.shape[1]:
         raise AnisoscopeError(f"there are {z.shape[1]} codes and {len(rows)} directions; expected as many of both.")
-    own = distinctive_codes(z)
-    energy = own.square().sum(0) * z.square().mean(0) * rows.square().sum(1)
+    distinctive = distinctive_codes(z)
+    energy = distinctive.square().sum(0) * z.square().mean(0) * rows.square().sum(1)
     share = energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    words, picked = top_tokens(own.square(), tokens), example_rows(own, contexts)
+    tops, picked = top_tokens(distinctive.square(), tokens), example_rows(distinctive, contexts)
     before: dict[int, dict[str, Any]] = {}  # for each concept the one of the earlier step that it is matched with
     if earlier is not None:
         pairs, cosines = match_concepts(earlier[1], rows)
-        for (was, new), cosine in zip(pairs.tolist(), cosines.tolist(), strict=True):
-            before[int(new)] = {"step": int(earlier[0]), "concept": int(was), "cosine": float(cosine)}
+        for (old, new), cosine in zip(pairs.tolist(), cosines.tolist(), strict=True):
+            before[int(new)] = {"step": int(earlier[0]), "concept": int(old), "cosine": float(cosine)}
     cards = []
     for j in range(len(rows)):
         examples = []
         for i in picked[j]:
             left, right = around(i)
-            examples.append({"before": left, "token": str(tokens[i]), "after": right, "code": float(own[i, j])})
-        listed = [[str(word), part] for word, part in words[j]]
+            examples.append({"before": left, "token": str(tokens[i]), "after": right, "code": float(distinctive[i, j])})
+        listed = [[str(word), part] for word, part in tops[j]]
         card = {"concept": j, "share": float(share[j]), "tokens": listed, "examples": examples}
         cards.append({**card, "from": before.get(j)})
     return cards
 
-
-# -- the cards of a few sites -----------------------------------------------------------------------------------------
 
 ROWS = 2048  # rows of the fit half that are encoded
 AROUND = 12  # tokens shown on either side
@@ -151,7 +149,7 @@ def card_sites(sites: list[Site]) -> list[Site]:
 
 
 class Text:
-    """The text of the rows of one half: a context's tokens in their order."""
+    """The text around rows of one half, from the tokens of their contexts."""
 
     def __init__(self, half: Half, decode: Callable[[list[int]], str]) -> None:
         self.decode = decode
@@ -169,7 +167,7 @@ class Text:
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids as text; as numbers where there is no tokenizer, and where there is no token."""
+    """A function from ids to text (numbers without a tokenizer); negative ids are skipped."""
 
     def decode(ids: list[int]) -> str:
         known = [i for i in ids if i >= 0]
@@ -186,7 +184,7 @@ def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
 def cards(
     fits: Mapping[Site, Half], proxies: Mapping[Site, Proxy], tokenizer: Any, *, earlier: dict[Site, tuple[int, Tensor]]
 ) -> list[dict[str, Any]]:
-    """The cards of some sites; `earlier` holds (step, directions) of the step before."""
+    """The cards of some sites; `earlier` holds (step, directions) of the previous measured step."""
     found: list[dict[str, Any]] = []
     for site, half in fits.items():
         proxy = proxies[site]

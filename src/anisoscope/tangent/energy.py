@@ -1,7 +1,7 @@
-"""Energies of subspaces with intervals: rows of the table for one site and one step.
+"""Energies of subspaces with jackknife intervals, as records of the table for one site and one step.
 
 Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
-values; the proxy stays as fitted, so an interval is about the test contexts.
+values; the proxy is not refitted, so intervals reflect the variation of test contexts only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEW = 10  # rows per dimension below which a second moment is flagged
 
 @dataclass(frozen=True)
 class Grouping:
-    """A way to sort rows into groups: a name for each label; rows labelled −1 belong to none."""
+    """A partition of rows into groups: `names[label]` of each row; rows labelled −1 belong to none."""
 
     names: Sequence[str]
     label: Tensor  # [n] on the host
@@ -45,7 +45,7 @@ class Grouping:
 
 
 class EnergyRows:
-    """The test rows of one site, ready to be asked for the energy of any subspace: of all rows, and of groups."""
+    """Energies of any subspace over the test rows of one site: of all rows, and of groups."""
 
     def __init__(self, half: Half, groupings: Sequence[Grouping] = ()) -> None:
         assert half.g is not None
@@ -69,13 +69,13 @@ class EnergyRows:
         total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
         for code in self.codes:
             total.index_add_(1, code, columns)
-        energy, norm, share, alive, n = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # each [groups, FOLDS]
-        pooled, by_row = _ratios(energy, norm), _ratios(share, alive)
+        energy, norm, share, nonzero, n = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # each [groups, FOLDS]
+        pooled, by_row = _ratios(energy, norm), _ratios(share, nonzero)
         for i, name in enumerate(self.names):
             if n[i].any():
-                more = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.dropped}
-                yield name, "", pooled[i] | more
-                yield name, "row", by_row[i] | more
+                counts = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.dropped}
+                yield name, "", pooled[i] | counts
+                yield name, "row", by_row[i] | counts
 
 
 def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
@@ -83,16 +83,16 @@ def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
     with np.errstate(divide="ignore", invalid="ignore"):
         value = top.sum(1) / bottom.sum(1)
         rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
-    rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows has no value: it must not narrow an interval
-    found = []
-    for mine, replicates in zip(value.tolist(), rest.tolist(), strict=True):
-        low, high = jackknife(mine, replicates, bounds=(0.0, 1.0))
-        found.append({"value": mine, "low": low, "high": high, "replicates": replicates})
-    return found
+    rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows must not narrow an interval
+    columns = []
+    for one_value, replicates in zip(value.tolist(), rest.tolist(), strict=True):
+        low, high = jackknife(one_value, replicates, bounds=(0.0, 1.0))
+        columns.append({"value": one_value, "low": low, "high": high, "replicates": replicates})
+    return columns
 
 
 def bands(draws: Sequence[Tensor]) -> list[Record]:
-    """Mean, 95 % band and standard deviation of several sets of control draws, which come to the host together."""
+    """Mean, 95 % band and standard deviation of several sets of control draws, with one transfer to the host."""
     values = torch.stack([mine.double() for mine in draws]).cpu()
     values = torch.where(values.isfinite().all(1, keepdim=True), values, torch.nan)
     low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1)
@@ -121,7 +121,7 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
 
 
 def proxy_records(rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "") -> Iterator[Record]:
-    """Energy and enrichment of one proxy in every group; means over rows where there are no bins."""
+    """Energy and enrichment of one proxy in every group; means over rows except in frequency bins."""
     for group, average, columns in rows.of(Q):
         if not average or ":" not in group:
             note = few if columns["value"] == columns["value"] else "no gradient reaches these rows"
@@ -129,31 +129,31 @@ def proxy_records(rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "") -
 
 
 def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
-    """Random subspaces of a proxy's rank, where a second moment M lives."""
+    """Random subspaces of a proxy's rank, on the device of the second moment M."""
     return Draws(len(M), rank, draws=draws, seed=seed, device=str(M.device))
 
 
 def control_records(
     measured: Measured, Q: Tensor, label: Label, columns: Record, *, group: str = "", average: str = ""
 ) -> Iterator[Record]:
-    """Random and normal controls of one proxy against one second moment; ratio and p."""
+    """Records of random and normal controls of one proxy for one second moment, of the ratio and of p."""
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
-    words: dict[str, Any] = {"group": group, "average": average}
+    where: dict[str, Any] = {"group": group, "average": average}
     controls = {"random": measured.random(shares=not average), "normal": measured.normal(Q, shares=not average)}
     drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
-    found = dict(zip(drawn, bands(list(drawn.values())), strict=True))
-    for (name, metric), columns_of in found.items():
-        yield record(metric, columns_of | more, label, control=name, **words)
-    value, edges = columns["value"], found["normal", "gradient_energy"]
+    summaries = dict(zip(drawn, bands(list(drawn.values())), strict=True))
+    for (name, metric), columns_of in summaries.items():
+        yield record(metric, columns_of | more, label, control=name, **where)
+    value, edges = columns["value"], summaries["normal", "gradient_energy"]
     ends = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
     ratio = {end: tangent.gradient_ratio(value, level) for end, level in ends.items()}
-    yield record("gradient_ratio", ratio | more, label, **words)
+    yield record("gradient_ratio", ratio | more, label, **where)
     p = tangent.gradient_p(value, controls["random"].energy.cpu())
-    yield record("gradient_p", {"value": p} | more, label, **words)
+    yield record("gradient_p", {"value": p} | more, label, **where)
 
 
 class Shares:
-    """The normalised second moments of a site, all rows, without each fold, of groups: for every subspace at once."""
+    """The normalised second moments of a site: of all rows, leaving out each fold, and of groups."""
 
     def __init__(self, moments: GradientMoments, groups: Sequence[str] = ()) -> None:
         assert moments.folds is not None
@@ -169,7 +169,7 @@ class Shares:
 
 
 def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = False) -> Iterator[Record]:
-    """Both anisotropy shares of one proxy (or fitted control), with their jackknife; of groups without one."""
+    """Both anisotropy shares of one proxy (or fitted control) with jackknife intervals; of groups without."""
     moments, (d, r) = shares.moments, Q.shape
     share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
     note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
@@ -184,9 +184,9 @@ def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = Fal
         columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
         yield record(metric, columns | more, label)
     for place, group in enumerate(shares.groups if groups else (), shares.lines):
-        mine = {"n": moments.counts[group], "contexts": moments.contexts}
+        counts = {"n": moments.counts[group], "contexts": moments.contexts}
         for metric, (values, _) in both.items():
-            yield record(metric, {"value": values[place]} | mine, label, group=group)
+            yield record(metric, {"value": values[place]} | counts, label, group=group)
 
 
 def few_rows(n: int, d: int) -> str:
@@ -196,9 +196,9 @@ def few_rows(n: int, d: int) -> str:
 def moment_records(
     shares: Shares, Q: Tensor, label: Label, measured: Measured | None = None, *, note: str = ""
 ) -> Iterator[Record]:
-    """Everything about a subspace that was fitted at another step, from second moments alone.
+    """Records of a subspace that was fitted at another step, from second moments alone.
 
-    Of a fitted control (next, permuted) energy and shares; of a proxy also groups, and the controls that were drawn.
+    Energy and shares of a fitted control (`measured` is None); of a proxy also groups and the drawn controls.
     """
     moments = shares.moments
     assert moments.folds is not None and moments.unit is not None
@@ -215,7 +215,7 @@ def moment_records(
         mean, *parts = tangent.gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
         yield record("gradient_energy", {"value": mean} | more, label, average="row")
         for group, part in zip(moments.groups, parts, strict=True):
-            if part == part:  # else no gradient reaches the group
+            if part == part:  # NaN if no gradient reaches the group
                 yield from energy_records(more | {"value": part, "n": moments.counts[group]}, Q, label, group=group)
         found += control_records(measured, Q, label, columns)
     for row in [*found, *share_records(shares, Q, label)]:
@@ -223,13 +223,13 @@ def moment_records(
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:
-    """Records with the place and the step they belong to."""
+    """Add the columns of the site and the step to records."""
     place = {"stack": site.stack, "layer": site.layer, "kind": site.name or site.kind, "step": step}
     return [{**place, **row} for row in records]
 
 
 def holm_records(records: Iterable[Record]) -> list[Record]:
-    """Holm over the layers of one step, for each variant and group."""
+    """Holm-corrected p-values over the layers of one step, for each variant and group."""
     families: dict[tuple[str, str], list[Record]] = {}
     for row in records:
         if row["metric"] == "gradient_p":
@@ -241,12 +241,9 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
     ]
 
 
-# -- the tangent test on plain arrays ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TangentTest:
-    """How much of some gradients lies in a subspace, against random subspaces of the same rank."""
+    """Result of `tangent_test`: how much of the gradients lies in a subspace, against random ones of its rank."""
 
     energy: Estimate  # ‖GQ‖²/‖G‖²
     energy_by_row: Estimate  # the mean of ‖gQ‖²/‖g‖²
@@ -275,7 +272,7 @@ _FIELDS = {
 def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 999, seed: int = 0) -> TangentTest:
     """Test gradients G (n×d) against the span of `directions` (k×d rows, need not be orthogonal).
 
-    `contexts` are integer labels of the rows: rows of one context are dependent, so intervals leave whole contexts out.
+    `contexts` are integer labels of the rows: rows of one context are dependent, so intervals leave out whole contexts.
 
     >>> Q = torch.eye(40, dtype=torch.float64)[:4]
     >>> inside = torch.randn(200, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) @ Q
@@ -311,7 +308,7 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
 
 def _pick(records: list[Record], metric: str, extra: str) -> Estimate:
     for row in records:
-        plain = not any(word in row["variant"] for word in ("control=", "average="))
+        plain = not any(key in row["variant"] for key in ("control=", "average="))
         if row["metric"] == metric and (extra in row["variant"] if extra else plain):
             names = ("low", "high", "n", "contexts", "dropped", "note", "sd")
             return Estimate(row["value"], **{name: row[name] for name in names if name in row})

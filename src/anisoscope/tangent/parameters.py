@@ -1,7 +1,7 @@
-"""Parameters under training: gradients and updates of the embedding table, and gradients of weights.
+"""The tangent test on parameters: gradients and updates of the embedding table, and gradients of weights.
 
-Notation: W the table [V, d], T = Σ g over the occurrences of each type (its gradient in the input role), ΔW the change
-between measured steps. Rows are types; a fit never sees the types it is tested on.
+Notation: W the table [V, d], T = Σ g over the occurrences of each type (the gradient of W as input embedding), ΔW the
+change between measured steps. Rows are types; a proxy is never tested on the types it was fitted on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls,
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tensor:
-    """T [V, d]: the gradient of the input table, by scatter-add of the gradients of what it gave out."""
+    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
     width = embedded[0][1].shape[-1]
     out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
     for ids, grads, _ in embedded:
@@ -38,27 +38,27 @@ def input_role(embedded: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tens
 
 @dataclass
 class EmbeddingWatch:
-    """What happens to the input embedding between measured steps.
+    """Tracks the input embedding table between measured steps.
 
-    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, whatever the gradients say; its sum is
-    kept by a hook of the optimizer and taken out of the update.
+    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, independently of the gradients; optimizer
+    hooks accumulate it, so that it can be subtracted from the update.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None = None
-    outer: nn.Module | None = None  # what the training loop calls, where that is a wrapper of the model
+    outer: nn.Module | None = None  # the wrapper of the model that the training loop calls, if any
     step: int | None = None
-    before: Tensor | None = None
-    decay: Tensor | None = None
-    seen: Tensor | None = None  # [V] bool, since the interval began
-    closed: Tensor | None = None  # the same of the interval that just ended
-    paused: bool = False  # while a probe reads the table, too
-    _shrunk: Tensor | None = None  # by the update that is under way
+    before: Tensor | None = None  # the table at the last measured step
+    decay: Tensor | None = None  # accumulated weight decay since then
+    seen: Tensor | None = None  # [V] bool: types read since the interval began
+    closed: Tensor | None = None  # `seen` of the interval that just ended
+    paused: bool = False  # true while a probe runs, whose reads do not count
+    _shrunk: Tensor | None = None  # weight decay of the current update
     _handles: list[Any] = field(default_factory=list)
 
     @property
     def table(self) -> Tensor | None:
-        """The weight of the input embedding, where the model has one."""
+        """The weight [V, d] of the input embedding, None if the model has none."""
         try:
             module = unwrapped(self.model).get_input_embeddings()  # type: ignore[operator]
         except (AttributeError, NotImplementedError):
@@ -68,7 +68,7 @@ class EmbeddingWatch:
 
     @property
     def group(self) -> dict[str, Any] | None:
-        """The optimizer's settings for the table, where its weight decay is decoupled (loading a state replaces it)."""
+        """The optimizer's group of the table if its weight decay is decoupled; not cached: loading a state replaces it."""
         table = self.table
         if self.optimizer is None or table is None:
             return None
@@ -79,7 +79,7 @@ class EmbeddingWatch:
         return None
 
     def attach(self) -> None:
-        """Hooks: which types were read, and how much weight decay took."""
+        """Add the hooks that record which types are read and how much weight decay is applied."""
         table = self.table
         if table is None:
             return
@@ -94,7 +94,7 @@ class EmbeddingWatch:
 
         self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
         if self.group is not None and self.optimizer is not None:
-            # two hooks: with optimizer.step(closure) the whole step, and its measuring, lies between them
+            # two hooks: with optimizer.step(closure) forward, backward and measurement run between them
             self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
             self._handles.append(self.optimizer.register_step_post_hook(self._decay))
 
@@ -108,17 +108,17 @@ class EmbeddingWatch:
         table, group = self.table, self.group
         if table is not None and group is not None and not self.paused:
             # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
-            smaller = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
-            self._shrunk = smaller.double() - table.double()
+            decayed = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
+            self._shrunk = decayed.double() - table.double()
 
     def _decay(self, *_: Any) -> None:
-        taken, self._shrunk = self._shrunk, None
-        without = self.table is None or self.table.grad is None  # the optimizer leaves it alone
-        if taken is not None and self.before is not None and not without:
-            self.decay = taken if self.decay is None else self.decay.add_(taken)
+        decay, self._shrunk = self._shrunk, None
+        untouched = self.table is None or self.table.grad is None  # the optimizer skips parameters without a gradient
+        if decay is not None and self.before is not None and not untouched:
+            self.decay = decay if self.decay is None else self.decay.add_(decay)
 
     def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name, types, rows of ΔW) since the last measured step: without weight decay where that is known, and raw."""
+        """(name, types, rows of ΔW) since the last measured step: raw, and without weight decay where that is known."""
         table = self.table
         if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
             return
@@ -130,13 +130,13 @@ class EmbeddingWatch:
         yield "update_raw", types.cpu(), change[types]
 
     def close(self) -> None:
-        """An interval ends before the batch of this step is read: what is read from now on belongs to the next."""
+        """End the interval before the batch of this step is read; later reads belong to the next interval."""
         if self.seen is not None:
             self.closed = self.seen.clone()
             self.seen.zero_()
 
     def remember(self, step: int) -> None:
-        """A new interval begins with the table as it is."""
+        """Begin a new interval with the current table."""
         if self.table is not None:
             self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
 
@@ -153,7 +153,7 @@ class EmbeddingWatch:
 
 @dataclass(frozen=True)
 class TableStudy:
-    """Energies of rows of a table in a proxy, against the controls."""
+    """Tests gradients or updates of rows of an embedding table against proxies and their controls."""
 
     draws: int
     seed: int
@@ -170,7 +170,7 @@ class TableStudy:
             names = [f"frequency:{b + 1}" for b in range(int(self.bins.max()) + 1)]
             groupings.append(Grouping(names, bin_of(types, self.bins)))
         energies, shares = energy.EnergyRows(half, groupings), energy.Shares(moment)
-        drawn: dict[int, Measured] = {}  # by rank: proxies share their controls
+        drawn: dict[int, Measured] = {}  # by rank: proxies of one rank share their controls
         for label, proxy in proxies.items():
             mine, Q = replace(label, of=of), proxy.basis.to(rows.device)
             found = list(energy.proxy_records(energies, Q, mine))
@@ -186,12 +186,12 @@ class TableStudy:
 
 
 def unseen_types(size: int) -> Tensor:
-    """A mask of types [V] that the proxies of `fit_on_types` have not seen."""
+    """A mask [V] of the types on which `fit_on_types` does not fit."""
     return half_of(torch.arange(size)) == 1
 
 
 def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
-    """A proxy of the embedding site fitted on rows of half of the types, and its fitted controls; none if too few."""
+    """A proxy of the embedding site fitted on rows of half of the types, and its controls; {} if rows are too few."""
     # a masked row shows [MASK] or noise, not the type it stands for
     mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
     rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
@@ -200,12 +200,6 @@ def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Labe
     found = {label: fit_proxies({site: rows}, label, seed=seed)}
     found |= fit_controls({site: rows}, label, found[label], seed=seed)
     return {how: proxies[site] for how, proxies in found.items()}
-
-
-# -- weight gradients: rows of dL/dW of the linears that read the stream, against a proxy of what they read ------------
-#
-# Notation: W out×d reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; folds add up, so that leaving
-# one out is a subtraction.
 
 
 def weight_records(
@@ -220,7 +214,10 @@ def weight_records(
     most: int,
     seed: int,
 ) -> Iterator[Record]:
-    """Energy of the weight gradients of each reader site, with controls."""
+    """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
+
+    W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
+    """
     inputs = {site: rows_to_fit(fits[site], most=most) for site in readers if site in fits}
     seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
     gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
@@ -233,8 +230,8 @@ def weight_records(
             if folds is None or not bool(folds.any()):
                 continue
             Q, folds = mine.basis.to(folds.device), folds.double()
-            words = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
-            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": words}
+            note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
+            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
             columns = _energy_columns(folds, Q) | sizes
             records = list(energy.energy_records(columns, Q, label))
             total = folds.sum(0)
@@ -247,7 +244,7 @@ def weight_records(
 
 
 def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
-    """[FOLDS, out, d]: the gradient of the test contexts of each fold, of all weights that read one site."""
+    """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
     found: dict[int, Tensor] = {}
     for fold, gradients in rows.weights:
         part = joined(model, names, gradients)
@@ -260,7 +257,7 @@ def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> T
 
 
 def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
-    """The energy with its jackknife over the folds that hold a gradient."""
+    """The energy with its jackknife interval over the folds that have a gradient."""
     total = folds.sum(0)
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
     value = _energy(total, Q)
@@ -271,5 +268,5 @@ def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
 
 
 def _energy(G: Tensor, Q: Tensor) -> float:
-    """‖GQ‖² / ‖G‖² from G itself: its second moment would cost more than the few products."""
+    """‖GQ‖² / ‖G‖² from G itself, which is cheaper than its second moment."""
     return float((G @ Q).square().sum() / G.square().sum())

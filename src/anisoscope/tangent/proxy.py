@@ -1,8 +1,8 @@
 """The rows of one measured step, and tangent proxies: subspaces fitted on activations alone, for all sites at once.
 
-Some contexts of a step are to fit on, the others, with their gradients, to test on: a context is wholly in one half, by
-a hash of its content. A proxy is the span of a few concepts of the centred activations of the fit half; what it was
-fitted on and how is its label, and the label is the variant in the table.
+A hash of its content assigns each context of a step to the fit half or to the test half, whose gradients are read. A
+proxy is the span of a few concepts of the centred activations of the fit half; its label records how it was fitted and
+is the variant in the table.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import fold_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
 
-# -- the rows ----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Half:
-    """Rows of one half at one site, with what each row is; labels live on the host."""
+    """Rows of one half at one site, with labels of each row; labels are on the CPU."""
 
     x: Tensor  # [n, d]
     g: Tensor | None  # [n, d], test half only
@@ -41,12 +39,12 @@ class Half:
 
     @classmethod
     def joined(cls, parts: list[tuple[SiteRows, float]]) -> Half:
-        """The finite rows of several passes; the gradients of each times a factor."""
+        """Join the finite rows of several passes; the gradients of each are multiplied by its factor."""
         x = torch.cat([rows.x for rows, _ in parts])
         with_g = all(rows.g is not None for rows, _ in parts)
         g = torch.cat([rows.g * factor for rows, factor in parts if rows.g is not None]) if with_g else None
         labels = [_labels(rows) for rows, _ in parts]
-        columns = {name: torch.cat([mine[name].cpu().long() for mine in labels]) for name in labels[0]}
+        columns = {name: torch.cat([part[name].cpu().long() for part in labels]) for name in labels[0]}
         bad = ~x.isfinite().all(1) if g is None else ~(x.isfinite().all(1) & g.isfinite().all(1))
         dropped = int(bad.sum())
         if dropped:
@@ -57,7 +55,7 @@ class Half:
 
     @classmethod
     def plain(cls, rows: Tensor, context: Tensor, *, dropped: int = 0) -> Half:
-        """Plain rows as a test half, of which nothing is known but their contexts."""
+        """Plain rows as a test half without labels except their contexts."""
         nothing = torch.full_like(context, -1)
         return cls(rows, rows, context, torch.zeros_like(context), nothing, nothing, nothing, dropped)
 
@@ -74,7 +72,7 @@ class Half:
         return row_hash(self.context, self.position, seed=0)
 
     def few(self, most: int) -> Tensor:
-        """The numbers of the `most` rows that come first in the shuffled order, ascending."""
+        """The indices of the first `most` rows in the shuffled order, ascending."""
         return self.order().argsort()[:most].sort().values
 
     def __len__(self) -> int:
@@ -84,13 +82,13 @@ class Half:
 def _labels(rows: SiteRows) -> dict[str, Tensor]:
     index, words = rows.index, rows.words
     masked = torch.full((len(rows.x),), -1) if words.masked is None else words.masked
-    told = {"token": words.original, "target": words.target, "masked": masked}
-    return {"context": index.context, "position": index.position, **told}
+    targets = {"token": words.original, "target": words.target, "masked": masked}
+    return {"context": index.context, "position": index.position, **targets}
 
 
 @dataclass
 class StepRows:
-    """What the passes of one step gave, site by site."""
+    """The rows that the passes of one step gave, by site."""
 
     step: int
     fit: dict[Site, list[SiteRows]] = field(default_factory=dict)
@@ -107,7 +105,7 @@ class StepRows:
             self.fit.setdefault(site, []).append(rows)
 
     def add_test(self, found: GradientPass, *, factor: float = 1.0) -> None:
-        """Rows with gradients; `factor` turns them into gradients of the summed loss."""
+        """Add rows with gradients; `factor` turns these into gradients of the summed loss."""
         for site, rows in found.sites.items():
             if rows.g is not None:
                 self.test.setdefault(site, []).append((rows, factor))
@@ -116,11 +114,11 @@ class StepRows:
         self.tokens += found.tokens
 
     def fit_half(self, site: Site) -> Half:
-        """The rows to fit on of one site, whether or not it has gradients."""
+        """The fit half of one site, whether or not the site has gradients."""
         return Half.joined([(rows, 1.0) for rows in self.fit[site]])
 
     def lacking(self) -> str:
-        """Why the step cannot be measured, or "": contexts of one half only, or no finite gradient."""
+        """The reason why the step cannot be measured (one half is empty, nothing is finite), or ""."""
         fit = sum(len(r.x) for rows in self.fit.values() for r in rows)
         if not fit or not any(len(rows.x) for parts in self.test.values() for rows, _ in parts):
             return f"all contexts of step {self.step} are in one half"
@@ -134,7 +132,7 @@ class StepRows:
         return ""
 
     def halves(self) -> Iterator[tuple[Site, Half, Half]]:
-        """Each site's fit and test half; an error where a half is empty."""
+        """(site, fit half, test half) of each site; an error if a half is empty."""
         if not self.fit or not self.test:
             seen = sum(len(r.x) for rows in self.fit.values() for r in rows)
             raise AnisoscopeError(
@@ -153,29 +151,27 @@ class StepRows:
 
 
 def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
-    """Some contexts of a batch; what is not per context stays as it is."""
+    """Select contexts of a batch; entries that are not per context are kept."""
     size = next(len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1)
-    mine = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == size}
-    return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in mine.items()}
+    per_context = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == size}
+    return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in per_context.items()}
 
 
-# -- the proxies -------------------------------------------------------------------------------------------------------
-
-RANK_TOLERANCE = 1e-10  # of squared singular values: rounding of float32 rows lies far below
+RANK_TOLERANCE = 1e-10  # relative, of squared singular values; rounding errors of float32 rows are far smaller
 _BYTES = 1 << 28  # of stacked activations fitted together
 
 
 @dataclass(frozen=True)
 class Label:
-    """How a subspace came about; only what is not the default is named in the table."""
+    """How a subspace was fitted; fields with empty values are left out of the variant in the table."""
 
     proxy: str = "semi_nmf"
     rank: int = 16
     fit: str = "refit"
     balanced: bool = False
-    control: str = ""  # next, permuted (normal and random are draws, not fits)
-    of: str = ""  # embedding_in, update, weight …: what is tested, where that is not the gradient of the rows
-    batch: str = ""  # live where the rows are those of training batches
+    control: str = ""  # next, permuted: fitted controls (normal and random ones are drawn)
+    of: str = ""  # what is tested if not the gradients of the rows: embedding_in, update, weight …
+    batch: str = ""  # "live" for rows of training batches
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The variant in the table."""
@@ -197,7 +193,7 @@ class Proxy:
 def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict[Site, Proxy]:
     """The same kind of proxy at every site, from its rows [n, d]; sites of one shape are fitted together."""
     found: dict[Site, Proxy] = {}
-    for group in _alike(rows):
+    for group in _same_shape(rows):
         stacked = torch.stack([rows[site] for site in group])
         check_rank(label.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
         centre = stacked.mean(-2, keepdim=True)
@@ -210,7 +206,7 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
         ranks = spanned(centred, label.rank)
         if label.control == "permuted":
             centred = permute_columns(centred, seed=seed)
-        for rank in sorted(set(ranks)):  # rows that span fewer dimensions give a proxy, and controls, of fewer
+        for rank in sorted(set(ranks)):  # rows that span fewer dimensions get a proxy and controls of lower rank
             numbers = [i for i, r in enumerate(ranks) if r == rank]
             directions = fit_directions(centred[numbers], rank, method=label.proxy, seed=seed)
             for i, part, basis in zip(numbers, directions, orthonormal_bases(directions), strict=True):
@@ -221,7 +217,7 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
 def fit_controls(
     rows: Mapping[Site, Tensor], label: Label, proxies: Mapping[Site, Proxy], *, seed: int
 ) -> dict[Label, dict[Site, Proxy]]:
-    """Controls of fitted proxies: a proxy of shuffled columns of the same rows, and the next principal components."""
+    """Fitted controls of proxies: proxies of column-permuted rows, and the next principal components."""
     beyond: dict[Site, Proxy] = {}
     for site, x in rows.items():
         basis = next_components(torch.cov(x.double().T), proxies[site].basis.to(x.device))
@@ -231,21 +227,21 @@ def fit_controls(
 
 
 def spanned(centred: Tensor, most: int) -> list[int]:
-    """Of each matrix [b, n, d] the dimensions that its rows span, up to `most`: seen by most + 1 random directions.
+    """The rank of each matrix of [b, n, d], up to `most`, from projections on most + 1 random directions.
 
     >>> spanned(torch.eye(6)[None, :2] - torch.eye(6)[None, :2].mean(1, keepdim=True), 3)
     [1]
     """
     d, generator = centred.shape[-1], torch.Generator().manual_seed(0)
     probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64)
-    seen = (centred @ probes.to(centred.device, centred.dtype)).double()
-    values = torch.linalg.eigvalsh(seen.mT @ seen)
-    alive = (values > RANK_TOLERANCE * values[:, -1:]).sum(1)
-    return [max(1, min(most, int(number))) for number in alive]
+    projected = (centred @ probes.to(centred.device, centred.dtype)).double()
+    values = torch.linalg.eigvalsh(projected.mT @ projected)
+    ranks = (values > RANK_TOLERANCE * values[:, -1:]).sum(1)
+    return [max(1, min(most, int(number))) for number in ranks]
 
 
-def _alike(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
-    """Sites of one shape, as many together as memory allows."""
+def _same_shape(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
+    """Groups of sites whose rows have the same shape, limited by memory."""
     groups: dict[tuple[int, ...], list[list[Site]]] = {}
     for site, x in rows.items():
         chunks = groups.setdefault(tuple(x.shape), [[]])
@@ -256,7 +252,7 @@ def _alike(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
 
 
 def permute_columns(x: Tensor, *, seed: int) -> Tensor:
-    """Every column in an order of its own: means and variances of the coordinates stay, everything joint goes."""
+    """Permute every column independently: keeps the marginals of the coordinates, removes their dependence."""
     generator = torch.Generator().manual_seed(seed + 7919)
     order = torch.rand(x.shape[-2], x.shape[-1], generator=generator).argsort(0).to(x.device)
     return x.gather(-2, order.expand_as(x))
@@ -268,19 +264,19 @@ def rows_to_fit(half: Half, *, most: int) -> Tensor:
 
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:
-    """Equal rows per frequency bin (those with the smallest hashes); None where a bin has none."""
+    """Equally many rows of every frequency bin (those with the smallest hashes); None if a bin has too few."""
     label, order = bin_of(half.token, bins), half.order().argsort()
-    mine = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
-    least = min((len(rows) for rows in mine), default=0)
-    least = min(least, most // max(1, len(mine)))
+    by_bin = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
+    least = min((len(rows) for rows in by_bin), default=0)
+    least = min(least, most // max(1, len(by_bin)))
     if least < 2:
         return None
-    chosen = torch.cat([rows[:least] for rows in mine]).sort().values
+    chosen = torch.cat([rows[:least] for rows in by_bin]).sort().values
     return half.x[chosen.to(half.x.device)]
 
 
 def key(site: Site) -> tuple[int, str, str, str]:
-    """A site as a plain value, for what is saved."""
+    """A site as a tuple of plain values, for saving."""
     return site.layer, site.kind, site.stack, site.name
 
 

@@ -1,8 +1,8 @@
-"""A map of the same few rows through training, on axes that stay where they are.
+"""The row map: coordinates of the same few rows through training on fixed axes, written to map.parquet.
 
-At every measured step the rows with the smallest hashes of (context, position) are kept at a few sites; that choice
-knows nothing of their values, so it is the same rows each time. The axes of a site are the first three principal axes
-of all its measured steps pooled, each step weighted alike:
+At every measured step the rows with the smallest hashes of (context, position) are kept at a few sites; the choice does
+not depend on their values, so it is the same at every step. The axes of a site are the first three principal axes of
+all its measured steps pooled, each step with equal weight:
 
     m = mean over steps of the step's own mean,   C = mean over steps of Σ (x − m)(x − m)ᵀ / n,   C v = λ v
 
@@ -34,7 +34,7 @@ Kept = dict[str, Tensor]  # of one site at one step: rows, scale, hash, position
 
 
 class Axes(NamedTuple):
-    """Where a site is looked at from."""
+    """The fixed axes of a site, and the share of variance along each."""
 
     centre: Tensor  # [d]
     directions: Tensor  # [d, 3]
@@ -50,17 +50,17 @@ def map_sites(sites: Iterable[Site]) -> list[Site]:
     stream = sorted((s for s in set(sites) if s.kind in KINDS), key=flow_order)
     chosen: dict[Site, None] = {}
     for stack in dict.fromkeys(site.stack for site in stream):
-        mine = [s for s in stream if s.stack == stack]
-        blocks = [s for s in mine if s.kind in ("resid", "stage")]
+        in_stack = [s for s in stream if s.stack == stack]
+        blocks = [s for s in in_stack if s.kind in ("resid", "stage")]
         few = [blocks[0], blocks[max(0, len(blocks) // 2 - 1)], blocks[-1]] if blocks else []
-        chosen |= dict.fromkeys(s for s in mine if s.kind not in ("resid", "stage") or s in few)
+        chosen |= dict.fromkeys(s for s in in_stack if s.kind not in ("resid", "stage") or s in few)
     return list(chosen)
 
 
 class RowMap:
-    """A sink that keeps the rows of a few sites, step by step: in a folder where it has one, else in memory.
+    """A sink that keeps a few rows of a few sites at every step: in `folder` if given, else in memory.
 
-    `rows` is their number at each site and step, `sites` those to look at (None = a few of those that come by).
+    `rows` is their number at each site and step, `sites` are the candidates (None = all captured ones).
     """
 
     def __init__(self, rows: int = 400, sites: Iterable[Site] | None = None, *, folder: Path | None = None) -> None:
@@ -75,7 +75,7 @@ class RowMap:
     @torch.inference_mode(False)  # rows outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:
-        """Take the rows of one site; those that are not finite too, so that the choice does not depend on values."""
+        """Add the rows of one site; rows that are not finite, too, so that the choice does not depend on values."""
         site, index = rows.site, rows.index
         if site.kind not in KINDS or (self.wanted is not None and site not in self.wanted) or rows.x.ndim != 2:
             return
@@ -91,7 +91,7 @@ class RowMap:
         """Attention has no rows to map."""
 
     def close(self, step: int, *, tokenizer: Any = None) -> None:
-        """End a step: what came since the last one is kept as this step's, in place of an earlier one of its name."""
+        """End a step: the rows added since the last one become those of `step`, replacing earlier ones."""
         sites = map_sites(self._open)
         kept = {site: _kept(self._open[site]) for site in sites if len(self._open[site])}
         self._open, self._axes = {}, {}
@@ -107,19 +107,17 @@ class RowMap:
             replace_file(self._path(step), lambda path: torch.save(parts, path))
             self._steps[step] = None
 
-    # keeping
-
     @property
     def steps(self) -> list[int]:
         return sorted(self._steps)
 
     def state(self) -> dict[str, Any]:
-        """What a killed run needs to go on; rows that are in the folder stay there."""
+        """The state for resuming; rows saved in the folder are not part of it."""
         inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
         return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
 
     def load(self, state: Mapping[str, Any]) -> RowMap:
-        """Go back to a state; steps whose rows are gone are left out."""
+        """Restore a state; steps whose rows are missing are left out."""
         inside = state.get("inside", {})
         self.groups, self.words = list(state.get("groups", ())), dict(state.get("words", {}))
         self._open, self._axes, self._steps = {}, {}, {}
@@ -135,15 +133,13 @@ class RowMap:
         return self.folder / f"map-{step:09d}.pt"
 
     def _each(self) -> Iterator[tuple[int, dict[Site, Kept]]]:
-        """One step after the other, so that only one is in memory."""
+        """(step, rows by site), loaded one step at a time."""
         for step in self.steps:
             kept = self._steps[step]
             if kept is None:
                 parts = torch.load(self._path(step), map_location="cpu", weights_only=True)
                 kept = {Site(*place): found for place, found in parts["sites"]}
             yield step, kept
-
-    # the map
 
     def axes(self) -> dict[Site, Axes]:
         """The fixed axes of every site, over all steps so far."""
@@ -163,7 +159,7 @@ class RowMap:
         return Axes(centre, directions, shares)
 
     def _rows_of(self, site: Site) -> Iterator[Tensor]:
-        """The finite rows of a site, step by step; of a series of several widths, those as wide as the first."""
+        """The finite rows of a site at each step; none for steps with another width than the first."""
         width = None
         for _, kept in self._each():
             if site in kept:
@@ -182,31 +178,31 @@ class RowMap:
         axes, decode = self.axes(), decoder_of(tokenizer)
         spelled = {} if tokenizer is not None else dict(self.words)
         bins = None if counts is None or not float(counts.sum()) > 0 else equal_mass_bins(counts)
-        hashes = sorted({int(h) for _, kept in self._each() for found in kept.values() for h in found["hash"]})
-        number = {value: i for i, value in enumerate(hashes)}
+        hashes = sorted({int(h) for _, kept in self._each() for rows in kept.values() for h in rows["hash"]})
+        row_number = {value: i for i, value in enumerate(hashes)}
         for step, kept in self._each():
             for site in (s for s in kept if s in axes):
-                found, place = kept[site], axes[site]
-                if found["rows"].shape[1] != len(place.centre):
+                rows, site_axes = kept[site], axes[site]
+                if rows["rows"].shape[1] != len(site_axes.centre):
                     continue
-                at = (_rows(found) - place.centre) @ place.directions
+                at = (_rows(rows) - site_axes.centre) @ site_axes.directions
                 common = {"model": model, "seed": seed, "step": step, "stack": site.stack}
                 common |= {"layer": site.layer, "kind": site.kind}
-                binned = (bin_of(found["token"], bins) + 1).tolist() if bins is not None else None
-                labels = zip(*(found[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
-                for i, (hashed, token, position, group) in enumerate(labels):
+                binned = (bin_of(rows["token"], bins) + 1).tolist() if bins is not None else None
+                labels = zip(*(rows[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
+                for i, (row_hash, token, position, group) in enumerate(labels):
                     if not bool(at[i].isfinite().all()):
                         continue
                     if token not in spelled:
                         spelled[token] = decode([token]) if token >= 0 else ""
-                    more = {"row": number[hashed], "token": spelled[token], "position": position}
-                    more |= dict(zip(AXES, at[i].tolist(), strict=False))
-                    more["frequency"] = (binned[i] or None) if binned is not None else None
-                    yield {**common, **more, "group": self.groups[group] if group < len(self.groups) else ""}
+                    row = {"row": row_number[row_hash], "token": spelled[token], "position": position}
+                    row |= dict(zip(AXES, at[i].tolist(), strict=False))
+                    row["frequency"] = (binned[i] or None) if binned is not None else None
+                    yield {**common, **row, "group": self.groups[group] if group < len(self.groups) else ""}
 
 
 def _kept(sample: Sample) -> Kept:
-    """Half precision about the mean: a drawing needs no more, and wide models have wide rows."""
+    """The rows in half precision relative to their mean, which is precise enough for a plot."""
     x = sample.rows.double().cpu()
     good = x.isfinite().all(1)
     mean = x[good].mean(0) if bool(good.any()) else torch.zeros(x.shape[1:], dtype=torch.float64)
@@ -222,7 +218,7 @@ def _rows(kept: Kept) -> Tensor:
 
 
 def _pooled(rows: Iterable[Tensor], summary: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-    """The mean of a summary over steps, each weighted alike, and the number of steps that had rows."""
+    """The mean of a summary over steps with equal weights, and the number of steps that had rows."""
     total, steps = torch.zeros(()), 0
     for x in rows:
         if len(x):
@@ -231,9 +227,9 @@ def _pooled(rows: Iterable[Tensor], summary: Callable[[Tensor], Tensor]) -> tupl
 
 
 def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues and their vectors; each vector's largest entry is positive, so that no map is mirrored.
+    """The largest eigenvalues and their vectors; each vector's largest entry is positive, so that signs are stable.
 
-    Wide matrices by subspace iteration in a block several times as wide as asked for.
+    Wide matrices by subspace iteration with a block of 8 × `count` vectors.
     """
     if len(cov) <= DENSE:
         values, vectors = torch.linalg.eigh(cov)
@@ -251,7 +247,7 @@ def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def write_map(
     folder: Path, row_map: RowMap, *, model: str, seed: int | None, tokenizer: Any = None, counts: Tensor | None = None
 ) -> dict[str, dict[str, list[float]]]:
-    """Write map.parquet into a run folder; what its run.json says of it under `map`."""
+    """Write map.parquet into a run folder; returns the entry `map` of run.json."""
     if not row_map.steps:
         return {}
     found = list(row_map.records(model, seed, tokenizer=tokenizer, counts=counts))

@@ -1,9 +1,9 @@
-"""The tangent study of one model: do directions fitted on activations alone hold the true gradients?
+"""The tangent study of one model: do directions fitted on activations alone contain the true gradients?
 
-At each measured step: proxies are fitted on the fit half (`refit`), tested on the gradients of the test half against
-matched-rank controls; second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step.
-The frozen proxy is fitted on activations pooled over the first part of training; the steps inside that window are
-tested once it exists, and marked in-sample.
+At each measured step, proxies are fitted on the fit half (`refit`) and tested on the gradients of the test half against
+matched-rank controls. Second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step: it is
+fitted on activations pooled over a window, the first part of training, and the steps inside the window are tested
+afterwards and marked in-sample.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ PLANS = {
         ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
     ),
 }
-# profiles over depth and training of The Shape of Learning: no gradients, so it is no tangent plan
+# metrics of "The Shape of Learning" over depth and training; no gradients, so no tangent plan
 _SHAPE = (
     "svd_ratio svd_ratio:batches=1 svd_ratio_squared svd_ratio_squared:batches=1 average_cosine drift two_nn "
     "two_nn:calibrated=1 levina_bickel gride:scale=1 gride gride:scale=4 gride:scale=8 local_anisotropy "
     "local_anisotropy:partition=random local_anisotropy:partition=none attention_entropy attention_sharpness "
     "score_spread"
 )
-# queries, keys and scores over training, of Is Anisotropy Inherent to Transformers?, beside the stream
+# queries, keys and scores over training, as in "Is Anisotropy Inherent to Transformers?", and the stream
 _ATTENTION = (
     "average_cosine drift mean_norm explained_by_drift qk_cosine attention_entropy attention_sharpness attention_max "
     "first_key_mass score_spread"
 )
 SHAPE, ATTENTION = tuple(_SHAPE.split()), tuple(_ATTENTION.split())
-GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only the dearest preset has them
+GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only `full` has them
     "light": ("average_cosine",),
     "standard": ("average_cosine", "drift", "mean_norm"),
     "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
@@ -85,7 +85,7 @@ _MORE_SITES = {"attention": ("query_unrotated", "key_unrotated")}
 
 
 def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
-    """Kinds of sites that a preset looks at beyond the default ones, where a model has them.
+    """Kinds of sites that a preset measures in addition to the default ones, if the model has them.
 
     >>> more_sites("attention"), more_sites("shape")
     (('query_unrotated', 'key_unrotated'), ())
@@ -96,25 +96,23 @@ def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
 def choose_plan(
     metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
 ) -> tuple[TangentPlan | None, list[Request]]:
-    """The tangent plan (none where only geometry is wanted) and the geometry metrics that `metrics` names.
+    """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
 
-    The metrics of a preset are measured where each is declared, and not wherever it could be had.
+    Metrics of a preset are measured only at the sites each declares, metrics requested by name wherever possible.
     """
     chosen: TangentPlan | None
     if isinstance(metrics, str) and metrics in GEOMETRY:
         chosen = plan or PLANS.get(metrics)
         requests = [replace(request, named=False) for request in parse_requests(GEOMETRY[metrics])]
     else:
-        words = metrics.split(",") if isinstance(metrics, str) else list(metrics)
-        wanted = "tangent" in words or plan is not None
-        chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in words if w != "tangent"]
+        given = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+        wanted = "tangent" in given or plan is not None
+        chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in given if w != "tangent"]
         requests = parse_requests(names) if names else []
     if chosen is not None:
         chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
     return chosen, requests
 
-
-# -- the frozen proxy --------------------------------------------------------------------------------------------------
 
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
@@ -122,7 +120,7 @@ IN_SAMPLE = "in-sample"
 
 @dataclass
 class FrozenProxies:
-    """The window while it is open, the proxies afterwards."""
+    """The frozen proxies: collects rows and moments while the window is open, then fits and tests."""
 
     plan: TangentPlan
     total_steps: int
@@ -140,13 +138,13 @@ class FrozenProxies:
         return self.plan.window * self.total_steps
 
     def missed(self, step: int) -> bool:
-        """Whether the window went by without a measured step: there is nothing to fit on."""
+        """Whether the window ended without a measured step, so that there is nothing to fit on."""
         return not self.proxies and not self.pool and step > self.closes
 
     def offer(
         self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
     ) -> list[Record]:
-        """Take a step into the window, or test the frozen proxies on it."""
+        """Add a step to the window, or test the frozen proxies on it; returns records."""
         self.rank, self.device = rank, next(iter(moments.values())).total.device
         if not self.proxies and step <= self.closes:
             self.window[step] = {fitting.key(site): moment.state() for site, moment in moments.items()}
@@ -160,7 +158,7 @@ class FrozenProxies:
         return Label(proxy, self.rank, fit="frozen", control=control, batch=self.source)
 
     def _fit(self, device: torch.device) -> list[Record]:
-        """Fit on what the window gathered, and go back to the steps inside it."""
+        """Fit on the rows of the window and test the steps inside it."""
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
         seed, first = self.plan.seed, self.plan.proxies[0]
         self.proxies = {p: fitting.fit_proxies(rows, self._label(p), seed=seed) for p in self.plan.proxies[:2]}
@@ -182,20 +180,20 @@ class FrozenProxies:
             ranks = {Q.shape[1] for Q in bases.values()}
             drawn = {rank: energy.draws_for(total, rank, **sizes).of(total) for rank in ranks}
             for proxy, Q in bases.items():
-                mine = energy.moment_records(shares, Q, self._label(proxy), drawn[Q.shape[1]], note=note)
-                records += energy.placed(site, step, mine)
+                rows = energy.moment_records(shares, Q, self._label(proxy), drawn[Q.shape[1]], note=note)
+                records += energy.placed(site, step, rows)
             for control, found in self.controls.items():
                 if site in found:
                     label = self._label(self.plan.proxies[0], control)
-                    mine = energy.moment_records(shares, found[site].basis, label, note=note)
-                    records += energy.placed(site, step, mine)
+                    rows = energy.moment_records(shares, found[site].basis, label, note=note)
+                    records += energy.placed(site, step, rows)
         return records + energy.holm_records(records)
 
     def state(self) -> dict[str, Any]:
-        """Plain values and tensors, from which the window or the proxies come back."""
+        """The state for saving, as plain values and tensors."""
         return {
             "rank": self.rank,
-            "window": sorted(self.window),  # their moments are large and lie in files of their own
+            "window": sorted(self.window),  # their moments are large and are saved in separate files
             "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
             "proxies": {name: fitting.proxy_state(found) for name, found in self.proxies.items()},
             "controls": {name: fitting.proxy_state(found) for name, found in self.controls.items()},
@@ -213,21 +211,19 @@ class FrozenProxies:
         return self.window.get(step)
 
     def finish(self) -> list[Record]:
-        """The proxies of a run that ended inside its window."""
+        """Fit and test now if the run ended inside the window; returns records."""
         if self.proxies or not self.window:
             return []
         return self._fit(torch.device("cpu") if self.device is None else self.device)
 
 
-# -- the study ---------------------------------------------------------------------------------------------------------
-
-STILL = 1e-6  # of the variance: less growth than this is rounding
-DRAW_SEED = 104_729  # control draws have a stream of their own
+STILL = 1e-6  # share of the variance below which growth is rounding
+DRAW_SEED = 104_729  # offset: control draws have a separate random stream
 
 
 @dataclass
 class Kept:
-    """What one step leaves for the next at one site."""
+    """What the next measured step needs of this one at one site."""
 
     step: int
     bases: dict[str, Tensor]  # by proxy
@@ -237,7 +233,7 @@ class Kept:
 
 @dataclass
 class TangentStudy:
-    """The study of one model over its steps; `counts` are token frequencies of the training corpus [V]."""
+    """The study of one model over its steps; `counts` [V] are token frequencies of the training corpus."""
 
     plan: TangentPlan
     counts: Tensor | None = None
@@ -256,31 +252,29 @@ class TangentStudy:
         self.frozen = FrozenProxies(self.plan, self.total_steps or 0, self.source) if wanted else None
         self.main_rank = 0
 
-    # one step
-
     def measure(self, rows: StepRows) -> list[Record]:
-        """The rows of the table that one step gives; when the window closes, also the frozen ones of earlier steps."""
+        """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves()}
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         beyond = self._beyond(halves)
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
-        # where the covariance of the test half grew since the last measured step, and the directions that span it
+        # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
         grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
 
-        def look(site: Site) -> tuple[GradientMoments, list[Record]]:
-            (fit, test), mine = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
+        def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
+            (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
             moment, masks = self._moment(test)
-            found = [*self._site(test, mine, moment, masks, beyond[site])]
-            found += self._concepts(site, mine, test, rows.step, folds[site], grown.get(site))
+            found = [*self._site(test, local, moment, masks, beyond[site])]
+            found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
-        with tangent.full_float32():  # once for all: sites that set and reset it side by side would leave it wrong
-            seen = dict(zip(halves, each_on_host(look, list(halves), device), strict=True))
-        records = [row for _, found in seen.values() for row in found]
+        with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
+            by_site = dict(zip(halves, each_on_host(measure_site, list(halves), device), strict=True))
+        records = [row for _, found in by_site.values() for row in found]
         records += energy.holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -288,12 +282,15 @@ class TangentStudy:
             )
             self.frozen = None
         if self.frozen is not None:
-            fits, moments = {s: fit for s, (fit, _) in halves.items()}, {s: moment for s, (moment, _) in seen.items()}
+            fits, moments = (
+                {s: fit for s, (fit, _) in halves.items()},
+                {s: moment for s, (moment, _) in by_site.items()},
+            )
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
         return records
 
     def _moment(self, test: Half) -> tuple[GradientMoments, list[str]]:
-        """Second moments of a site's gradients, and the groups (masked or not) that controls are drawn for."""
+        """Second moments of a site's gradients, and the names of groups (masked or not) that get controls."""
         assert test.g is not None
         groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
         groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
@@ -301,11 +298,11 @@ class TangentStudy:
         return GradientMoments().update(test.g, context=test.context, groups=groups), plain
 
     def finish(self) -> list[Record]:
-        """The frozen proxy of a run that ended inside its window."""
+        """Records of the frozen proxy of a run that ended inside its window."""
         return self.frozen.finish() if self.frozen is not None else []
 
     def groupings(self, test: Half) -> list[Grouping]:
-        """Masked or not; bins of the original and of the target token."""
+        """Groupings of rows: masked or not; frequency bins of the original and of the target token."""
         found = []
         if bool((test.masked >= 0).any()):
             found.append(Grouping(["unmasked", "masked"], test.masked))
@@ -338,8 +335,6 @@ class TangentStudy:
         if self.frozen is not None and state["frozen"] is not None:
             self.frozen.load(state["frozen"], window)
 
-    # proxies
-
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
@@ -359,7 +354,7 @@ class TangentStudy:
                 if label.proxy in plan.proxies[:2] and label.rank == rank:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
-        main = labels[0]  # controls that must be fitted belong to the study's own proxy
+        main = labels[0]  # fitted controls are made for the main proxy only
         if plan.permuted:
             shuffled = replace(main, control="permuted")
             found[shuffled] = fitting.fit_proxies(rows, shuffled, seed=plan.seed)
@@ -390,10 +385,8 @@ class TangentStudy:
             )
         return found[site].basis
 
-    # one site
-
     def _beyond(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Tensor]:
-        """The principal components of the fit rows that come after the study's own proxy."""
+        """The principal components of the fit rows beyond the main proxy, d×r by site."""
         main = self.fitted[self.plan.proxies[0]]
         fits = {site: fitting.rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
         problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
@@ -405,7 +398,7 @@ class TangentStudy:
     ) -> Iterator[Record]:
         rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
         few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
-        targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by the rank that a proxy really has
+        targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by actual rank of a proxy
         for label, proxy in proxies.items():
             Q = proxy.basis
             found = list(energy.proxy_records(rows, Q, label, few=few))
@@ -417,7 +410,7 @@ class TangentStudy:
             yield from energy.share_records(shares, Q, label, groups=True)
             if label.proxy not in self.plan.proxies[:2]:
                 continue
-            main = label.proxy == self.plan.proxies[0]  # the others stand beside it, with the plain controls
+            main = label.proxy == self.plan.proxies[0]  # other proxies get controls for all rows only
             if main:
                 after = replace(label, control="next")
                 yield from energy.proxy_records(rows, beyond, after, few=few)
@@ -431,7 +424,7 @@ class TangentStudy:
                 yield from energy.control_records(measured, Q, label, columns, group=group, average=average)
 
     def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
-        """The second moments that controls are drawn for: all rows, every row alike, masked and unmasked."""
+        """(group, average, second moment with draws) for controls: all rows, unit-norm rows, masked and unmasked."""
         assert moment.unit is not None
         total, draws = moment.total, self._draws(moment.total, rank)
         if float(total.trace()) > 0:
@@ -453,27 +446,27 @@ class TangentStudy:
         folds: FoldCovariance,
         grown: tuple[Tensor, ...] | None,
     ) -> Iterator[Record]:
-        """How the span and its concepts moved since the last measured step, and where variance was added."""
+        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
         main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
-        own, variant = main[self.plan.proxies[0]], variant_name({"rank": self.main_rank})
+        main_proxy, variant = main[self.plan.proxies[0]], variant_name({"rank": self.main_rank})
         if {"semi_nmf", "pca"} <= main.keys():
             value = tangent.proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
             yield {"metric": "proxy_overlap", "variant": variant, "value": value}
         before = self.previous.get(site)
         if before is not None and grown is not None:
-            words = {"variant": variant, "note": f"since step {before.step}"}
-            turned = tangent.concept_turn(before.bases[self.plan.proxies[0]].cpu(), own.basis.cpu())
-            yield {"metric": "concept_turn", "value": turned, **words}
-            match = tangent.concept_match(before.directions, own.directions)
-            yield {"metric": "concept_match", "value": match, **words}
-            yield from self._amplified(before, folds, test, *grown)
+            since = {"variant": variant, "note": f"since step {before.step}"}
+            turned = tangent.concept_turn(before.bases[self.plan.proxies[0]].cpu(), main_proxy.basis.cpu())
+            yield {"metric": "concept_turn", "value": turned, **since}
+            match = tangent.concept_match(before.directions, main_proxy.directions)
+            yield {"metric": "concept_match", "value": match, **since}
+            yield from self._amplification(before, folds, test, *grown)
         bases = {name: proxy.basis for name, proxy in main.items()}
-        self.previous[site] = Kept(step, bases, own.directions, folds)
+        self.previous[site] = Kept(step, bases, main_proxy.directions, folds)
 
-    def _amplified(
+    def _amplification(
         self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
     ) -> Iterator[Record]:
-        """The share of new variance in the earlier proxy; leaving out a fold keeps the directions that grew."""
+        """The share of new variance inside the earlier proxy; the jackknife keeps the directions of growth fixed."""
         older = before.folds.to(after.n.device)
         labels = [Label(proxy, self.main_rank, batch=self.source) for proxy in self.plan.proxies[:2]]
         more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
@@ -489,9 +482,9 @@ class TangentStudy:
         change = after.weighted(weights) - older.weighted(weights)
         values = [tangent.amplification(grown, Q) for Q in bases]
         table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
-        alive = (after.n > 0).tolist()
-        for label, Q, (value, *left) in zip(labels, bases, table, strict=True):
-            rest = [part for part, lives in zip(left, alive, strict=True) if lives]
+        used = (after.n > 0).tolist()
+        for label, Q, (value, *leave_one_out) in zip(labels, bases, table, strict=True):
+            rest = [part for part, lives in zip(leave_one_out, used, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield energy.record("amplification", columns | more, label)
@@ -504,25 +497,25 @@ class TangentStudy:
                 yield energy.record("amplification", row | more, label, control=name)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
-        """Contextual spread of types against their frequency, over the rows of both halves that show their token."""
+        """Contextual spread of types against their frequency, over unmasked rows of both halves."""
         if self.counts is None or test.token.max() < 0:
             return
         x = torch.cat([fit.x, test.x])
         order = torch.cat([fit.order(), test.order()])
-        masked = torch.cat([fit.masked, test.masked]) == 1  # these rows are about [MASK], not about their own type
+        masked = torch.cat([fit.masked, test.masked]) == 1  # these rows show [MASK], not their own type
         tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
         found = frequency.contextual_spread(x, tokens, self.counts, order=order)
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
 def spread_records(found: frequency.TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
-    """Correlations of log frequency with the spread of types, plain and divided by the mean norm."""
+    """Records of correlations of log frequency with the spread of types, plain and divided by the mean norm."""
     for normalised in (False, True):
         for method in ("pearson", "spearman"):
             c = frequency.frequency_spread(found, method=method, normalised=normalised, seed=seed)
-            words: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
+            options: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
             note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
-            base = {"variant": variant_name(words), "n": c.types, "note": note}
+            base = {"variant": variant_name(options), "n": c.types, "note": note}
             yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
             yield {"metric": "frequency_spread_p", "value": frequency.frequency_spread_p(c), **base}
     beta = frequency.frequency_beta(found, seed=seed)
