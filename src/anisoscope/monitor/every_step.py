@@ -1,7 +1,7 @@
 """First and second moments of activations and gradients at every step, without device–host synchronisation.
 
-Hooks take a few rows of every site; once a step, one batched product for all sites gives their moments, and a few
-numbers of them go into a buffer on the device. The host reads it when a step is measured anyway.
+Hooks sample rows of every site; once per step, one batched product for all sites gives their moments, and a few
+quantities derived from them go into a buffer on the device, which the host reads when a step is measured anyway.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from anisoscope.results.folder import replace_file
 from anisoscope.results.query import SCHEMA, SCHEMA_VERSION, Table
 from anisoscope.stats.moments import QUANTITIES, Trace, wide
 
-ROWS = 2048  # of one forward pass
+ROWS = 2048  # sampled of each forward pass
 FILE = "every_step.parquet"
-_STEPS = 1024  # of one buffer on the device
-_FIRST = len(QUANTITIES)  # of the gradients' quantities
+_STEPS = 1024  # steps of one buffer on the device
+_FIRST = len(QUANTITIES)  # first buffer column of the gradients
 _ALIGNMENT = 2 * _FIRST
-# column of the buffer, metric, variant, column of its number of rows
+# (column of the buffer, metric, variant, column of its row count)
 _METRICS: list[tuple[int, str, str, int]] = [
     *((i, QUANTITIES[i], "rows=batch", 0) for i in range(2, _FIRST)),
     *((_FIRST + i, QUANTITIES[i], "of=gradient;rows=batch", _FIRST) for i in range(2, _FIRST - 1)),
     (_ALIGNMENT - 1, QUANTITIES[-1], "centred=0;of=gradient;rows=batch", _FIRST),
     (_ALIGNMENT, "gradient_alignment", "rows=batch", _FIRST),
 ]
-_WHY = {0: "no row was seen here", _FIRST: "no gradient came here"}  # where their number is 0
+_WHY = {0: "no row was seen here", _FIRST: "no gradient came here"}  # notes by column of a row count that is 0
 
 
 @dataclass(frozen=True)
 class StepBlock:
-    """Some steps of some sites on the host."""
+    """The quantities of some sites at some steps, on the CPU."""
 
     sites: tuple[Site, ...]
     steps: np.ndarray  # [m] int64
@@ -54,42 +54,42 @@ class StepBlock:
 
 @dataclass
 class _Group:
-    """Sites of one width on one device, whose rows go through one product."""
+    """Sites of one width on one device, whose moments are computed in one batched product."""
 
     sites: tuple[Site, ...]
     width: int
     device: torch.device
     sums: Trace | None = None
     steps: list[int] = field(default_factory=list)
-    full: list[Tensor] = field(default_factory=list)  # buffers that are on their way to the host
+    full: list[Tensor] = field(default_factory=list)  # full buffers, in asynchronous copy to the host
     buffer: Tensor | None = None  # [steps, sites, quantities]
 
     def add(self, seen: SampledPass) -> None:
-        """The rows of one pass and their gradients; a site that is missing has no valid row."""
+        """Add the rows of one pass and their gradients; a missing site has no valid row."""
         found = [seen.rows.get(site) for site in self.sites] + [seen.gradients.get(site) for site in self.sites]
         longest = max((len(x) for x in found if x is not None), default=0)
         if not longest:
             return
-        none = torch.zeros(0, self.width, device=self.device)
-        every = [none if x is None else x for x in found]
-        rows = torch.stack([x if len(x) == longest else pad(x, (0, 0, 0, longest - len(x))) for x in every])
+        empty = torch.zeros(0, self.width, device=self.device)
+        tensors = [empty if x is None else x for x in found]
+        rows = torch.stack([x if len(x) == longest else pad(x, (0, 0, 0, longest - len(x))) for x in tensors])
         valid = self._valid(seen, found, longest)
         sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
         self.sums = sums if self.sums is None else self.sums.merge(sums)
 
     def _valid(self, seen: SampledPass, found: list[Tensor | None], length: int) -> Tensor:
-        """Which rows count [sites or 1, length]: mostly the same at every site."""
+        """Mask of valid rows [2·sites, length], or [1, length] if it is the same for all."""
         flags = [seen.valid.get(site) for site in self.sites * 2]
         if all(x is not None and len(x) == length and flag is flags[0] for x, flag in zip(found, flags, strict=True)):
             return torch.ones(1, length, dtype=torch.bool, device=self.device) if flags[0] is None else flags[0][None]
         place, parts = torch.arange(length, device=self.device), []
         for x, flag in zip(found, flags, strict=True):
-            there = place < (0 if x is None else len(x))
-            parts.append(there if flag is None else there & pad(flag, (0, length - len(flag))))
+            present = place < (0 if x is None else len(x))
+            parts.append(present if flag is None else present & pad(flag, (0, length - len(flag))))
         return torch.stack(parts)
 
     def close(self, step: int, scale: float) -> None:
-        """What the sums of a step come to, into the buffer."""
+        """Write the quantities of a step into the buffer."""
         if self.sums is None:
             return
         sums, self.sums, half = self.sums, None, len(self.sites)
@@ -102,15 +102,17 @@ class _Group:
         found = sums.quantities()
         if scale != 1.0:
             found[half:, 3:5] /= scale  # drift and mean norm
-        shape_of_both = gradient_alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
-        torch.cat((found[:half], found[half:], shape_of_both), dim=-1, out=self.buffer[row])
+        alignment = gradient_alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
+        torch.cat((found[:half], found[half:], alignment), dim=-1, out=self.buffer[row])
         self.steps.append(step)
 
     def read(self) -> StepBlock | None:
-        """Everything since the last time, in one transfer: here the host waits."""
+        """Everything since the last call, in one transfer, which synchronises with the device."""
         if self.buffer is None or not self.steps:
             return None
-        last = self.buffer[: (len(self.steps) - 1) % _STEPS + 1].cpu()  # the others are there, too, when this one is
+        last = self.buffer[
+            : (len(self.steps) - 1) % _STEPS + 1
+        ].cpu()  # synchronises, so the earlier copies are complete, too
         values = torch.cat([*self.full, last]).double().numpy()
         steps = np.asarray(self.steps, dtype=np.int64)
         self.steps, self.full, self.buffer = [], [], None
@@ -118,7 +120,7 @@ class _Group:
 
 
 class EveryStep:
-    """Follows a training step by step; `folder` is where it rests between interruptions."""
+    """Records moments at every training step; `folder` keeps them for resuming."""
 
     def __init__(
         self, model: nn.Module, sites: Sequence[Site], *, taken: int, folder: Path | None, resume: bool, **words: Any
@@ -128,7 +130,7 @@ class EveryStep:
         self.folder = folder
         self.blocks: list[StepBlock] = []
         self._groups: list[_Group] = []
-        self._replaced: list[_Group] = []  # a site that had never been seen came to a group
+        self._replaced: list[_Group] = []  # replaced when a new site joined; not read yet
         self._homes: dict[Site, tuple[int, torch.device]] = {}
         self._newest = -1
         self._rows = SampledRows(model, sites, take=self._take, most=taken, **words)
@@ -143,22 +145,22 @@ class EveryStep:
         self.flush()
 
     def begin(self, step: int) -> None:
-        """Before the passes of a step."""
+        """Call before the passes of a step."""
         self._rows.begin(step)
-        self._settle()
+        self._regroup()
 
     def drop(self) -> None:
-        """The step broke off: it is not counted."""
+        """Discard the current step, which failed."""
         self._rows.drop()
         for group in self._groups:
             group.sums = None
 
     def end(self, step: int, *, scale: float = 1.0) -> None:
-        """After its passes; gradients came `scale` times as large as they are."""
+        """Call after the passes of a step; gradients are divided by `scale`."""
         self._rows.end()
         if all(group.sums is None for group in self._groups):
             return
-        if step <= self._newest:  # the training went back: what came after that moment is measured again
+        if step <= self._newest:  # the training was rewound: later steps are measured again
             self.rewind(step)
         with torch.no_grad():
             for group in self._groups:
@@ -168,24 +170,24 @@ class EveryStep:
     def _take(self, seen: SampledPass) -> None:
         self._homes |= {site: (x.shape[-1], x.device) for site, x in seen.rows.items() if site not in self._homes}
         if not self._groups:
-            self._settle()
+            self._regroup()
         with torch.no_grad(), torch.autocast(next(iter(seen.rows.values())).device.type, enabled=False):
             for group in self._groups:
                 group.add(seen)
 
-    def _settle(self) -> None:
-        """One group for each width and device; a site first seen in the middle of a step counts from the next on."""
+    def _regroup(self) -> None:
+        """Form one group for each width and device; a site first seen within a step counts from the next step on."""
         homes: dict[tuple[int, torch.device], list[Site]] = {}
         for site, home in self._homes.items():
             homes.setdefault(home, []).append(site)
         wanted = {(tuple(sorted(found, key=flow_order)), *home) for home, found in homes.items()}
-        there = {(group.sites, group.width, group.device): group for group in self._groups}
-        if wanted != there.keys():
-            self._replaced += [group for key, group in there.items() if key not in wanted]
-            self._groups = [there.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
+        existing = {(group.sites, group.width, group.device): group for group in self._groups}
+        if wanted != existing.keys():
+            self._replaced += [group for key, group in existing.items() if key not in wanted]
+            self._groups = [existing.get(key) or _Group(*key) for key in sorted(wanted, key=str)]
 
     def flush(self) -> None:
-        """Bring what lies on the device to the host, and to disk; the only call here that waits."""
+        """Copy everything from the device to the host and to disk; the only call that synchronises."""
         fresh = [block for group in (*self._replaced, *self._groups) if (block := group.read()) is not None]
         self._replaced = []
         self.blocks += fresh
@@ -240,7 +242,7 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
 
     counts = block.values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64)
     dropped = block.values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64)
-    found: dict[str, Any] = {
+    by_column: dict[str, Any] = {
         "schema": np.full(size, SCHEMA_VERSION),
         "step": np.repeat(block.steps, sites * metrics),
         "stack": per_site([site.stack for site in block.sites]),
@@ -256,5 +258,7 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
         "note": np.where(counts.reshape(-1) > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
         **{name: np.full(size, value) for name, value in columns.items()},
     }
-    arrays = [pa.array(found[f.name], type=f.type) if f.name in found else pa.nulls(size, f.type) for f in SCHEMA]
+    arrays = [
+        pa.array(by_column[f.name], type=f.type) if f.name in by_column else pa.nulls(size, f.type) for f in SCHEMA
+    ]
     return pa.table(arrays, schema=SCHEMA)

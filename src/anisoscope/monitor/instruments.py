@@ -1,7 +1,7 @@
-"""Everything that is measured at one step: geometry, the tangent study, gradients of tables and weights.
+"""Instruments: everything that is measured at one step (geometry, tangent study, gradients of tables and weights).
 
-A probe is a fixed held-out batch: one half to fit on, one with gradients to test on. Where only the geometry is wanted
-there are no halves and no backward passes.
+A probe is a fixed held-out batch, one half of which is for fitting and one, with gradients, for testing. If only the
+geometry is measured, there are no halves and no backward passes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from anisoscope.tangent.study import TangentStudy
 
 @dataclass
 class Instruments:
-    """What one model is measured with; `study` is missing where only its geometry is wanted."""
+    """The instruments of one model; `study` is None if only the geometry is measured."""
 
     model: nn.Module
     layout: Layout
@@ -59,21 +59,23 @@ class Instruments:
     seed: int = 0
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # concepts of the step before
+    earlier: dict[Site, tuple[int, Tensor]] = field(
+        default_factory=dict
+    )  # (step, concept directions) of the last measured step
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
-    rows: Rule | None = None  # which rows are data, where the arguments of the model do not say it
-    progress: Progress | None = None  # told of every site whose metrics are done
+    rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
+    progress: Progress | None = None  # called after the metrics of each site
 
     def bank(self) -> Bank | None:
-        """A fresh bank for the geometry metrics of one step."""
+        """A new bank for the geometry metrics of one step; None without such metrics."""
         if not self.requests:
             return None
         return Bank(make_plan(self.requests, self.setup.kinds, seed=self.seed, halves=self.halves))
 
     @property
     def output_weight(self) -> str | None:
-        """The name of the output head's weight, where the model has one of two dimensions."""
+        """The name of the output head's weight, None if the model has no trainable one."""
         reader = getattr(unwrapped(self.model), "get_output_embeddings", None)
         try:
             weight = getattr(reader() if reader is not None else None, "weight", None)
@@ -82,7 +84,7 @@ class Instruments:
         return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
 
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
-        """All rows of the table of one step."""
+        """All records of one step."""
         records: list[Record] = []
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
@@ -91,7 +93,7 @@ class Instruments:
                 self.note(f"step {rows.step}: {note}")
             measured = evaluate_bank(bank, self.requests, self.setup, progress=self.progress)
             records += [{**row, "step": rows.step} for row in measured]
-        if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # a training batch tells none
+        if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # not for training batches
             mean = probe_loss(rows.loss, rows.tokens)
             records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
@@ -106,7 +108,7 @@ class Instruments:
         return [*records, *beside, *holm_records(beside)]
 
     def learned_rows(self, step: int, seen: list[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
-        """The rows of all micro-batches that were learned from, with the scale of their gradients undone."""
+        """The rows of all micro-batches with gradients, rescaled to gradients of the summed loss."""
         rows = StepRows(step)
         if seen and not any(batch.has_targets() for batch in seen):
             raise AnisoscopeError(
@@ -120,25 +122,25 @@ class Instruments:
             rows.add_fit(live_pass(batch, self.sites, half=0))
             rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
         if not rows.test:
-            raise _unseen(step, forward=bool(seen))
+            raise _nothing_seen(step, forward=bool(seen))
         return rows
 
-    def measure_shown(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
-        """The geometry of a training batch alone: what its loss is does not matter, only that it was learned from."""
+    def measure_geometry(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
+        """Records of the geometry of a training batch; needs a backward pass, but no known loss."""
         rows, learned = StepRows(step), [batch for batch in seen if batch.learned_from()]
         if not learned:
-            raise _unseen(step, forward=bool(seen))
+            raise _nothing_seen(step, forward=bool(seen))
         if bank is None:
             return []
         for batch in learned:
             batch.feed(bank)
         absent = [str(site) for site in self.sites if site not in bank.sites]
-        if absent:  # some models leave out whole layers in training
+        if absent:  # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return self.measure(rows, bank)
 
     def left_out(self, rows: StepRows) -> bool:
-        """Whether a step has nothing to test, which is noted: a training run is not stopped for it."""
+        """Whether a step has nothing to test; adds a note instead of stopping the training."""
         reason = rows.lacking()
         if reason:
             self.note(f"{reason}, so its gradients were left out")
@@ -149,7 +151,7 @@ class Instruments:
             self.notes.append(text)
 
     def concepts(self, rows: StepRows, tokenizer: Any) -> list[dict[str, Any]]:
-        """Cards of the concepts of a few sites: what they stand for, in tokens."""
+        """Concept cards of a few sites at one step."""
         if self.study is None or self.study.plan.proxies[0] != "semi_nmf" or rows.lacking():
             return []
         proxies = self.study.fitted["semi_nmf"]
@@ -164,7 +166,7 @@ class Instruments:
         if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
             return []
         embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
-        if embed is None:  # not among the layers asked for, or frozen, which is noted
+        if embed is None:  # not among the requested layers, or frozen, which is noted
             return []
         if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
             self.note("the embedding table has another width than the stream, so its gradients are left out")
@@ -190,7 +192,10 @@ class Instruments:
     def _roles(
         self, study: TangentStudy, rows: StepRows, embed: Site, table: Tensor
     ) -> Iterator[tuple[Site, str, Tensor]]:
-        """The gradient of the table in its input role, and of the output head; a tied one is the rest of the whole."""
+        """(site, name, gradient [V, d]) of the table as input embedding and of the output head.
+
+        Of a tied table the output part is the total gradient minus the input part.
+        """
         inside = input_role(rows.embedded, len(table)) if rows.embedded else None
         if inside is not None:
             yield embed, "embedding_in", inside
@@ -211,15 +216,20 @@ class Instruments:
         if study is None or not self.readers or not rows.weights:
             return []
         plan = study.plan
-        words: dict[str, Any] = {"rank": study.main_rank, "draws": plan.draws, "most": plan.fit_rows, "seed": self.seed}
-        words["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
-        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **words))
+        options: dict[str, Any] = {
+            "rank": study.main_rank,
+            "draws": plan.draws,
+            "most": plan.fit_rows,
+            "seed": self.seed,
+        }
+        options["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
+        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **options))
 
 
 def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
-    """The probe that feeds these instruments, of one batch or several."""
-    one = isinstance(probe, Tensor) or hasattr(probe, "keys")
-    batches, i = [probe] if one else list(probe), instruments
+    """Make the probe of these instruments from one batch or several."""
+    single = isinstance(probe, Tensor) or hasattr(probe, "keys")
+    batches, i = [probe] if single else list(probe), instruments
     if batches:
         with untouched(i.model):
             leave_unseen_out(i.model, batches[0], i.setup, rows=i.rows)
@@ -233,22 +243,22 @@ def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_
     table = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
     weights = [name for found in i.readers.values() for name in found]
     weights += [name for name in (i.output_weight,) if table and name is not None]
-    words: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
-    words |= {"weights": list(dict.fromkeys(weights)), "embedding": table, "batch_size": batch_size}
-    words |= {"fit_only": list(i.readers), "by_fold": bool(i.readers), "gradients": i.study is not None}
-    return Probe(i.model, batches, **words)
+    options: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
+    options |= {"weights": list(dict.fromkeys(weights)), "embedding": table, "batch_size": batch_size}
+    options |= {"fit_only": list(i.readers), "by_fold": bool(i.readers), "gradients": i.study is not None}
+    return Probe(i.model, batches, **options)
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """What a training loop says of its loss: what it is of the tokens of a micro-batch, and a factor."""
+    """How a training loop scales its loss: mean or sum over the tokens of a micro-batch, and a factor."""
 
     loss: str  # auto, mean or sum
     tokens: int | None
     scale: float
 
     def factor(self, batch: MicroBatch, *, step: int) -> float:
-        """What turns the gradients that arrived into gradients of the summed loss."""
+        """The factor that turns the gradients of a micro-batch into gradients of the summed loss."""
         if self.loss not in ("auto", "mean", "sum"):
             raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
         if self.loss == "auto":
@@ -258,7 +268,7 @@ class LossScale:
                     'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
                     "give a held-out probe= instead."
                 )
-            return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has lost its gradients
+            return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
         if self.loss == "mean" and not self.tokens:
             raise AnisoscopeError(
                 'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
@@ -266,8 +276,8 @@ class LossScale:
         return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
-def _unseen(step: int, *, forward: bool) -> AnisoscopeError:
-    """A step that was to be measured and in which nothing was learned."""
+def _nothing_seen(step: int, *, forward: bool) -> AnisoscopeError:
+    """The error for a scheduled step without a forward or backward pass."""
     what = "no backward pass" if forward else "no forward pass"
     return AnisoscopeError(
         f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
@@ -285,8 +295,8 @@ class ProbePiece:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """A sink that takes the rows of some sites only: those that are fitted on and nothing else see half of the rows."""
+class _SiteFilter:
+    """A sink that passes on the rows of some sites only: sites in `fit_only` see just half of the contexts."""
 
     sink: Sink
     sites: frozenset[Site]
@@ -301,7 +311,7 @@ class _Chosen:
 
 @dataclass(eq=False)
 class Probe:
-    """The contexts of a probe, split in two by their content, and the passes over them."""
+    """The contexts of a probe, split into halves by a hash of their content, and the passes over them."""
 
     model: nn.Module
     batches: InitVar[Iterable[Any]]
@@ -329,10 +339,10 @@ class Probe:
                 f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
                 "hash of their content to fit and to test: give at least eight."
             )
-        self.reading = self._reading()
+        self.convention = self._find_convention()
 
     def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
-        """The contexts of each batch, in chunks, split by half (and fold); a context that occurs twice counts once."""
+        """The contexts of each batch, in chunks, split by half (and fold); duplicates are dropped."""
         seen: set[int] = set()
         config = getattr(self.model, "config", None)
         for inputs in batches:
@@ -352,12 +362,12 @@ class Probe:
 
     @property
     def fingerprint(self) -> str:
-        """A number for the contexts, whatever their order."""
+        """A fingerprint of the contexts that does not depend on their order."""
         total = sum(int(h) for piece in self.pieces for h in piece.context)
         return f"{total % (1 << 64):016x}"
 
-    def _reading(self) -> LabelConvention | None:
-        """How the model reads its labels, tried on a few contexts; unknown where the user gives the loss."""
+    def _find_convention(self) -> LabelConvention | None:
+        """The label convention of the model, found on a few contexts; None if unknown."""
         for piece in self.pieces:
             labels = piece.inputs.get("labels")
             if not isinstance(labels, Tensor) or not bool((labels != IGNORED).any()):
@@ -381,20 +391,20 @@ class Probe:
         return None
 
     def run(self, step: int, *, others: Sink | None = None) -> StepRows:
-        """All rows of one step; `others` takes the rows of every context, for the geometry metrics."""
+        """All rows of one step; the sink `others` receives the rows of every context, for the geometry metrics."""
         if not self.gradients:
             return self._forward(step, others)
         out = StepRows(step)
-        others = None if others is None else _Chosen(others, frozenset([*self.sites, *self.extra]))
-        words: dict[str, Any] = {"layout": self.layout, "reading": self.reading, "others": others}
-        words |= {"extra": self.extra, "rows": self.rows}
-        asked: dict[str, Any] = {"loss": self.loss, "weights": self.weights, "embedding": self.embedding}
+        others = None if others is None else _SiteFilter(others, frozenset([*self.sites, *self.extra]))
+        options: dict[str, Any] = {"layout": self.layout, "reading": self.convention, "others": others}
+        options |= {"extra": self.extra, "rows": self.rows}
+        gradient_options: dict[str, Any] = {"loss": self.loss, "weights": self.weights, "embedding": self.embedding}
         for piece in self.pieces:
             if not piece.test:
                 sites = [*self.sites, *self.fit_only]
-                out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **words))
+                out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **options))
                 continue
-            found = gradient_pass.gradient_rows(self.model, piece.inputs, self.sites, **asked, **words)
+            found = gradient_pass.gradient_rows(self.model, piece.inputs, self.sites, **gradient_options, **options)
             out.add_test(found)
             folds = fold_of(piece.context)
             fold = int(folds[0]) if len(folds.unique()) == 1 else -1
@@ -407,7 +417,7 @@ class Probe:
         return out
 
     def _forward(self, step: int, others: Sink | None) -> StepRows:
-        """The loss of every context, where there is one, and their rows for `others` alone: nothing is kept here."""
+        """Forward passes only: the loss, if there is one; rows go to the sink `others`."""
         out = StepRows(step)
         for piece in self.pieces:
             with contextlib.ExitStack() as stack:
@@ -425,7 +435,7 @@ class Probe:
     def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int]:
         """The summed loss of a forward pass and the tokens it is over; (0, 0) where the model has none."""
         labels = inputs.get("labels")
-        tokens = self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+        tokens = self.convention.count(labels) if self.convention is not None and isinstance(labels, Tensor) else 0
         if self.loss is not None:
             return float(self.loss(self.model, inputs)), tokens
         if not tokens:
@@ -435,7 +445,7 @@ class Probe:
 
 
 def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """A batch as a dict with labels: a causal model's are its own ids, without padding."""
+    """A batch as a dict with labels; for causal models the default labels are the ids, without padding."""
     inputs = dict(batch.inputs) if isinstance(batch, Batch) else batch
     if isinstance(inputs, Tensor):
         inputs = {"input_ids": inputs}

@@ -1,4 +1,4 @@
-"""Monitor: the geometry and the gradients of a model while it learns, in any training loop.
+"""Monitor: measures the geometry and the gradients of a model during training, in any training loop.
 
     with Monitor(model, when=log_spaced(1000), out="runs/mine") as monitor:
         for step, batch in enumerate(loader):
@@ -7,7 +7,7 @@
             optimizer.step(); optimizer.zero_grad()
 
 A step is measured before its update: step 0 is the initialisation. With `probe=` a fixed held-out batch is measured in
-passes of its own; without it, or with `live=True`, the training batch itself, by hooks that change nothing.
+separate passes; without it, or with `live=True`, the training batch itself, by hooks that do not affect training.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from anisoscope.tangent.parameters import EmbeddingWatch
 from anisoscope.tangent.row_map import RowMap, write_map
 from anisoscope.tangent.study import PLANS, TangentPlan, TangentStudy, choose_plan, more_sites, spread_records
 
-SNAPSHOTS = 16  # evenly spaced moments of the embedding table, for its spread over time
-_NO_WIDTH = 1 << 30  # of a model whose configuration names none
+SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
+_NO_WIDTH = 1 << 30  # stands for an unknown width
 
 
 class Monitor:
-    """Measures a model in training; the module's docstring shows how it is used.
+    """Measures a model in training; see the module's docstring for an example.
 
-    `metrics` is a preset by cost (light, standard, full), `shape` for the geometry of stream and attention or
-    `attention` for queries, keys and scores by head, both without any gradient, or names of metrics, where `tangent` is
-    the tangent study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
+    `metrics` is a preset by cost (light, standard, full), `shape` (geometry of stream and attention) or `attention`
+    (queries, keys and scores by head), both without gradients, or names of metrics, where `tangent` is the tangent
+    study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
     for claims that choose on one half and test on the other.
-    `counts` are token frequencies of the training corpus [V], for bins; `optimizer` lets weight decay be taken out of
-    embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models that have none.
+    `counts` are token frequencies of the training corpus [V], for bins; with `optimizer`, weight decay is subtracted
+    from embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models without one.
     `rows` is for models whose forward takes no mask or ids: a function of the (args, kwargs) of a forward that returns
     which positions are data, bool [contexts, positions], or a dict of the arguments that are missing, such as
     `attention_mask`, `input_ids` and `labels`.
-    `row_map` keeps a few rows of the probe at every measured step for `map.parquet`; where there is a folder, it is on.
-    `every_step` follows moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
-    as many as it says), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
-    `sinks` receive every row as well, for trackers: see `monitor.sink`. `progress` is called with ("metrics", sites
-    done, sites in all) while the metrics of a measured step are worked out.
+    `row_map` keeps a few rows of the probe at every measured step for `map.parquet`, if there is a folder.
+    `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
+    the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
+    `sinks` receive every row as well, for experiment trackers: see `monitor.sink`. `progress` is called with
+    ("metrics", sites done, sites in all) while the metrics of a measured step are computed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Monitor:
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         sites = self.layout.sites(stream_kinds(self.layout), layers)
         _check(self.model, chosen, learns=chosen is not None or self.live_wanted or bool(every_step))
-        # named metrics are looked for wherever they can be had (two_nn, attention); a preset's at the stream alone
+        # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
         setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
         self.watch = EmbeddingWatch(self.model, optimizer, model)
@@ -161,19 +161,19 @@ class Monitor:
         self.tables: list[Table] = []
         self.concepts: list[dict[str, Any]] = []
         self.done: set[int] = set()
-        self.logged: set[tuple[int, str]] = set()  # numbers of the training that are kept
+        self.logged: set[tuple[int, str]] = set()  # (step, name) of training numbers kept already
         self.resumed = -1
         self.seconds = 0.0
         self._entered, self._fresh = False, True
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
 
     def _options(self, plan: TangentPlan | None) -> dict[str, Any]:
-        """What a resumed run must have in common with its beginning."""
-        found = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
-        found |= {"architecture": type(self.model).__name__}
-        found |= {"probe": None if self.probe is None else self.probe.fingerprint}
-        found |= {"plan": None if plan is None else asdict(plan), "live": self.live_wanted}
-        return found | ({"halves": True} if self.instruments.halves else {})
+        """The options that a resumed run must share with the original one."""
+        options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
+        options |= {"architecture": type(self.model).__name__}
+        options |= {"probe": None if self.probe is None else self.probe.fingerprint}
+        options |= {"plan": None if plan is None else asdict(plan), "live": self.live_wanted}
+        return options | ({"halves": True} if self.instruments.halves else {})
 
     def __enter__(self) -> Monitor:
         state = self.store.newest()
@@ -200,24 +200,24 @@ class Monitor:
             self._finish()
         self.store.write_table(self.table, done=self.done)
         self.store.model["row_count"] = self.instruments.row_count
-        words: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
+        entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
         if kind is None and self.map is not None and folder is not None:
-            names: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
-            words["map"] = write_map(folder.path, self.map, **names)
+            labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
+            entries["map"] = write_map(folder.path, self.map, **labels)
         status = "complete" if kind is None else "interrupted"
-        self.sinks.finish({**self._manifest(), **words, "status": status, "warnings": self.notes})
-        self.store.describe(status, warnings=self.notes, **words)
+        self.sinks.finish({**self._manifest(), **entries, "status": status, "warnings": self.notes})
+        self.store.describe(status, warnings=self.notes, **entries)
 
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.store.about, "models": [self.store.model], "seed": self.seed}
 
     def _finish(self) -> None:
-        """What only the end of the training gives: frozen proxies of an open window, the spread over time."""
+        """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
         studies = self.studies().values()
         still_open = any(study.frozen is not None and study.frozen.window for study in studies)
         records = [record for study in studies for record in study.finish()]
-        if not still_open:  # the last state still names what lies in them
+        if not still_open:  # otherwise the last state still refers to these files
             self.store.drop_window()
         counts = self.instruments.study.counts if self.instruments.study is not None else None
         if self.watch.table is not None and self.temporal.n > 1 and counts is not None:
@@ -233,15 +233,15 @@ class Monitor:
     ) -> Iterator[Monitor]:
         """Around the forward and backward passes of one step (all micro-batches); measures when it is scheduled.
 
-        Where the loss is computed outside the model, `loss="mean"` with the `tokens` that one micro-batch averages
-        over, or `loss="sum"`, says what the gradients are of; `scale` is what that loss is multiplied with.
+        If the loss is computed outside the model, give `loss="mean"` with the number of `tokens` that one micro-batch
+        averages over, or `loss="sum"`; `scale` is the factor by which that loss is multiplied.
         """
         if not self._entered:
             raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
-        if self._fresh and 0 <= self.resumed < step:  # what happened to the table in between was not seen
+        if self._fresh and 0 <= self.resumed < step:  # updates of the table in between were not observed
             self.watch.before = None
         self._fresh = False
-        self.watch.paused = step < self.resumed  # measured before an interruption; training only catches up
+        self.watch.paused = step < self.resumed  # steps measured before an interruption are repeated without measuring
         if step <= self.resumed:
             yield self
             return
@@ -272,14 +272,14 @@ class Monitor:
             if seen or self.probe is None:
                 records += self._timed(self._measure_live, step, seen, bank, LossScale(loss, tokens, scale))
         if self.every is not None:
-            records += self._timed(self._read_every, step)
+            records += self._timed(self._read_every_step, step)
         self._timed(self._keep_step, step, records)
 
-    def _timed(self, act: Callable[..., Any], *args: Any) -> Any:
+    def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
-        found = act(*args)
+        result = function(*args)
         self.seconds += time.perf_counter() - start
-        return found
+        return result
 
     def _measure_probe(self, step: int) -> list[Record]:
         assert self.probe is not None
@@ -297,23 +297,23 @@ class Monitor:
         self.store.write_concepts(step, cards)
         return found
 
-    def _measure_live(self, step: int, seen: list[MicroBatch], bank: Any, scale: LossScale) -> list[Record]:
+    def _measure_live(self, step: int, micro_batches: list[MicroBatch], bank: Any, scale: LossScale) -> list[Record]:
         if self.instruments.study is None:
-            return self.instruments.measure_shown(step, seen, bank)
-        rows = self.instruments.learned_rows(step, seen, bank, scale)
+            return self.instruments.measure_geometry(step, micro_batches, bank)
+        rows = self.instruments.learned_rows(step, micro_batches, bank, scale)
         if self.probe is None:
             return self.instruments.measure(rows, bank)
         if self.live_study is None or self.instruments.left_out(rows):
             return []
         return self.live_study.measure(rows)
 
-    def _read_every(self, step: int) -> list[Record]:
+    def _read_every_step(self, step: int) -> list[Record]:
         assert self.every is not None
         rows = self.every.table(self._columns | {"data": "live"}, self.depths, step=step).records()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def log(self, step: int, **numbers: float) -> None:
-        """Numbers of the training itself (loss, gradient_norm, learning_rate), kept for measured steps."""
+        """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only."""
         fresh = {k: float(v) for k, v in numbers.items() if (step, k) not in self.logged}
         if step not in self.done or not fresh:
             return
@@ -323,13 +323,13 @@ class Monitor:
         self._keep_part(f"{'+'.join(sorted(fresh))}-{step:09d}", records, step)
 
     def _keep(self, records: list[Record]) -> Table:
-        """Records as a table with all columns, which becomes part of the results."""
-        columns, full = self._columns | {"data": "probe" if self.probe else "live"}, []
+        """Convert records to a table with all columns and add it to the results."""
+        columns, complete = self._columns | {"data": "probe" if self.probe else "live"}, []
         for row in records:
             layer, deep = row.get("layer"), self.depths.get(row.get("stack", "single"), 0)
             more = {"depth": layer / deep} if layer is not None and deep else {}
-            full.append({**columns, "stack": "single", **more, **row})
-        table = Table.from_records(full)
+            complete.append({**columns, "stack": "single", **more, **row})
+        table = Table.from_records(complete)
         self.tables.append(table)
         return table
 
@@ -348,7 +348,7 @@ class Monitor:
         self.sinks.write(table, step)
 
     def studies(self) -> dict[str, TangentStudy]:
-        """The study of the probe (or of the training batch where there is none), and that of the batch beside it."""
+        """`study`: that of the probe, or else of the training batch; `live`: that of the batch beside a probe."""
         study, live = self.instruments.study, self.live_study
         found = {"study": study, "live": live if live is not study else None}
         return {name: study for name, study in found.items() if study is not None}
@@ -367,7 +367,7 @@ class Monitor:
 
     @property
     def trace(self) -> Table:
-        """What `every_step` followed so far, all steps of it; reading it waits for the device."""
+        """What `every_step` recorded so far, at all steps; reading it synchronises with the device."""
         if self.every is None:
             raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
         return self.every.table(self._columns | {"data": "live"}, self.depths)
@@ -379,7 +379,7 @@ class Monitor:
         return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
 
     def _state(self, step: int) -> dict[str, Any]:
-        """Everything that later steps build on."""
+        """The state that later steps need, for saving."""
         studies = {name: study.state() for name, study in self.studies().items()}
         return {
             "step": step,
@@ -394,7 +394,7 @@ class Monitor:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state; tables of steps that came after it are forgotten."""
+        """Restore a state; tables of later steps are dropped."""
         self.done = set(state["done"])
         self.tables = self.store.tables(self.done)
         logs = [row for table in self.tables for row in table.where(kind="training").records()]
@@ -411,14 +411,14 @@ class Monitor:
         self.seconds = state["seconds"]
 
     def save(self, folder: Path) -> None:
-        """Write the whole state into a folder: for a training loop that keeps it with its own checkpoints."""
+        """Write the state into a folder, for training loops that store it with their own checkpoints."""
         if self.every is not None:
             self.every.flush()
         state = self._state(max(self.done, default=-1))
         replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
-        """Go back to what `save` wrote; steps measured after it are measured again and replaced."""
+        """Restore what `save` wrote; later steps are measured again and replaced."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
         self.store.rewind(set(state["done"]))
         self._restore(state)
@@ -432,7 +432,7 @@ def stream_kinds(layout: Layout) -> list[str]:
 
 
 def _check(model: nn.Module, plan: TangentPlan | None, *, learns: bool) -> None:
-    """Refuse a model in which nothing learns where it must, and a rank that it has no room for."""
+    """Raise an error if gradients are needed and all parameters are frozen, or if the rank is too large."""
     if learns and not any(p.requires_grad for p in model.parameters()):
         raise AnisoscopeError(
             f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "

@@ -1,4 +1,4 @@
-"""When to look: schedules of measured steps."""
+"""Schedules: which training steps are measured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def at(steps: Iterable[int]) -> Schedule:
 
 
 def as_schedule(when: Any) -> Schedule | Callable[[int], bool]:
-    """A schedule from what `when=` may be: a schedule, a function of the step, or steps.
+    """Convert an argument `when=` (a schedule, a function of the step, or a list of steps) to a schedule.
 
     >>> str(as_schedule([0, 4, 11]))
     'at([0, 4, 11])'
@@ -92,7 +92,7 @@ def log_spaced(total: int | None = None, *, count: int | None = None) -> Schedul
 
 
 def parse_schedule(text: str, *, total: int) -> Schedule:
-    """A schedule from words: `log`, `log:20`, `every:100`, `0,10,100`.
+    """Parse a schedule: `log`, `log:20`, `every:100` or `0,10,100`.
 
     >>> str(parse_schedule("every:50", total=1000))
     'every(50)'

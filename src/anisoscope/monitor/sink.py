@@ -28,14 +28,14 @@ class ResultSink(Protocol):
         """The run begins; `manifest` holds its options under `config` and the model's entry under `models`."""
 
     def write(self, rows: Table, step: int) -> None:
-        """Rows of a measured step: what was measured, and, in a later call, what the training logged of it."""
+        """Rows of a measured step: what was measured, and, in a later call, the numbers that the training logged."""
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """The run has ended; `manifest` also holds its `status` (complete or interrupted) and `warnings`."""
 
 
 class ResultSinks:
-    """Several sinks; one that raises is noted and dropped, since a tracker must not stop a training."""
+    """Calls several sinks; one that raises is dropped with a note, since a tracker must not stop a training."""
 
     def __init__(self, sinks: Sequence[ResultSink], notes: list[str]) -> None:
         self.sinks, self.notes = list(sinks), notes
@@ -60,7 +60,7 @@ class ResultSinks:
 
 
 class MonitorStore:
-    """A folder, or nothing at all where the results are only wanted in memory."""
+    """The run folder of a monitor; without a folder every method does nothing."""
 
     def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
         self.folder = None if out is None else RunFolder(Path(out))
@@ -76,21 +76,23 @@ class MonitorStore:
                 f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
             ) from error
         for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
-            path.unlink(missing_ok=True)  # what a kill left half written
+            path.unlink(missing_ok=True)  # partly written files of a killed process
         if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
             raise AnisoscopeError(
                 f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
             )
 
     def describe(self, status: str, **more: Any) -> None:
-        """run.json of a loop that keeps none itself; a training run of ours writes its own."""
+        """Write run.json, unless the folder is that of `anisoscope train`, which writes its own."""
         if self.folder is None:
             return
         old = self.folder.about()
         if old and old.get("kind") != "monitor":
             return
-        words = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
-        self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **words))
+        entries = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
+        self.folder.write_about(
+            new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **entries)
+        )
 
     def _states(self) -> dict[int, Path]:
         paths = sorted((self.folder.path / "state").glob("step-*.pt")) if self.folder is not None else ()
@@ -99,9 +101,9 @@ class MonitorStore:
     def write_step(
         self, step: int, table: Table, state: dict[str, Any], window: Any = None, *, number: int | None = None
     ) -> None:
-        """The table of a step, what an open window keeps of it, and the state after it.
+        """Write the table of a step, its moments for an open window, and the state after it.
 
-        States are numbered by their steps, or by `number` where steps may come in another order.
+        States are numbered by step, or by `number` if steps may come in another order.
         """
         if self.folder is None:
             return
@@ -110,11 +112,11 @@ class MonitorStore:
             replace_file(self.folder.path / "state" / f"window-{step:09d}.pt", lambda p: torch.save(window, p))
         name = f"step-{step if number is None else number:09d}.pt"
         replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
-        for _, old in sorted(self._states().items())[:-3]:  # an older checkpoint of the training may need the last few
+        for _, old in sorted(self._states().items())[:-3]:  # keep three: a training may resume from an older checkpoint
             old.unlink()
 
     def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
-        """What an open window kept of these steps."""
+        """The moments of these steps, saved for an open window."""
         found: dict[int, dict[str, Any]] = {}
         if self.folder is None:
             return found
@@ -129,16 +131,16 @@ class MonitorStore:
         return found
 
     def rewind(self, done: set[int]) -> None:
-        """Forget states of steps that are to be measured again: a state without its table must not be found."""
+        """Delete the states of steps that are to be measured again."""
         for step, path in self._states().items():
             if step not in done:
                 path.unlink()
 
     def drop_window(self) -> None:
-        """The window is closed: its moments have been used.
+        """Delete the moments of the window once it is closed.
 
-        A training run of ours that is killed goes back to its last checkpoint, which may be from before the window
-        closed: there the moments stay until the run is complete.
+        A killed run of `anisoscope train` resumes from its last checkpoint, which may be from before the window
+        closed: its moments are kept until the run is complete.
         """
         if self.folder is None:
             return
@@ -148,70 +150,70 @@ class MonitorStore:
                 path.unlink()
 
     def write_part(self, name: str, table: Table) -> None:
-        """The table of what was logged of a step, or of what only the end of a training gives."""
+        """Write a table of logged numbers of a step, or of records from the end of the training."""
         if self.folder is not None:
             self.folder.write_part(name, table)
 
     def newest(self) -> dict[str, Any] | None:
-        """The newest state, where there is one to go on from."""
+        """The newest state to resume from, or None; an error if its options differ."""
         states = self._states() if self.resume else {}
         if not states:
             return None
         found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
-        # what was measured under other options does not belong into one table with what is to come
-        mine, theirs = self._options, found.get("about") or {}
-        for key in {**mine, **theirs} if mine and theirs else ():
-            if key != "total_steps" and theirs.get(key) != mine.get(key):  # a training may be made longer
+        # results of different options must not be mixed in one table
+        current, stored = self._options, found.get("about") or {}
+        for key in {**current, **stored} if current and stored else ():
+            if key != "total_steps" and stored.get(key) != current.get(key):  # a training may be extended
                 raise AnisoscopeError(
-                    f"{str(states[max(states)].parents[1])!r} holds a run monitored with {key} = {theirs.get(key)!r}, "
-                    f"not {mine.get(key)!r}; repeat its options, or give another folder."
+                    f"{str(states[max(states)].parents[1])!r} holds a run monitored with {key} = {stored.get(key)!r}, "
+                    f"not {current.get(key)!r}; repeat its options, or give another folder."
                 )
         return found
 
     def tables(self, done: set[int]) -> list[Table]:
-        """The tables of these steps; those of other steps came after the state and are forgotten."""
+        """The tables of these steps; tables of other steps are newer than the state and are deleted."""
         if self.folder is None:
             return []
         found: list[tuple[int, bool, Path]] = []
         for path in sorted((self.folder.path / "parts").glob("*.parquet")):
             name, _, number = path.stem.partition("-")
             if number.isdigit() and int(number) in done:
-                found.append((int(number), name != "step", path))  # what was measured, then what was logged
+                found.append((int(number), name != "step", path))  # measured before logged
             else:
                 path.unlink()
         return [Table.read(path) for _, _, path in sorted(found)]
 
     def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
-        """The cards of one step; joined into concepts.json with the table."""
+        """Write the cards of one step; `write_table` joins them into concepts.json."""
         if self.folder is not None and cards:
             self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
 
     def write_table(self, table: Table, *, done: set[int]) -> None:
-        """Everything so far in one table, in an order that does not depend on interruptions, and the cards."""
+        """Write all results in one table, in an order that does not depend on interruptions, and concepts.json."""
         if self.folder is None or not len(table):
             return
         self.folder.write_table(in_order(table))
         paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
-        mine = (path for path in paths if int(path.stem.partition("-")[2]) in done)
-        if found := [card for path in mine for card in json.loads(path.read_text(encoding="utf-8"))]:
-            self.folder.write_json("concepts.json", found)
+        measured = (path for path in paths if int(path.stem.partition("-")[2]) in done)
+        if all_cards := [card for path in measured for card in json.loads(path.read_text(encoding="utf-8"))]:
+            self.folder.write_json("concepts.json", all_cards)
 
 
 def in_order(table: Table) -> Table:
-    """Rows by step, those of the training itself last; within these as they were written."""
+    """Sort rows by step, numbers logged by the training last; otherwise in the order written."""
     steps = table.arrow["step"].fill_null(-1).to_numpy()
     logged = np.asarray(table.arrow["kind"].to_pylist(), dtype=object) == "training"
     return Table(table.arrow.take(np.lexsort((logged, steps))), table.about)
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:
-    """Options by name, those of the plan among them; a schedule that is a mere function has no name to compare.
+    """Flatten nested options to one level; drop objects without a stable text, such as functions.
 
     >>> _flat({"seed": 0, "plan": {"rank": 4}})
     {'seed': 0, 'plan.rank': 4}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in about.items():
         inner = {f"{key}.{name}": part for name, part in _flat(value).items()} if isinstance(value, dict) else None
-        found |= {key: value} if inner is None else inner
-    return {key: value for key, value in found.items() if " at 0x" not in str(value)}
+        flat |= {key: value} if inner is None else inner
+    return {key: value for key, value in flat.items() if " at 0x" not in str(value)}

@@ -68,7 +68,7 @@ class EmbeddingWatch:
 
     @property
     def group(self) -> dict[str, Any] | None:
-        """The optimizer's group of the table if its weight decay is decoupled; not cached: loading a state replaces it."""
+        """The optimizer's group of the table if its weight decay is decoupled; not cached, as loading replaces it."""
         table = self.table
         if self.optimizer is None or table is None:
             return None
