@@ -133,7 +133,7 @@ def _kill_while_writing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 file.write('{"step": 9, "lo')
             raise Killed
 
-    monkeypatch.setattr(record_module, "_settle", settled)
+    monkeypatch.setattr(record_module, "_rename_synced", settled)
     monkeypatch.setattr(record_module.TrainingLog, "flush", flushed)
 
 

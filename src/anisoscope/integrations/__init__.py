@@ -1,4 +1,4 @@
-"""Callbacks that put a monitor into somebody else's training loop.
+"""Callbacks that attach a monitor to the training loops of other frameworks.
 
     from anisoscope.integrations.hf_trainer import MonitorCallback  # transformers.Trainer
     from anisoscope.integrations.lightning import MonitorCallback  # lightning.pytorch or pytorch_lightning

@@ -1,7 +1,7 @@
-"""Between a framework's callbacks and a monitor: one monitor, and at most one open step.
+"""The common part of the callbacks: drives one monitor, with at most one open step, from a framework's events.
 
-A framework calls back at moments; a monitor is a context manager with steps inside. The follower enters and leaves
-them, and leaves no hook on the model whichever way the training ends.
+A monitor and its steps are context managers; the follower enters and exits them on events, and removes all hooks from
+the model however the training ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SAVED = "monitor.pt"  # what Monitor.save writes into a folder
 
 
 class _Stopped(Exception):
-    """The training ended inside a step, which is not measured then."""
+    """Raised into a step that is not to be measured because the training ended inside it."""
 
 
 class Follower:
-    """A monitor that follows a training loop; `options` are the keywords of `Monitor`, checked at once.
+    """Drives a monitor in a training loop; `options` are the keywords of `Monitor`, validated at once.
 
-    `resume` may be None: a training that goes on from a checkpoint goes on with its monitored run, too.
+    With `resume=None`, a training that resumes from a checkpoint resumes its monitored run, too.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -61,13 +61,11 @@ class Follower:
         """Everything measured so far."""
         return self.monitor.table if self.monitor is not None else Table.from_records([])
 
-    # beginning and end
-
     def begin(self, model: nn.Module, *, step: int, total: int | None, saved: Path | None = None, **more: Any) -> None:
-        """Attach to a model that has done `step` updates, of `total` where that is known.
+        """Attach to a model after `step` updates, of `total` if that is known.
 
-        `saved` is where its checkpoint may hold a monitor, too; `more` are options that the framework itself knows:
-        its optimizer and its tokenizer.
+        `saved` is a folder of the checkpoint that may hold the state of a monitor; `more` are options that the
+        framework provides: optimizer and tokenizer.
         """
         self.abandon()
         model = original(model)
@@ -77,7 +75,7 @@ class Follower:
         resume = options["resume"] if options.get("resume") is not None else step > 0
         when = options.get("when")
         if isinstance(when, Schedule) and when.kind != "at" and when.total is None and total is not None:
-            when = replace(when, total=total)  # a schedule that did not say where it ends ends with the training
+            when = replace(when, total=total)  # an open-ended schedule ends with the training
         options |= {"resume": resume, "when": when}
         if options.get("total_steps") is None:
             options["total_steps"] = total
@@ -86,15 +84,15 @@ class Follower:
         self.running = True
         if resume and saved is not None and (saved / SAVED).is_file():
             self.monitor.load(saved)
-        elif resume and self.monitor.resumed < step:  # what became of the embeddings in between was not watched
+        elif resume and self.monitor.resumed < step:  # updates of the embeddings in between were not observed
             self.monitor.watch.before = self.monitor.watch.decay = None
 
     def end(self) -> None:
-        """The training is over: write what there is."""
+        """End the monitor after a complete training and write its results."""
         self._leave(None, None)
 
     def abandon(self) -> None:
-        """The training broke off: take the hooks off, and keep what was measured."""
+        """End the monitor of a training that failed: remove its hooks, keep its results."""
         self._leave(_Stopped, _Stopped())
 
     def _leave(self, *error: Any) -> None:
@@ -103,27 +101,25 @@ class Follower:
             self.running = False
             self.monitor.__exit__(*error, None)
 
-    # steps
-
     def open_step(self, step: int) -> None:
-        """Before the forward passes of an update."""
+        """Call before the forward passes of an update."""
         if not self.running or self.monitor is None:
             return
         self.drop_step()
         opened = self.monitor.step(step)
-        with self._or_nothing():
+        with self._abandon_on_error():
             opened.__enter__()
         self._step = opened
 
     def close_step(self) -> None:
-        """After its last backward pass."""
+        """Call after the last backward pass of an update."""
         opened, self._step = self._step, None
         if opened is not None:
-            with self._or_nothing():
+            with self._abandon_on_error():
                 opened.__exit__(None, None, None)
 
     def drop_step(self) -> None:
-        """Leave a step unmeasured: the training was stopped or went on without it."""
+        """Exit an open step without measuring it."""
         opened, self._step = self._step, None
         if opened is not None:
             opened.__exit__(_Stopped, _Stopped(), None)
@@ -134,30 +130,30 @@ class Follower:
         return self._step is not None
 
     def measure_last(self, step: int) -> None:
-        """The state after the last update: there is no batch any more, but a probe can be measured."""
+        """Measure the probe, if there is one, after the last update."""
         monitor = self.monitor
         if not self.running or monitor is None or monitor.probe is None or self.inside:
             return
-        if isinstance(monitor.when, Schedule) and monitor.when.kind != "at":  # those that include the last step
+        if isinstance(monitor.when, Schedule) and monitor.when.kind != "at":  # schedules that include the last step
             monitor.when = replace(monitor.when, total=step)
         self.open_step(step)
         self.close_step()
 
     def save(self, folder: Path) -> None:
-        """With a checkpoint of the training, where results are kept on disk."""
+        """Save the monitor's state with a checkpoint of the training, if results are written to disk."""
         if self.running and self.monitor is not None and self.options.get("out") is not None and folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder) as beside:  # a kill must not leave half a file
                 self.monitor.save(Path(beside))
                 (Path(beside) / SAVED).replace(folder / SAVED)
 
     def log(self, step: int, **numbers: float) -> None:
-        """Numbers of a measured step."""
+        """Record numbers of a measured step."""
         if self.monitor is not None and numbers:
             self.monitor.log(step, **numbers)
 
     @contextlib.contextmanager
-    def _or_nothing(self) -> Any:
-        """An error of the monitor's own ends the training through the framework; no hook may stay behind."""
+    def _abandon_on_error(self) -> Any:
+        """Remove all hooks if the monitor raises, and pass the error on to the framework."""
         try:
             yield
         except BaseException:
@@ -168,7 +164,7 @@ class Follower:
 class FollowerCallback:
     """What the callbacks of all frameworks share; its options are those of `Monitor`.
 
-    It has a follower and is none: Lightning puts methods of its own on callbacks, such as `log`.
+    It has a follower instead of being one, because Lightning adds methods such as `log` to callbacks.
     """
 
     def __init__(
@@ -197,14 +193,14 @@ class FollowerCallback:
 
 
 def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The torch optimizer inside a framework's wrappers, whose own step hooks would never fire."""
+    """The torch optimizer inside a framework's wrappers; step hooks of the wrappers would never be called."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def sharded(how: str) -> AnisoscopeError:
-    """The sentence for a model that is spread over devices in parts."""
+    """The error for a model that is sharded over devices."""
     return AnisoscopeError(
         f"the model is sharded ({how}), so its activations and weights cannot be read in one place; "
         "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
@@ -212,11 +208,11 @@ def sharded(how: str) -> AnisoscopeError:
 
 
 def refuse_reentrant(model: nn.Module) -> None:
-    """Re-entrant checkpointing hides the gradients: said when the training begins, not when a step comes up."""
+    """Raise an error for re-entrant gradient checkpointing, which hides the gradients."""
     for path, module in model.named_modules():
-        on = getattr(module, "gradient_checkpointing", False)
-        words = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
-        if on and words.get("use_reentrant"):
+        enabled = getattr(module, "gradient_checkpointing", False)
+        keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
+        if enabled and keywords.get("use_reentrant"):
             raise AnisoscopeError(
                 f"{path or 'the model'} uses re-entrant gradient checkpointing, whose first forward pass keeps no "
                 "graph, so no gradient can be seen; set gradient_checkpointing_kwargs={'use_reentrant': False}, or "

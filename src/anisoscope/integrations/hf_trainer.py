@@ -1,10 +1,10 @@
-"""A monitor in transformers' Trainer, which is not changed.
+"""A callback that runs a monitor in transformers' Trainer.
 
     Trainer(model, args, train_dataset=…, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")])
 
 A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state
-after the last update is measured, too. Gradients are read as they arrive: clipping comes later, and accumulation and
-loss scaling are taken out.
+after the last update is measured, too. Gradients are read before clipping, and the factors of accumulation and loss
+scaling are divided out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
     """Measures the model of a Trainer; the options are those of `Monitor`.
 
-    `resume` is the Trainer's own choice unless told: a training that goes on from a checkpoint goes on with `out`. The
-    loss of a measured step is kept where the Trainer logs that step alone (`logging_steps=1`). A training that broke
-    off by an exception leaves idle hooks on its model, which `close` takes away.
+    `resume` follows the Trainer by default: a training that resumes from a checkpoint continues in `out`. The loss of
+    a measured step is kept if the Trainer logs that step alone (`logging_steps=1`). A training that ended with an
+    exception leaves inactive hooks on its model, which `close` removes.
     """
 
     _logged = 0  # the last step that was logged
 
     def close(self) -> None:
-        """Take every hook off the model after a training that broke off."""
+        """Remove all hooks from the model after a training that ended with an exception."""
         self._follower.abandon()
 
     # events of the Trainer, in their order: (TrainingArguments, TrainerState, TrainerControl)
@@ -40,7 +40,7 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.abandon()
         self._logged = state.global_step
-        if not state.is_world_process_zero:  # the others would write the same files
+        if not state.is_world_process_zero:  # other processes would write the same files
             return
         _refuse_unsupported(args, live=self._follower.live)
         self._follower.begin(
@@ -59,16 +59,16 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
         self._follower.close_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Here already: at the end of the training, the best model may have taken the place of the last.
+        # not in on_train_end, where the best model may have replaced the last
         if control.should_training_stop or state.global_step >= state.max_steps:
             self._follower.measure_last(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs = kwargs.get("logs") or {}
-        if "loss" not in logs:  # of an evaluation, or of the whole training
+        if "loss" not in logs:  # logs of an evaluation, or of the whole training
             return
         numbers = {ours: logs[theirs] for theirs, ours in _LOGGED.items() if theirs in logs}
-        if state.global_step - self._logged == 1:  # else it is a mean over steps that were not measured
+        if state.global_step - self._logged == 1:  # otherwise it is a mean over several steps
             numbers["loss"] = logs["loss"]
         self._logged = state.global_step
         self._follower.log(state.global_step - 1, **numbers)
@@ -86,7 +86,7 @@ MonitorCallback = TrainerMonitorCallback  # the public name
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the checkpoint of this moment lies; resumed from elsewhere, that place where the arguments name it."""
+    """The folder of the checkpoint of this step: `resume_from_checkpoint` if it names it, else inside `output_dir`."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
     named = args.resume_from_checkpoint
     given = Path(named) if isinstance(named, str) else None
@@ -94,7 +94,7 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _refuse_unsupported(args: TrainingArguments, *, live: bool) -> None:
-    """What a monitor would measure wrongly, said before the training begins."""
+    """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
     if args.fsdp or args.deepspeed:
         raise sharded("FSDP or DeepSpeed")
     if live and args.n_gpu > 1:

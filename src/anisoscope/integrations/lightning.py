@@ -1,10 +1,10 @@
-"""A monitor in Lightning's Trainer, which is not changed: `lightning.pytorch` and `pytorch_lightning` alike.
+"""A callback that runs a monitor in Lightning's Trainer, of `lightning.pytorch` or `pytorch_lightning`.
 
     Trainer(max_steps=1000, callbacks=[MonitorCallback(when=log_spaced(), out="runs/mine")]).fit(module, loader)
 
 A step number is the Trainer's `global_step` before the update, so 0 is the initialisation; with a probe, the state
-after the last update is measured, too. Gradients are read as they arrive: clipping comes later, and accumulation and
-loss scaling are taken out.
+after the last update is measured, too. Gradients are read before clipping, and the factors of accumulation and loss
+scaling are divided out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, sharded
 from anisoscope.metrics.training import gradient_norm, learning_rate
 
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of one framework, with classes of their own
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
 
 
 class LightningMonitorCallback(FollowerCallback):
     """Measures a model inside a LightningModule; the options are those of `Monitor`.
 
-    `model` says where the model is, a function of the LightningModule; unless told, that is the module itself or the
-    one transformers model inside it. `resume` is the Trainer's own choice unless told: a training that goes on from a
-    checkpoint goes on with `out`. An instance is a Callback of whichever Lightning package is in use.
+    `model` is a function from the LightningModule to the model; by default the module itself or the one transformers
+    model inside it. `resume` follows the Trainer by default: a training that resumes from a checkpoint continues in
+    `out`. An instance is a Callback of whichever Lightning package is in use.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> LightningMonitorCallback:
@@ -42,7 +42,7 @@ class LightningMonitorCallback(FollowerCallback):
         if all(issubclass(cls, base) for base in bases):
             return object.__new__(cls)
         words = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        return object.__new__(type(cls.__name__, (cls, *bases), words))  # a Trainer takes no other
+        return object.__new__(type(cls.__name__, (cls, *bases), words))  # what a Trainer accepts
 
     def __init__(self, *, model: Callable[[Any], nn.Module] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -58,7 +58,7 @@ class LightningMonitorCallback(FollowerCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._follower.abandon()
-        if not trainer.is_global_zero:  # the others would write the same files
+        if not trainer.is_global_zero:  # other processes would write the same files
             return
         _refuse_unsupported(trainer)
         total = trainer.estimated_stepping_batches
@@ -80,7 +80,7 @@ class LightningMonitorCallback(FollowerCallback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._follower.live and all(p.grad is None for p in pl_module.parameters()):
-            self._follower.drop_step()  # training_step returned None: a batch that is skipped
+            self._follower.drop_step()  # training_step returned None: the batch is skipped
         self._follower.close_step()
         if self.monitor is not None and self._number in self.monitor.done:
             self._numbers["gradient_norm"] = gradient_norm(p.grad for p in pl_module.parameters() if p.grad is not None)
@@ -118,7 +118,7 @@ def find_model(module: nn.Module) -> nn.Module:
     found: dict[str, nn.Module] = {}
     for path, inner in module.named_modules():
         if isinstance(inner, PreTrainedModel) and not any(not o or path.startswith(f"{o}.") for o in found):
-            found[path] = inner  # and not those that are parts of one
+            found[path] = inner  # outermost models only
     if len(found) == 1:
         return next(iter(found.values()))
     what = f"holds {len(found)} transformers models ({', '.join(found)})" if found else "holds no transformers model"
@@ -129,7 +129,7 @@ def find_model(module: nn.Module) -> nn.Module:
 
 
 def _refuse_unsupported(trainer: Any) -> None:
-    """What a monitor would measure wrongly, said before the training begins."""
+    """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
     strategy = type(trainer.strategy).__name__
     if any(word in strategy for word in _SHARDED):
         raise sharded(strategy)
@@ -141,7 +141,7 @@ def _refuse_unsupported(trainer: Any) -> None:
 
 
 def _frameworks() -> tuple[str, ...]:
-    """The Lightning packages that are loaded; if none is, the first that is installed."""
+    """The Lightning packages that are imported; if none is, the first that is installed."""
     loaded = tuple(name for name in _PACKAGES if name in sys.modules)
     if loaded:
         return loaded

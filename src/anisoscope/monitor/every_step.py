@@ -110,9 +110,7 @@ class _Group:
         """Everything since the last call, in one transfer, which synchronises with the device."""
         if self.buffer is None or not self.steps:
             return None
-        last = self.buffer[
-            : (len(self.steps) - 1) % _STEPS + 1
-        ].cpu()  # synchronises, so the earlier copies are complete, too
+        last = self.buffer[: (len(self.steps) - 1) % _STEPS + 1].cpu()  # waits for the earlier copies, too
         values = torch.cat([*self.full, last]).double().numpy()
         steps = np.asarray(self.steps, dtype=np.int64)
         self.steps, self.full, self.buffer = [], [], None
@@ -242,7 +240,7 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
 
     counts = block.values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64)
     dropped = block.values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64)
-    by_column: dict[str, Any] = {
+    found: dict[str, Any] = {
         "schema": np.full(size, SCHEMA_VERSION),
         "step": np.repeat(block.steps, sites * metrics),
         "stack": per_site([site.stack for site in block.sites]),
@@ -258,7 +256,5 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
         "note": np.where(counts.reshape(-1) > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
         **{name: np.full(size, value) for name, value in columns.items()},
     }
-    arrays = [
-        pa.array(by_column[f.name], type=f.type) if f.name in by_column else pa.nulls(size, f.type) for f in SCHEMA
-    ]
+    arrays = [pa.array(found[f.name], type=f.type) if f.name in found else pa.nulls(size, f.type) for f in SCHEMA]
     return pa.table(arrays, schema=SCHEMA)

@@ -59,9 +59,7 @@ class Instruments:
     seed: int = 0
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    earlier: dict[Site, tuple[int, Tensor]] = field(
-        default_factory=dict
-    )  # (step, concept directions) of the last measured step
+    earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # step and concepts before this one
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
@@ -216,14 +214,9 @@ class Instruments:
         if study is None or not self.readers or not rows.weights:
             return []
         plan = study.plan
-        options: dict[str, Any] = {
-            "rank": study.main_rank,
-            "draws": plan.draws,
-            "most": plan.fit_rows,
-            "seed": self.seed,
-        }
-        options["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
-        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **options))
+        sizes: dict[str, Any] = {"rank": study.main_rank, "draws": plan.draws, "most": plan.fit_rows, "seed": self.seed}
+        sizes["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
+        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **sizes))
 
 
 def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:

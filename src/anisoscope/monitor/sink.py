@@ -89,10 +89,8 @@ class MonitorStore:
         old = self.folder.about()
         if old and old.get("kind") != "monitor":
             return
-        entries = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
-        self.folder.write_about(
-            new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **entries)
-        )
+        entry = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
+        self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **entry))
 
     def _states(self) -> dict[int, Path]:
         paths = sorted((self.folder.path / "state").glob("step-*.pt")) if self.folder is not None else ()

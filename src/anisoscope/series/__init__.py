@@ -1,7 +1,7 @@
-"""Checkpoints in the order of training: everything that decides the numbers of a sweep, checked before it begins.
+"""Sweeps over the checkpoints of a training: the options of a sweep, validated before it begins.
 
-`discovery` finds the checkpoints, `sweep` runs over them, `measurer` measures each, `integrity` tells what is wrong
-with some of them.
+`discovery` finds the checkpoints, `sweep` runs over them, `measurer` measures each, `integrity` detects damaged,
+repeated or misordered ones.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """What to look at, and with what; a tangent study of one model is a sweep of one.
+    """The options of a sweep; `anisoscope tangent` is a sweep of one model (`series` is false).
 
-    `metrics` are exactly what is measured, without gradients unless `tangent` is among them; left out, the preset
-    decides: light, standard and full take gradients, shape and attention do not.
+    Only `metrics` are measured, without gradients unless `tangent` is among them; without `metrics` the preset
+    decides: light, standard and full need gradients, shape and attention do not.
     """
 
     model: Annotated[str, Option("A folder, a hub id (org/name@revision) or a .gguf file.", argument=True)]
@@ -96,7 +96,7 @@ class SweepConfig:
 
     @property
     def measured(self) -> tuple[Any, list[Any]]:
-        """The plan of the tangent study, where there is one, and the requests for metrics of geometry."""
+        """(plan of the tangent study or None, requests for geometry metrics)."""
         from anisoscope.tangent.study import choose_plan
 
         plan, requests = choose_plan(self.metrics or self.preset, None, rank=self.rank, seed=self.seed)
@@ -104,7 +104,7 @@ class SweepConfig:
 
     @property
     def at_stream(self) -> bool:
-        """Whether geometry is measured in the residual stream alone, as presets with gradients do."""
+        """Whether geometry is measured in the residual stream only, as in presets with gradients."""
         from anisoscope.tangent.study import PLANS
 
         return not self.metrics and self.preset in PLANS

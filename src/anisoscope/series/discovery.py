@@ -1,4 +1,4 @@
-"""A series of checkpoints in the order of training: folders, files, hub revisions, or several models as given."""
+"""Finding the checkpoints of a training in order: folders, files, hub revisions, or several models as given."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Checkpoint:
     step: int | None
     label: str
     revision: str = ""  # of a hub model
-    late: bool = False  # it was named after a later one
+    late: bool = False  # whether it was named after a later one
 
     @property
     def key(self) -> int:
-        """The number under which its results are kept."""
+        """The number under which its results are stored."""
         return self.step or 0
 
 
 @dataclass(frozen=True)
 class CheckpointSeries:
-    """Checkpoints by their steps; `timed` says whether the steps are training's own, not just the order given."""
+    """Checkpoints sorted by step; `timed` is false if steps are only the order in which models were given."""
 
     name: str
     checkpoints: list[Checkpoint]
@@ -61,13 +61,13 @@ class CheckpointSeries:
 
 
 def named_step(name: str) -> int | None:
-    """The step that a name says in words such as checkpoint, step or iter."""
+    """The step after a word such as checkpoint, step or iter in a name, or None."""
     match = _STEP.search(name)
     return None if match is None else int(match[1]) * _THOUSANDS.get((match[2] or "").lower(), 1)
 
 
 def step_of(name: str) -> int | None:
-    """The training step that a folder or revision is called after.
+    """The training step in the name of a folder or revision, or None.
 
     >>> step_of("checkpoint-500"), step_of("step3000-tokens6B"), step_of("step-50K-105b"), step_of("main")
     (500, 3000, 50000, None)
@@ -87,7 +87,7 @@ def find_series(
 ) -> CheckpointSeries:
     """The checkpoints of a folder, the revisions of a hub model, or several models, in the order of training.
 
-    `known` are the revisions that `all` or `log` meant when the sweep began.
+    `known` are the revisions that `all` or `log` resolved to when the sweep began.
     """
     if len(models) > 1 and revisions:
         raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
@@ -113,12 +113,12 @@ def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Check
 
 
 def _is_late(step: int | None, before: Sequence[int | None]) -> bool:
-    """Whether a later step was named before this one."""
+    """Whether a later step precedes this one."""
     return step is not None and any(other is not None and other > step for other in before)
 
 
 def _listed(model: str, word: str, notes: list[str]) -> list[str]:
-    """All revisions that name a step, one for each step, or the log-spaced ones among them."""
+    """Revisions whose names contain a step, one per step: all of them, or log-spaced ones."""
     online = sources.hub_reachable()
     there = revisions_of(model, online=online)
     by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
@@ -181,12 +181,12 @@ def _local(places: list[Path], path: Path, architecture: str | None) -> Checkpoi
 
 
 def _is_weights(path: Path) -> bool:
-    """Whether a file is the checkpoint of a step, and not the optimiser's or a model's own."""
+    """Whether a file is the checkpoint of a step, not a file of the optimiser or of a model without a step."""
     return _may_be_weights(path) and (path.suffix == ".ckpt" or _step_of_path(path) is not None)
 
 
 def _may_be_weights(path: Path) -> bool:
-    """Whether a file could be a checkpoint if only it said its step."""
+    """Whether a file holds weights by its name, whether or not it has a step."""
     if path.suffix not in STATE_SUFFIXES or path.name.startswith(".") or _TRAINERS.fullmatch(path.stem):
         return False
     return path.suffix == ".ckpt" or _MODELS.fullmatch(path.stem) is None
@@ -211,7 +211,7 @@ def _step_of_path(path: Path) -> int | None:
 
 
 def _weights_in(path: Path, architecture: str | None) -> Path:
-    """A folder as it is; or the file of weights inside, where it has no configuration and the architecture is given."""
+    """The folder itself, or the weight file inside it if it has no config.json and an architecture was given."""
     if architecture is None or path.is_file() or (path / "config.json").is_file():
         return path
     files = [p for p in sorted(path.iterdir()) if p.suffix in STATE_SUFFIXES]
@@ -220,7 +220,7 @@ def _weights_in(path: Path, architecture: str | None) -> Path:
 
 
 def recorded_step(spec: str) -> int | None:
-    """The step that a local checkpoint says it was written at, in its trainer's own record; None where it says none."""
+    """The step in the trainer's record inside a local checkpoint, or None."""
     path = Path(spec)
     if path.is_file():
         return step_of_file(path) if path.suffix in STATE_SUFFIXES else None
@@ -235,7 +235,7 @@ def recorded_step(spec: str) -> int | None:
 
 
 def is_there(spec: str) -> bool:
-    """Whether a local checkpoint has any file of weights, readable or not."""
+    """Whether a local checkpoint has a file of weights, readable or not."""
     path = Path(spec)
     if not path.is_dir():
         return path.is_file()
@@ -243,7 +243,7 @@ def is_there(spec: str) -> bool:
 
 
 def stamp(spec: str) -> str:
-    """What tells the files of a local checkpoint from those that lay there before: their names, sizes and times."""
+    """Names, sizes and times of the files of a local checkpoint, to detect that they have changed."""
     path = Path(spec)
     files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path] if path.is_file() else []
     return ", ".join(f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
@@ -266,7 +266,7 @@ def _several(models: Sequence[str], architecture: str | None) -> CheckpointSerie
 
 
 def _common(labels: Sequence[str]) -> str:
-    """A name for several models: what their names begin with, else the first and the last.
+    """A name for several models: their common prefix, else the first and the last name.
 
     >>> _common(["bert_pretrained", "bert_ft"]), _common(["a", "b", "c"])
     ('bert', 'a…c')
@@ -288,7 +288,7 @@ def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
 
 
 def refuse_training_run(model: str) -> None:
-    """The folder of a training run is no model, though it holds some."""
+    """Raise an error if the path is the folder of a training run and not a model."""
     path = Path(model).expanduser()
     if (path / "checkpoints").is_dir() and not (path / "config.json").is_file():
         raise AnisoscopeError(
@@ -306,7 +306,7 @@ def has_loss(model: Any) -> bool:
 
 
 def refuse_lossless(loaded: Any, spec: str) -> None:
-    """A model without a language-model head."""
+    """Raise an error for a model without a language-model head."""
     if not has_loss(loaded.model):
         raise AnisoscopeError(
             f"{spec!r} was loaded as {type(loaded.model).__name__}, without a language-model head, so it has no loss "

@@ -1,9 +1,9 @@
-"""What is wrong with the checkpoints of a series, told from their weights.
+"""Detects damaged, repeated or misordered checkpoints of a series from their weights.
 
 Notation: x_i a sketch of the weights of checkpoint i (a fixed sample of their entries), d_ij = ‖x_i − x_j‖, and
-L = Σ d_{i,i+1} the length of the path through the series in its order. Weights in training move away from where they
-were, so that exchanging two checkpoints that are in their right places makes the path longer, and exchanging two that
-were swapped makes it shorter.
+L = Σ d_{i,i+1} the length of the path through the series in its order. Weights drift away from their earlier values in
+training, so that exchanging two checkpoints in the right places makes the path longer, and exchanging two that were
+swapped makes it shorter.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ MISSING, UNREADABLE, LEFT_OUT = "missing: ", "unreadable: ", " was left out: "
 NON_FINITE, REPEATED = "non-finite weights", "repeated: "
 AGAIN = "copy it again"  # how the sentence about a damaged file ends
 RESUME = ", and the same command with --resume goes on"
-Entry = dict[str, Any]  # what is known of one checkpoint; those with a fingerprint were loaded and are done
-SKETCH = 1 << 18  # numbers kept of each checkpoint
-FEWEST = 3  # checkpoints that have an order
+Entry = dict[str, Any]  # what is known of one checkpoint; entries with a fingerprint have been measured
+SKETCH = 1 << 18  # entries sampled of each checkpoint
+FEWEST = 3  # checkpoints needed to judge their order
 ALIKE = 0.5  # share of the larger sketch that two must have in common to be compared
-MARGIN = 0.02  # of the most that an exchange can save: see docs/series.md for how it was chosen
-SAME = 1e-6  # relative: two lengths that differ by less are one
-TREMBLING = 3.0  # over √entries: twice what weights that only tremble have shown
+MARGIN = 0.02  # least share of the possible saving for an exchange; see docs/series.md for how it was chosen
+SAME = 1e-6  # relative difference below which two lengths are equal
+TREMBLING = 3.0  # over √entries: twice the saving seen with weights that only fluctuate
 
 
 def sketch(model: nn.Module, size: int = SKETCH) -> dict[str, Tensor]:
-    """A fixed sample of the entries of a model's weights, by the name that they have within the body.
+    """A fixed sample of the entries of a model's weights, by parameter name without the prefix of the base model.
 
-    Which entries depends on name and shape alone, so that all checkpoints of a series give the same ones.
+    The choice depends on name and size alone, so that it is the same for all checkpoints of a series.
     """
     prefix = str(getattr(model, "base_model_prefix", "") or "")
     named = {name.removeprefix(f"{prefix}."): p for name, p in model.named_parameters() if not p.is_meta}
@@ -60,19 +60,19 @@ def is_finite(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Distances:
-    """d [n, n], and over how many entries: those that hardly move count as less than one."""
+    """Distances d [n, n], and the effective number of entries: entries that hardly change count as less than one."""
 
     d: Tensor
     entries: float
 
     @property
     def margin(self) -> float:
-        """What an exchange must save to be more than chance."""
+        """The share that an exchange must save to be significant."""
         return max(MARGIN, TREMBLING / math.sqrt(max(1.0, self.entries)))
 
 
 def distances(sketches: Sequence[Mapping[str, Tensor]]) -> Distances | None:
-    """Distances over the entries that all have; None where the models are too different to be compared."""
+    """Distances over the common entries; None if the models have too few of them in common."""
     if len(sketches) < FEWEST:
         return None
     sizes = [{name: len(value) for name, value in found.items()} for found in sketches]
@@ -89,7 +89,7 @@ def distances(sketches: Sequence[Mapping[str, Tensor]]) -> Distances | None:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Two places of a series whose checkpoints are in each other's; `saved` is the share of what could be saved."""
+    """Two positions of a series whose checkpoints are swapped; `saved` is the share of the possible saving."""
 
     first: int
     second: int
@@ -97,9 +97,9 @@ class Exchange:
 
 
 def saving(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
-    """How much shorter the path becomes when the i-th and the j-th exchange places: from −1 to 1.
+    """How much shorter the path becomes if the i-th and the j-th exchange places, relative to the most possible (±1).
 
-    By the triangle inequality each edge that changes its end from one to the other changes by at most d_ij.
+    By the triangle inequality each affected edge changes by at most d_ij.
 
     >>> straight = torch.arange(4.0)[:, None]
     >>> d = (straight - straight.T).abs()
@@ -118,10 +118,10 @@ def saving(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
 
 
 def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
-    """The swapped pairs of a series, the clearest first: exchanging them saves more than `margin` of what it could.
+    """The swapped pairs of a series, clearest first: exchanging them saves more than the share `margin`.
 
-    Of all pairs the one that shortens the path most is exchanged, and so on while one is clear. A path is as long
-    backwards, so that of several exchanges that save the same the one of the nearest places is taken.
+    Greedily exchanges the pair that shortens the path most. A path is as long backwards, so that of exchanges with
+    equal savings the one of the nearest positions is taken.
     """
     order = list(range(len(d)))
     found: list[Exchange] = []
@@ -141,23 +141,23 @@ def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
 
 
 def _gain(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
-    """What the exchange saves of the path, in the units of d."""
+    """The length that the exchange saves, in the units of d."""
     number = sum(0 <= k < len(order) - 1 for k in {i - 1, i, j - 1, j}) - (j == i + 1)
     return saving(d, order, i, j) * number * float(d[order[i], order[j]])
 
 
 def is_lost(flag: str) -> bool:
-    """Whether a flag says that the checkpoint could not be loaded: it is tried again when the sweep goes on."""
+    """Whether a flag says that the checkpoint could not be loaded; a resumed sweep tries it again."""
     return flag.startswith((MISSING, UNREADABLE))
 
 
 def reason(flag: str) -> str:
-    """Why a checkpoint could not be loaded, without the word for it."""
+    """The reason in a flag of a checkpoint that could not be loaded, without its prefix."""
     return flag.removeprefix(MISSING).removeprefix(UNREADABLE)
 
 
 def resumable(error: Exception) -> str:
-    """What is wrong with a checkpoint; of a damaged file with the word that a sweep goes on once it is whole.
+    """The message of a loading error; for a damaged file it adds that --resume continues the sweep.
 
     >>> resumable(ValueError("'a.pt' is cut off or damaged; copy it again."))
     "'a.pt' is cut off or damaged; copy it again, and the same command with --resume goes on."
@@ -167,14 +167,14 @@ def resumable(error: Exception) -> str:
 
 
 def warnings_of(entries: Sequence[Entry], late: Mapping[int, Sequence[str]]) -> list[str]:
-    """What the end of the command says of the checkpoints: their flags, then what was noticed on the way."""
-    out: list[str] = []
+    """The warnings at the end of the command: flags of the checkpoints, then their notes."""
+    warnings: list[str] = []
     for entry in entries:
         flags = [*entry["flags"], *late.get(entry["key"], ())]
         lost = [f"{entry['label']}{LEFT_OUT}{reason(flag)}" for flag in flags if is_lost(flag)]
-        out += lost or [f"{entry['label']}: {flag}" for flag in flags]
+        warnings += lost or [f"{entry['label']}: {flag}" for flag in flags]
     loaded = [entry for entry in entries if "notes" in entry]
-    headless = [entry["label"] for entry in loaded if HEADLESS in entry["notes"]]  # they are named unless all are
-    named = HEADLESS if len(headless) == len(loaded) else f"{', '.join(headless)}: {HEADLESS}"
-    notes = [named if note == HEADLESS else note for entry in loaded for note in entry["notes"]]
-    return [*out, *(note for note in dict.fromkeys(notes) if note not in out)]
+    headless = [entry["label"] for entry in loaded if HEADLESS in entry["notes"]]  # listed unless all are
+    headless_note = HEADLESS if len(headless) == len(loaded) else f"{', '.join(headless)}: {HEADLESS}"
+    notes = [headless_note if note == HEADLESS else note for entry in loaded for note in entry["notes"]]
+    return [*warnings, *(note for note in dict.fromkeys(notes) if note not in warnings)]

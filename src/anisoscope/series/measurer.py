@@ -1,4 +1,4 @@
-"""What is measured of each checkpoint of a series: its geometry, its loss, and its gradients where it has a loss."""
+"""Measures each checkpoint of a series: its geometry, its loss, and its gradients if it has a loss."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from anisoscope.tangent.study import TangentPlan, TangentStudy, more_sites
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
 TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
-COUNTED = 2_000_000  # tokens of the data that frequencies are counted on
+COUNTED = 2_000_000  # tokens of the data used for token frequencies
 Records = list[dict[str, Any]]
 Tell = Callable[[str, int, int], None]
 
 
 @dataclass
 class CheckpointResult:
-    """What one checkpoint gave."""
+    """The results of one checkpoint."""
 
     records: Records = field(default_factory=list)
     cards: Records = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
-    read: dict[str, Any] = field(default_factory=dict)  # modality and rows of each stack, where a pass has told them
+    read: dict[str, Any] = field(default_factory=dict)  # entries `modality` and `rows` of run.json, once known
 
 
 @dataclass
 class CheckpointMeasurer:
-    """Measures checkpoints one after the other, and keeps what one leaves for the next."""
+    """Measures checkpoints one after the other and carries the state from one to the next."""
 
     config: SweepConfig
     last: int | None  # the last step of the series
@@ -64,28 +64,26 @@ class CheckpointMeasurer:
     row_map: RowMap | None = None  # the same few rows of every checkpoint
 
     def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> CheckpointResult:
-        """Everything wanted of one model; `late` ones come after later ones and are compared with none before."""
-        config, idle = fitting(loaded, feed_config(self.config))
-        found, feed = CheckpointResult(notes=idle), make_feed(loaded, config, tell=tell)
+        """Measure one model; a `late` one is measured after later steps and not compared with them."""
+        config, notes = fitting(loaded, feed_config(self.config))
+        result, feed = CheckpointResult(notes=notes), make_feed(loaded, config, tell=tell)
         plan, _ = self.config.measured
         if plan is not None and loaded.reads_text and has_loss(loaded.model):
-            with self._apart(loaded, late=late):
-                self._gradients(loaded, step, feed, found, tell=tell)
+            with self._isolated(loaded, late=late):
+                self._gradients(loaded, step, feed, result, tell=tell)
         else:
             if plan is not None:
-                found.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
+                result.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
             if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
-                self._count(loaded, feed, found)
-            self._geometry(loaded, feed, found, tell=tell)
-            found.records = [{**row, "step": step} for row in found.records]
-            found.records += self._loss(loaded, step, feed, found)
-        found.data = feed.about()
-        found.notes += [note for note in feed.notes() if note not in found.notes]
+                self._count(loaded, feed, result)
+            self._geometry(loaded, feed, result, tell=tell)
+            result.records = [{**row, "step": step} for row in result.records]
+            result.records += self._loss(loaded, step, feed, result)
+        result.data = feed.about()
+        result.notes += [note for note in feed.notes() if note not in result.notes]
         if self.row_map is not None:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
-        return found
-
-    # with gradients
+        return result
 
     def _gradients(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
         c, model = self.config, loaded.model
@@ -119,19 +117,19 @@ class CheckpointMeasurer:
         tell("gradients", 1, 1)
 
     def tangent(self, plan: TangentPlan) -> TangentStudy:
-        """The tangent study of the series; its frozen proxy needs to know when training ends."""
+        """The tangent study of the series, made at the first call."""
         if self.study is None:
             last = self.last if self.config.series else None
             self.study = TangentStudy(plan, self.counts, last, single=not self.config.series)
         return self.study
 
     @contextlib.contextmanager
-    def _apart(self, loaded: Any, *, late: bool) -> Iterator[None]:
-        """Nothing of the checkpoints before enters one that came late, or one of another size."""
+    def _isolated(self, loaded: Any, *, late: bool) -> Iterator[None]:
+        """Around a late checkpoint or one of another size: hide the state of earlier ones and restore it afterwards."""
         sizes = [int(getattr(loaded.model.config, name, 0) or 0) for name in ("hidden_size", "num_hidden_layers")]
         self.sizes = self.sizes or sizes
-        other, study, before = sizes != self.sizes, self.study, self.table_before
-        if not (late or other):
+        other_size, study, before = sizes != self.sizes, self.study, self.table_before
+        if not (late or other_size):
             yield
             return
         self.table_before = None
@@ -139,13 +137,13 @@ class CheckpointMeasurer:
             yield
         else:
             previous, frozen = study.previous, study.frozen
-            study.previous, study.frozen = {}, None if other else frozen
+            study.previous, study.frozen = {}, None if other_size else frozen
             yield
-            study.previous, study.frozen = previous, frozen if other else study.frozen
+            study.previous, study.frozen = previous, frozen if other_size else study.frozen
         self.table_before = before
 
     def _watch(self, model: Any) -> EmbeddingWatch:
-        """With the table of the checkpoint before, to test its change; every type of the data was seen."""
+        """A watch with the table of the previous checkpoint, so that its change is tested on all types of the data."""
         watch = EmbeddingWatch(model)
         if (table := watch.table) is not None and self.table_before is not None and self.counts is not None:
             watch.step, before = self.table_before
@@ -156,7 +154,7 @@ class CheckpointMeasurer:
         return watch
 
     def _count(self, loaded: Any, feed: Feed, found: CheckpointResult) -> None:
-        """Token frequencies on the data, once for the whole series."""
+        """Count token frequencies on the data, once for the whole series."""
         if self.counts is not None:
             return
         size = len(loaded.tokenizer)
@@ -168,8 +166,6 @@ class CheckpointMeasurer:
         self.counts = total
         found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
 
-    # without gradients
-
     def _setup(self, loaded: Any, layout: Layout, requests: list[Request]) -> Setup:
         c = self.config
         sites = list(c.sites) or (stream_kinds(layout) if c.at_stream else None)
@@ -177,7 +173,7 @@ class CheckpointMeasurer:
         return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
     def _geometry(self, loaded: Any, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
-        """The metrics of every site in as few passes as memory allows, as `profile` measures them."""
+        """Measure the metrics of every site in as few passes as memory allows, like `profile`."""
         c, model = self.config, loaded.model
         tangent, requests = c.measured
         if not requests:
@@ -194,7 +190,7 @@ class CheckpointMeasurer:
         for number, sites in enumerate(groups):
             bank = Bank(plan)
             if sites:
-                batches = self._shown(loaded, feed, masked=tangent is not None, tell=tell)
+                batches = self._batches(loaded, feed, masked=tangent is not None, tell=tell)
                 sink = joined_sinks(bank, self.row_map)
                 assert sink is not None
                 capture_batches(model, setup, sites, sink, batches)
@@ -208,8 +204,8 @@ class CheckpointMeasurer:
         found.notes += [*entry["notes"], *setup.notes]
         found.read = {name: entry[name] for name in ("modality", "rows")}
 
-    def _shown(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Batch]:
-        """The data as it is; text masked beside masked language models whose gradients are taken, to be like theirs."""
+    def _batches(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Batch]:
+        """The batches; in studies with gradients, text is masked for masked language models as it is for gradients."""
         seen, mask = 0, masked and loaded.reads_text and not loaded.predicts_next
         mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
         for batch in feed.batches():
@@ -219,13 +215,13 @@ class CheckpointMeasurer:
             tell("forward", min(seen, self.config.tokens), self.config.tokens)
 
     def _loss(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult) -> Records:
-        """The loss over the same text, where the model has a head for it."""
+        """A record of the loss on the same text, if the model has a head for it."""
         if not loaded.reads_text or not has_loss(loaded.model):
             return []
         try:
             batches = [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
-            words: dict[str, Any] = {"layout": find_layout(loaded.model), "sites": (), "gradients": False}
-            rows = Probe(loaded.model, batches, batch_size=self.config.batch_size, **words).run(step or 0)
+            options: dict[str, Any] = {"layout": find_layout(loaded.model), "sites": (), "gradients": False}
+            rows = Probe(loaded.model, batches, batch_size=self.config.batch_size, **options).run(step or 0)
         except AnisoscopeError as error:
             found.notes.append(f"its loss was left out: {error}")
             return []
@@ -234,22 +230,20 @@ class CheckpointMeasurer:
         place = {"kind": "training", "variant": "", "group": "", "stack": "single", "step": step}
         return [{**place, "metric": "probe_loss", "value": probe_loss(rows.loss, rows.tokens), "n": rows.tokens}]
 
-    # keeping
-
     def state(self) -> dict[str, Any]:
-        """What the next checkpoint needs, as plain values and tensors."""
+        """The state for saving, as plain values and tensors."""
         study = None if self.study is None else self.study.state()
         rows = None if self.row_map is None else self.row_map.state()
         kept = {"counts": self.counts, "table_before": self.table_before, "sizes": self.sizes}
         return {**kept, "study": study, "map": rows}
 
     def window(self, key: int) -> dict[str, Any] | None:
-        """What the open window of the frozen proxy keeps of one step."""
+        """The moments of one step for an open window of the frozen proxy."""
         frozen = None if self.study is None else self.study.frozen
         return {"study": frozen.window_state(key)} if frozen is not None else None
 
     def load(self, state: dict[str, Any], window: Callable[[list[int]], dict[int, dict[str, Any]]]) -> None:
-        """Go back to what `state` gave; `window` reads what it does not hold."""
+        """Restore what `state` returned; `window` loads the moments of an open window."""
         self.counts, self.table_before, self.sizes = state["counts"], state["table_before"], state["sizes"]
         if self.row_map is not None and state.get("map") is not None:
             self.row_map.load(state["map"])
@@ -260,14 +254,14 @@ class CheckpointMeasurer:
         kept = window(frozen["window"] if frozen else [])
         study = self.tangent(plan)
         study.load(state["study"], {step: part["study"] for step, part in kept.items()})
-        if frozen is None:  # it had been given up
+        if frozen is None:  # the window had ended without a step
             study.frozen = None
 
 
 def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | None = None) -> dict[str, Tensor]:
-    """A batch with labels, as the model's own training would have it: the following tokens, or masked ones.
+    """A batch with the labels of the model's training objective: next tokens, or masked ones.
 
-    Unless told, the model's attention decides; padding is never a label.
+    If `following` is None, the model's attention decides; padding is never a label.
     """
     inputs = dict(batch.inputs)
     mask = inputs["attention_mask"]
@@ -279,6 +273,6 @@ def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | No
 
 
 def feed_config(config: SweepConfig) -> Any:
-    """What the feed and the passes of a profile read, from here."""
+    """The options of a sweep as those of a profile, for the feed and the passes."""
     names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
     return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})

@@ -1,8 +1,8 @@
-"""`anisoscope tangent` and `anisoscope sweep`: the same instruments on models that are given, not trained here.
+"""`anisoscope tangent` and `anisoscope sweep`: measure existing checkpoints with the instruments of the monitor.
 
-Whatever a checkpoint gave is on disk before the next begins: its rows (`parts/`), its sketch and the state after it
-(`state/`). Table, flags and warnings are made from these alone, so that a sweep that was killed and went on ends with
-the same as one that was not.
+The results of a checkpoint are saved before the next begins: its rows (`parts/`), its sketch and the state after it
+(`state/`). Table, flags and warnings are made from these alone, so that a sweep that was killed and resumed gives the
+same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from anisoscope.tangent.row_map import RowMap, write_map
 
 Progress = Callable[[str, int, int], None]
 LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
-LARGE = 50_000_000  # parameters
+LARGE = 50_000_000  # parameters from which memory is freed explicitly
 
 
 @dataclass
@@ -50,17 +50,17 @@ class Sweeper:
     entries: dict[int, Entry] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
-    kept: int = 0  # how often a state was written
-    plan: CheckpointSeries | None = None  # the series, where it was looked for before the folder was made
+    kept: int = 0  # number of states written
+    plan: CheckpointSeries | None = None  # the series, if found before the folder was made
 
     @classmethod
     def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
-        """A sweep into a folder, which is made only once there is something to measure."""
+        """A sweep into a folder, which is created only if checkpoints are found."""
         plan = None if (Path(place) / "run.json").is_file() else _series_of(config)
         return cls(config, RunFolder.create(place, asdict(config), resume=resume), plan=plan, **words)
 
     def run(self) -> Table:
-        """Measure every checkpoint in order; what cannot be loaded is said and left out."""
+        """Measure every checkpoint in order; those that cannot be loaded are flagged and skipped."""
         old = self.folder.about()
         self.series = self.plan or _series_of(self.config, old.get("revisions", ()) if old.get("config") else ())
         self.store = MonitorStore(self.folder.path, resume=True, about={})
@@ -71,14 +71,14 @@ class Sweeper:
             return self.folder.table()
         if state is not None:
             self.measurer.load(state["examiner"], self.store.window)
-        words: dict[str, Any] = {"command": self.command, "seed": self.config.seed, "old": old}
-        self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **words)
+        options: dict[str, Any] = {"command": self.command, "seed": self.config.seed, "old": old}
+        self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **options)
         if self.config.revisions:
             self.about["revisions"] = [c.revision for c in self.series.checkpoints]
         self._write_about()
         started = time.monotonic()
         try:
-            self._all()
+            self._measure_all()
             study = self.measurer.study
             still_open = study is not None and study.frozen is not None and bool(study.frozen.window)
             last = [] if study is None else study.finish()  # the frozen proxy of a series that ended in its window
@@ -86,11 +86,11 @@ class Sweeper:
             self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
             raise
         table = self._finish("complete", started, last=last)
-        if not still_open:  # the newest state still names what lies in them
+        if not still_open:  # otherwise the newest state still refers to these files
             self.store.drop_window()
         return table
 
-    def _all(self) -> None:
+    def _measure_all(self) -> None:
         c, series = self.config, self.series.checkpoints
         wanted = [checkpoint.revision for checkpoint in self._to_do() if checkpoint.revision]
         journal = self.folder.path / "state" / "downloads.json"
@@ -114,10 +114,8 @@ class Sweeper:
     def _to_do(self) -> list[Checkpoint]:
         return [c for c in self.series.checkpoints if c.key not in self.tables]
 
-    # the record of the run
-
     def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
-        """run.json, made from what is known of each checkpoint, whenever that was."""
+        """Write run.json from the entries of all checkpoints."""
         entries = [self.entries[key] for key in sorted(self.entries)]
         done = [entry for entry in entries if "described" in entry]
         hidden = ("key", "notes", "described", "device", "data", "unmeasured")
@@ -134,14 +132,14 @@ class Sweeper:
         self.folder.write_about(self.about)
 
     def _restore(self) -> dict[str, Any] | None:
-        """What is done already, and the state after it."""
+        """Restore finished checkpoints; returns the newest state or None."""
         state = self.store.newest()
         if state is not None:
             self.entries, self.words = dict(state["entries"]), state["words"]
             done = sorted(state["done"])
             self.tables = dict(zip(done, self.store.tables(set(done)), strict=True))
             self.kept = state.get("kept", len(done))
-            for checkpoint in self.series.checkpoints:  # one that could not be measured has other files now
+            for checkpoint in self.series.checkpoints:  # files of an unmeasured checkpoint have changed: try again
                 before = self.entries.get(checkpoint.key, {}).get("unmeasured")
                 if checkpoint.key in self.tables and before is not None and before != discovery.stamp(checkpoint.spec):
                     del self.tables[checkpoint.key]
@@ -160,19 +158,19 @@ class Sweeper:
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if status == "complete" and self.measurer.row_map is not None:
-            words: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
-            self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **words)
+            options: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
+            self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **options)
         self._write_about(late)
         return Table(table.arrow, self.about)
 
     def _flag_rows(self, late: dict[int, list[str]]) -> Table:
         rows = []
         for entry in (self.entries[key] for key in sorted(self.entries)):
-            wrong = [*entry["flags"], *late.get(entry["key"], [])]
+            flags = [*entry["flags"], *late.get(entry["key"], [])]
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
-            said = [*wrong, *(note for note in entry.get("notes", []) if note == HEADLESS)]
-            words = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(said)}
-            rows.append({**place, **words, "value": checkpoint_intact(wrong)})
+            remarks = [*flags, *(note for note in entry.get("notes", []) if note == HEADLESS)]
+            columns = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(remarks)}
+            rows.append({**place, **columns, "value": checkpoint_intact(flags)})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
@@ -180,15 +178,13 @@ class Sweeper:
         return Table.from_records({**fixed, **row} for row in records)
 
     def _name(self) -> str:
-        """What the model is called in the table."""
+        """The model's name in the table."""
         described = next((e["described"] for e in self.entries.values() if "described" in e), {"name": ""})
         return self.series.name or str(described["name"])
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(what, done, total)
-
-    # one checkpoint
 
     def _checkpoint(self, checkpoint: Checkpoint, downloads: Downloads | None) -> None:
         entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
@@ -204,12 +200,12 @@ class Sweeper:
                 )
             discovery.refuse_lossless(loaded, checkpoint.spec)
         finite = integrity.is_finite(loaded.model)
-        entry["flags"] = self._wrong(checkpoint, loaded.fingerprint, entry, finite=finite)
+        entry["flags"] = self._flags(checkpoint, loaded.fingerprint, entry, finite=finite)
         reading = reading_fingerprint(loaded)
         self.words = self.words or (reading, checkpoint.label)
         if reading != self.words[0]:
             entry["flags"].append(other_reading(loaded, self.words[1]))
-        found = CheckpointResult()  # of one that is not measured
+        found = CheckpointResult()  # stays empty if not measured
         if finite and reading == self.words[0]:
             late = checkpoint.step is not None and any(key > checkpoint.step for key in self.tables)
             found = self.measurer.measure(loaded, checkpoint.step, late=late, tell=self._tell)
@@ -220,7 +216,7 @@ class Sweeper:
             downloads.finished(checkpoint.revision)
 
     def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
-        """The model of a checkpoint; None, with a flag in its entry, where it cannot be had."""
+        """The model of a checkpoint; None, with a flag in its entry, if it cannot be loaded."""
         from anisoscope.models import load
 
         spec = checkpoint.spec
@@ -231,34 +227,34 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 1, 1)
             return load.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
         except AnisoscopeError as error:
-            words = integrity.resumable(error)
+            message = integrity.resumable(error)
             if len(self.series.checkpoints) == 1:
-                raise AnisoscopeError(words if self.config.series else str(error)) from error
+                raise AnisoscopeError(message if self.config.series else str(error)) from error
             lost = integrity.UNREADABLE if discovery.is_there(spec) else integrity.MISSING
-            entry["flags"] = [f"{lost}{words}"]
+            entry["flags"] = [f"{lost}{message}"]
             return None
 
-    def _wrong(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
-        """What the checkpoint shows by itself, and beside those that are done."""
-        out = []
+    def _flags(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
+        """Flags of one checkpoint: repeated, not finite, out of order."""
+        flags = []
         done = [e for k, e in sorted(self.entries.items()) if k in self.tables]
-        twin = next((e["label"] for e in done if e.get("fingerprint") == fingerprint), None)
-        if twin is not None:
-            out.append(f"{REPEATED}the same weights as {twin}")
+        same = next((e["label"] for e in done if e.get("fingerprint") == fingerprint), None)
+        if same is not None:
+            flags.append(f"{REPEATED}the same weights as {same}")
         if not finite:
-            out.append(NON_FINITE)
+            flags.append(NON_FINITE)
         if checkpoint.late:
-            out.append("out of order: it was named after a later one")
-        recorded = discovery.recorded_step(checkpoint.spec) if self.series.timed and not out else None
+            flags.append("out of order: it was named after a later one")
+        recorded = discovery.recorded_step(checkpoint.spec) if self.series.timed and not flags else None
         if recorded is not None and discovery.named_step(checkpoint.label) == checkpoint.step != recorded:
-            out.append(f"out of order: it says inside that it is of step {recorded}")
+            flags.append(f"out of order: it says inside that it is of step {recorded}")
             entry["recorded"] = recorded
-        return out
+        return flags
 
     def _keep(
         self, checkpoint: Checkpoint, loaded: Any, entry: Entry, found: CheckpointResult, *, sketched: bool
     ) -> None:
-        """Write what a checkpoint gave, and the state after it."""
+        """Save the results of a checkpoint and the state after it."""
         key, name = checkpoint.key, self.series.name or loaded.name
         layout = find_layout(loaded.model)
         described: dict[str, Any] = {"name": name, "type": type_of(loaded)}
@@ -280,24 +276,22 @@ class Sweeper:
         self.store.write_step(key, self.tables[key], state, self.measurer.window(key), number=self.kept)
         self._write_about()
 
-    # the series as a whole
-
     def _sketch(self, key: int) -> Path:
         return self.folder.path / "state" / f"sketch-{key:09d}.pt"
 
     def _out_of_order(self) -> dict[int, list[str]]:
-        """Flags of checkpoints whose weights lie where another's should, by key."""
+        """Flags, by key, of checkpoints that seem swapped with another by their weights."""
         entries = [self.entries[key] for key in self.tables]
-        entries.sort(key=lambda e: int(e["recorded"] if "recorded" in e else e["key"]))  # by its own record
+        entries.sort(key=lambda e: int(e["recorded"] if "recorded" in e else e["key"]))  # by the step recorded inside
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
         path = integrity.distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
         late: dict[int, list[str]] = {}
         for pair in integrity.exchanges(path.d, path.margin) if path is not None else ():
             first, second = usable[pair.first], usable[pair.second]
-            for mine, other in ((first, second), (second, first)):
-                if not any(flag.startswith("out of order") for flag in mine["flags"]):
-                    late.setdefault(mine["key"], []).append(
+            for entry, other in ((first, second), (second, first)):
+                if not any(flag.startswith("out of order") for flag in entry["flags"]):
+                    late.setdefault(entry["key"], []).append(
                         f"looks out of order: by its weights it is in the place of {other['label']} (exchanging the "
                         f"two saves {pair.saved:.0%} of the detour that they could make)"
                     )
@@ -308,5 +302,5 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeri
     c = config
     if c.series:
         return discovery.find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
-    parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # or refused
+    parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # raises if it is no model
     return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)

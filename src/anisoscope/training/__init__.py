@@ -1,1 +1,1 @@
-"""Small encoders and decoders trained from scratch: text to tokens, batches, checkpoints; resumable at any moment."""
+"""Training of small models from scratch: prepared data, batches, models, checkpoints; resumable at any step."""

@@ -1,4 +1,4 @@
-"""Everything that decides a training run, checked before anything is computed; the families that can be trained.
+"""The options of training runs, validated before anything is computed, and the model families that can be trained.
 
 This file imports no torch, so that the command line can read the options without it.
 """
@@ -14,18 +14,18 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.option import Device, Option, Seed, Text
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
-ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with the family that is built when none is named
-OBJECTIVES = {"decoder": "next", "encoder": "masked"}  # with what is predicted when nothing is said
+ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with their default family
+OBJECTIVES = {"decoder": "next", "encoder": "masked"}  # with their default objective
 
 
 @dataclass(frozen=True)
 class TrainableFamily:
-    """One row of the table: what a transformers architecture needs beside the sizes that all of them take.
+    """A trainable model family: what a transformers architecture needs beside the sizes that all of them take.
 
-    `model_type` is transformers' own name, `dropout` the fields that carry one, `inner` the width of the MLP over
-    the width of the stream, `rotary` says that heads must have an even width. A family of both architectures is one
-    class with the same weights in all arms: `is_causal` in its configuration decides the mask, and its loss is read at
-    the masked tokens or at the next ones.
+    `model_type` is transformers' name, `dropout` the configuration fields of dropout rates, `inner` the width of the
+    MLP over that of the stream; with `rotary`, heads must have an even width. A family of both architectures is one
+    class with the same weights in all arms: `is_causal` in its configuration decides the mask, and its loss is taken
+    at the masked tokens or at the next ones.
     """
 
     name: str
@@ -55,15 +55,15 @@ FAMILIES: dict[str, TrainableFamily] = {
         TrainableFamily("gpt2", ("decoder",), "gpt2", _GPT2_DROPOUT, inner_field="n_inner", rotary=False),
         TrainableFamily("gpt_neox", ("decoder",), "gpt_neox", _NEOX_DROPOUT),
         TrainableFamily("llama", ("decoder",), "llama", ("attention_dropout",), inner=_GATED),
-        # positions relative to each other: with learned absolute ones a masked model that sees both sides stays at the
-        # frequencies of single characters for thousands of updates
+        # relative positions: with learned absolute ones a bidirectional masked model learns nothing but character
+        # frequencies for thousands of updates
         TrainableFamily("prenorm", ("decoder", "encoder"), "gpt_neox", _NEOX_DROPOUT, options=_SEQUENTIAL),
     )
 }
 
 
 def choose_family(arch: str, name: str | None = None) -> TrainableFamily:
-    """The family of that name, which must be of that architecture; the usual one when none is named.
+    """The family of that name, which must fit the architecture; the default family without a name.
 
     >>> choose_family("decoder").name, choose_family("encoder", "modernbert").name
     ('gpt2', 'modernbert')
@@ -85,7 +85,7 @@ def choose_family(arch: str, name: str | None = None) -> TrainableFamily:
 
 @dataclass(frozen=True)
 class CommonTrainConfig(ABC):
-    """What all trainings have in common: the size of the model, the updates, and the checkpoints."""
+    """The options of all trainings: size of the model, updates, checkpoints."""
 
     data: Text = "embedded"
     steps: Annotated[int, Option("Updates.")] = 1000
@@ -139,12 +139,12 @@ class CommonTrainConfig(ABC):
     @property
     @abstractmethod
     def arm(self) -> str:
-        """What the model is called."""
+        """The model's name."""
 
     @property
     @abstractmethod
     def entry(self) -> dict[str, str]:
-        """Words about the model that only its configuration knows."""
+        """Fields of the model's entry in run.json that come from the configuration."""
 
     @property
     @abstractmethod
@@ -167,7 +167,7 @@ class CommonTrainConfig(ABC):
 
 @dataclass(frozen=True)
 class TrainConfig(CommonTrainConfig):
-    """What to train, on what, how, and what to keep of it.
+    """The options of training a language model.
 
     >>> TrainConfig(arch="encoder").task, TrainConfig(family="prenorm", objective="masked").task
     ('masked', 'masked')
@@ -185,7 +185,7 @@ class TrainConfig(CommonTrainConfig):
     ] = None
     context: Annotated[int, Option("Tokens of a context.")] = 128
     tokens: Annotated[str, Option("char, enwik8 (its 205 bytes), or bpe:8192.")] = "char"
-    # one table for input and output aligns gradients with activations from the first step on
+    # off: a shared table aligns gradients with activations from the first step on
     tied: Annotated[bool, Option("One embedding table for input and output.")] = False
     frequency: Annotated[
         str, Option("natural, flat or zipf:S: resample the corpus towards that token distribution.")
@@ -212,7 +212,7 @@ class TrainConfig(CommonTrainConfig):
         parse_frequency(self.frequency)
 
     def _check_family(self, family: TrainableFamily) -> None:
-        """Refuse widths that the heads do not share evenly, and objectives that cannot be learned."""
+        """Raise an error if the width is not divisible by the heads, or if the objective does not fit the attention."""
         step = 2 * self.heads if family.rotary else self.heads
         if self.width % step:
             why = " and an even width of each (rotary positions)" if family.rotary else ""
@@ -236,7 +236,7 @@ class TrainConfig(CommonTrainConfig):
             )
 
     def _check_attention(self, family: TrainableFamily) -> None:
-        """Refuse attention that is not known, and families whose queries and keys it cannot change."""
+        """Raise an error for unknown attention variants, and for families that do not support them."""
         from anisoscope.models.attention_variant import VARIANTS
 
         if self.attention is None:
@@ -256,12 +256,12 @@ class TrainConfig(CommonTrainConfig):
 
     @property
     def task(self) -> str:
-        """What is predicted: the `next` token, or `masked` ones."""
+        """The objective: `next` or `masked` tokens."""
         return self.objective or OBJECTIVES[self.arch]
 
     @property
     def arm(self) -> str:
-        """What the model is called: its kind, its task if that is not the usual one, and how its corpus was resampled.
+        """The model's name: architecture, objective if not the default, attention variant, resampling of the corpus.
 
         >>> TrainConfig().arm, TrainConfig(frequency="flat").arm, TrainConfig(frequency="zipf:1.50").arm
         ('decoder', 'decoder-flat', 'decoder-zipf1.5')
@@ -280,9 +280,9 @@ class TrainConfig(CommonTrainConfig):
 
     @property
     def entry(self) -> dict[str, str]:
-        """Kind, objective, family and attention."""
-        words = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
-        return {**words, "attention": self.attention or "softmax"}
+        """Architecture, objective, family and attention."""
+        fields = {"type": self.arch, "objective": self.task, "family": choose_family(self.arch, self.family).name}
+        return {**fields, "attention": self.attention or "softmax"}
 
     @property
     def positions(self) -> int:
@@ -291,21 +291,21 @@ class TrainConfig(CommonTrainConfig):
 
 
 def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
-    """After which updates weights are kept: `log` (0, 1, 2, 4, …), `every:N`, numbers, joined by commas; and the last.
+    """Steps of a checkpoint schedule: `log` (0, 1, 2, 4, …), `every:N`, numbers, joined by commas; always the last.
 
     >>> checkpoint_steps("log", 10), checkpoint_steps("0,every:4", 10), checkpoint_steps("none", 10)
     ((0, 1, 2, 4, 8, 10), (0, 4, 8, 10), (10,))
     """
     found = {steps}
-    for word in filter(None, (word.strip() for word in schedule.split(","))):
-        if word == "log":
+    for part in filter(None, (part.strip() for part in schedule.split(","))):
+        if part == "log":
             found |= {0, *(1 << k for k in range(steps.bit_length()))}
-        elif word.startswith("every:") and word[6:].isdecimal() and int(word[6:]) > 0:
-            found |= set(range(int(word[6:]), steps + 1, int(word[6:])))
-        elif word.isdecimal():
-            found.add(int(word))
-        elif word != "none":
+        elif part.startswith("every:") and part[6:].isdecimal() and int(part[6:]) > 0:
+            found |= set(range(int(part[6:]), steps + 1, int(part[6:])))
+        elif part.isdecimal():
+            found.add(int(part))
+        elif part != "none":
             raise AnisoscopeError(
-                f"checkpoints {word!r} is not understood; expected log, every:N, none or steps such as 0,64,512."
+                f"checkpoints {part!r} is not understood; expected log, every:N, none or steps such as 0,64,512."
             )
     return tuple(sorted(step for step in found if step <= steps))

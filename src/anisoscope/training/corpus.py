@@ -1,11 +1,11 @@
-"""Text to tokens on disk, once: documents split by their content into training and held-out parts, in bounded memory.
+"""Tokenised corpora on disk: documents split by a hash of their content into training and held-out parts.
 
-    corpus.json      what it was made of, and what came out
+    corpus.json      the options it was made with, and counts
     tokenizer/       files that `AutoTokenizer` reads
     train.bin, held_out.bin              token ids (int16 or int32), documents joined by one [SEP]
     train.ends.npy, held_out.ends.npy    where each document ends
 
-The folder is made beside its place and renamed: it is complete or not there.
+Memory is bounded; the folder is made under a temporary name and renamed, so that it is complete or absent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from anisoscope.data.tokens import SEP, UNK, encoded, make_vocabulary, save_toke
 from anisoscope.errors import AnisoscopeError
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
-FEW = 4  # documents held out at least
+FEW = 4  # least number of documents held out
 SECTION = 1 << 16  # characters; a longer document is split into sections, which count as documents
 FEWEST = 20  # documents below which they are split more finely
-SHORTEST = 256  # characters of a section at least
+SHORTEST = 256  # least characters of a section
 PARTS = ("train", "held_out")
 _MEGABYTE = 10**6
 
@@ -63,7 +63,7 @@ class Corpus:
         path = Path(path)
         try:
             about = json.loads((path / "corpus.json").read_text(encoding="utf-8"))
-            # copy-on-write: torch wants writable memory, and nothing ever writes
+            # copy-on-write, because torch wants writable memory; nothing is written
             tokens = [np.memmap(path / f"{name}.bin", dtype=np.dtype(about["dtype"]), mode="c") for name in PARTS]
             ends = [np.load(path / f"{name}.ends.npy") for name in PARTS]
             return cls(path, about, *map(CorpusPart, tokens, ends))
@@ -88,24 +88,24 @@ class Corpus:
 def prepare_corpus(
     data: str, folder: str | Path, *, tokens: str = "char", limit: float | None = None, text_field: str = "text"
 ) -> Corpus:
-    """Tokenise `data` into `folder`, or open what lies there if it was made of the same.
+    """Tokenise `data` into `folder`, or open a corpus there that was made with the same options.
 
     `tokens` is `char` (the distinct bytes of the training part), `enwik8` (its 205 bytes, whatever the text is) or
-    `bpe:N` (trained on that part); `limit` is in megabytes of text. A MediaWiki export such as enwik8 is cleaned on the
-    way. Bytes without a token are [UNK], and `corpus.json` says how many.
+    `bpe:N` (trained on that part); `limit` is in megabytes of text. A MediaWiki export such as enwik8 is cleaned.
+    Bytes without a token are [UNK]; `corpus.json` has their number.
     """
     folder = Path(folder)
-    wanted = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
+    options = {"data": data, "tokens": tokens, "limit": limit, "text_field": text_field}
     if not (folder / "corpus.json").is_file():
-        with whole_folder(folder, "corpus.json") as beside:
-            _make(beside, wanted)
-    found = Corpus.open(folder)
-    check_made_of(found.about, wanted, f"the tokenised corpus in {str(folder)!r} was")
-    return found
+        with whole_folder(folder, "corpus.json") as temporary:
+            _make(temporary, options)
+    corpus = Corpus.open(folder)
+    check_made_of(corpus.about, options, f"the tokenised corpus in {str(folder)!r} was")
+    return corpus
 
 
 def check_made_of(about: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
-    """Refuse prepared data that was made with other options."""
+    """Raise an error if prepared data was made with other options."""
     made_of = about.get("made_of", {})
     for key, value in wanted.items():
         if made_of.get(key) != value:
@@ -148,7 +148,7 @@ def _write_part(folder: Path, name: str, documents: Iterable[np.ndarray], *, dty
 
 @dataclass(frozen=True, eq=False)
 class _Spool:
-    """The text of all documents in one file, so that the source is read (and cleaned) once and never held."""
+    """The text of all documents in one temporary file, so that the source is read (and cleaned) only once."""
 
     path: Path
     ends: np.ndarray  # [documents] int64, in bytes
@@ -172,7 +172,7 @@ class _Spool:
 
 
 def _spooled(wanted: dict[str, Any], folder: Path) -> _Spool:
-    """The text on disk; a corpus of few long documents is split again, into about forty sections."""
+    """Write the text to a spool; a corpus of few long documents is split again into about forty sections."""
     spool = _write_spool(wanted, folder, section=SECTION)
     if len(spool.ends) < FEWEST:
         spool = _write_spool(wanted, folder, section=max(SHORTEST, int(spool.ends[-1]) // (2 * FEWEST)))
@@ -192,8 +192,8 @@ def _spooled(wanted: dict[str, Any], folder: Path) -> _Spool:
 
 
 def _write_spool(wanted: dict[str, Any], folder: Path, *, section: int) -> _Spool:
-    room = None if wanted["limit"] is None else int(wanted["limit"] * _MEGABYTE)
-    path, whole = folder / "text.bin", hashlib.sha256()
+    most_bytes = None if wanted["limit"] is None else int(wanted["limit"] * _MEGABYTE)
+    path, fingerprint = folder / "text.bin", hashlib.sha256()
     ends, digests, size = [], [], 0
     with path.open("wb") as file:
         documents = training_documents(wanted["data"], text_field=wanted["text_field"])
@@ -203,14 +203,14 @@ def _write_spool(wanted: dict[str, Any], folder: Path, *, section: int) -> _Spoo
             ends.append(size)
             digest = hashlib.sha256(raw).digest()
             digests.append(int.from_bytes(digest[:8], "little"))
-            whole.update(digest)
-            if room is not None and size >= room:
+            fingerprint.update(digest)
+            if most_bytes is not None and size >= most_bytes:
                 break
-    return _Spool(path, np.array(ends, np.int64), np.array(digests, np.uint64), whole.hexdigest())
+    return _Spool(path, np.array(ends, np.int64), np.array(digests, np.uint64), fingerprint.hexdigest())
 
 
 def training_documents(data: str, *, text_field: str) -> Iterator[Document]:
-    """Documents of a source as `read_documents` gives them, or, of a MediaWiki export, its cleaned articles."""
+    """The documents of a source (see `read_documents`), or the cleaned articles of a MediaWiki export."""
     path = Path(data).expanduser()
     if path.is_file() and suffix_of(path.name) not in RECORD_SUFFIXES:
         head = next(read_raw(path), b"")[:4096]

@@ -1,14 +1,13 @@
-"""Text models: the batches of a run, cut from its tokenised corpus, and a fresh language model for its vocabulary.
+"""Language models: the training batches, cut from a tokenised corpus, and a new model for its vocabulary.
 
 Batches are a pure function of (seed, step, micro-batch), so a resumed run needs no loader state.
 
 Notation: T = context length, N = windows, B = contexts of a micro-batch.
 
-A *segment* is a document of at least T tokens, or a run of neighbouring shorter ones, joined by [SEP]; a run that is
-itself shorter than T is lengthened with the text beside it. *Windows* of T tokens lie in a segment every T/2 tokens,
-the last flush with its end: no window crosses the ends of a document that is long enough, none needs padding.
-Windows are drawn with replacement, with equal weights or those of a resampling: arms that differ in `--frequency`
-differ in the weights alone.
+A *segment* is a document of at least T tokens, or a run of adjacent shorter ones, joined by [SEP]; a run shorter than T
+is extended into adjacent text. *Windows* of T tokens begin every T/2 tokens of a segment, and the last one ends with
+it: no window crosses the ends of a document that is long enough, and none needs padding. Windows are drawn with
+replacement, with equal weights or those of a resampling: arms that differ in `--frequency` differ only in the weights.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from anisoscope.results.folder import replace_file
 from anisoscope.training.config import TrainConfig, choose_family
 from anisoscope.training.corpus import Corpus, CorpusPart, prepare_corpus
 
-MICRO = 1 << 20  # micro-batches of a step at most
+MICRO = 1 << 20  # upper bound of micro-batches per step
 BLOCK = 1 << 22  # tokens counted at a time
-_RANGE = 62  # bits of a draw
-_PROBE_SEED = 0x9806E  # of the probe's masks: every arm and seed is probed alike
+_RANGE = 62  # bits of a random draw
+_PROBE_SEED = 0x9806E  # of the probe's masks: the same for all arms and seeds
 _CPU = torch.device("cpu")
 Batch = dict[str, Tensor]
-Progress = Callable[[str, int, int], None]  # what, done, of
+Progress = Callable[[str, int, int], None]  # phase, number done, total
 
 
 def make_stream(
     config: TrainConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
 ) -> WindowStream:
-    """The batches of a run; the text is tokenised and the windows are weighted once, and then read from the folder."""
+    """The batches of a run; tokenised text and window weights are computed once and then read from the folder."""
     tell = progress or (lambda what, done, of: None)
     tell("corpus", 0, 1)
     folder = corpus if corpus is not None else out / "corpus"
@@ -58,9 +57,9 @@ def make_stream(
     tell("corpus", 1, 1)
     natural = config.frequency == "natural"
     weights, report = (None, None) if natural else _window_weights(config, text, out / "sampling.npz")
-    words: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "mask_rate", "seed")}
-    words |= {"device": choose_device(config.device), "weights": weights, "report": report}
-    return WindowStream(text, config.context, objective=config.task, **words)
+    settings: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "mask_rate", "seed")}
+    settings |= {"device": choose_device(config.device), "weights": weights, "report": report}
+    return WindowStream(text, config.context, objective=config.task, **settings)
 
 
 def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np.ndarray, dict[str, Any]]:
@@ -70,7 +69,7 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
         weights, report = resample(corpus.train.tokens, starts, vocab_size=corpus.vocab_size, **words)
 
         def write(beside: Path) -> None:
-            with beside.open("wb") as file:  # a path would get another suffix
+            with beside.open("wb") as file:  # np.savez would change the suffix of a path
                 np.savez(file, weights=weights, report=np.array(json.dumps(report)))
 
         replace_file(path, write)
@@ -79,16 +78,16 @@ def _window_weights(config: TrainConfig, corpus: Corpus, path: Path) -> tuple[np
 
 
 def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
-    """A fresh model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
+    """A new model with its head, whose forward returns a loss; the same weights for the same sizes and seed.
 
-    In a family of both architectures that holds over mask and objective, too: arms differ in nothing else.
-    The initial weights come from a generator of their own: the global one is left as it was.
+    In a family of both architectures the weights do not depend on mask and objective either.
+    The initial weights come from a separate generator; the global one is not changed.
     """
     from transformers import CONFIG_MAPPING
 
     family = choose_family(config.arch, config.family)
-    inner = int(-(-family.inner * config.width // 8) * 8)  # rounded up: tensor cores like multiples of eight
-    # fields in which a published model differs from any that is trained here: special tokens, a generation cache
+    inner = int(-(-family.inner * config.width // 8) * 8)  # rounded up to a multiple of eight for tensor cores
+    # defaults of published models that do not fit here: special tokens, generation cache
     fixed = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id"))
     fixed |= {"sep_token_id": SEP, "mask_token_id": MASK, "use_cache": False}
     known = CONFIG_MAPPING[family.model_type]().to_dict()
@@ -111,15 +110,15 @@ def build_model(config: TrainConfig, *, vocab_size: int) -> nn.Module:
         if varied:
             built.attention_variant = config.attention
         if len(family.archs) > 1:
-            built.is_causal = config.arch == "decoder"  # transformers' own word for the mask
-            built.objective = config.task  # ours: see models.checkpoint.with_own_loss
+            built.is_causal = config.arch == "decoder"  # a field of transformers
+            built.objective = config.task  # our own field: see models.checkpoint.with_own_loss
         built._attn_implementation = "sdpa"
         model = fresh_model(built, LoadOptions(torch.device("cpu"), seed=config.seed))
     return model.double() if config.dtype == "float64" else model
 
 
 def segments(part: CorpusPart, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Begin and end of every stretch that windows may lie in.
+    """(begin, end) of every segment, sorted.
 
     >>> tokens, ends = np.zeros(14), np.array([6, 9, 14])  # documents of 6, 2 and 4 tokens
     >>> segments(CorpusPart(tokens, ends), 5)
@@ -175,34 +174,34 @@ def draw_edges(weights: np.ndarray | None, count: int) -> np.ndarray:
 
 
 def mask_tokens(ids: Tensor, keys: Tensor, *, vocab_size: int, rate: float, seed: int) -> Batch:
-    """Inputs and labels of a masked language model: of rate·T positions 80 % [MASK], 10 % random, 10 % as they are.
+    """Inputs and labels of a masked language model: of rate·T positions 80 % [MASK], 10 % random, 10 % unchanged.
 
-    The same number of positions is chosen in every context, so that micro-batches weigh the same; special tokens come
-    last. `keys` int64 [B] decide everything.
+    The same number of positions is chosen in every context, so that micro-batches have equal weight; special tokens
+    are chosen last. `keys` int64 [B] determine all choices.
     """
     place = torch.arange(ids.shape[1], device=ids.device)
     chance = _draw(row_hash(keys[:, None], place, seed=seed))
     chance = chance + (ids < len(SPECIALS)).long() * (1 << _RANGE)
     count = max(1, round(rate * ids.shape[1]))
     drawn = torch.topk(chance, count, dim=1, largest=False, sorted=True)
-    was, other = ids.gather(1, drawn.indices), _draw(mix(drawn.values + 1))
-    noise = len(SPECIALS) + (other // 10) % (vocab_size - len(SPECIALS))
-    shown = torch.where(other % 10 == 8, noise, was).masked_fill(other % 10 < 8, MASK)
-    labels = torch.full_like(ids, IGNORED).scatter(1, drawn.indices, was)
-    return {"input_ids": ids.scatter(1, drawn.indices, shown), "labels": labels}
+    original, second_draw = ids.gather(1, drawn.indices), _draw(mix(drawn.values + 1))
+    noise = len(SPECIALS) + (second_draw // 10) % (vocab_size - len(SPECIALS))
+    replacement = torch.where(second_draw % 10 == 8, noise, original).masked_fill(second_draw % 10 < 8, MASK)
+    labels = torch.full_like(ids, IGNORED).scatter(1, drawn.indices, original)
+    return {"input_ids": ids.scatter(1, drawn.indices, replacement), "labels": labels}
 
 
 def _draw(hashed: Tensor) -> Tensor:
-    """62 bits of a hash, as a number from 0."""
+    """62 bits of a hash as a non-negative integer."""
     return (hashed >> 2) & ((1 << _RANGE) - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class WindowStream:
-    """The training batches of one run, and the held-out contexts it is probed with.
+    """The training batches of one run, and the held-out contexts of its probe.
 
-    On CUDA the tokens live on the device and a batch is made there without waiting for it; elsewhere they are read
-    from the disk as they are needed.
+    On CUDA the tokens are on the device and batches are made there without synchronisation; otherwise they are
+    memory-mapped from disk.
     """
 
     corpus: Corpus
@@ -213,7 +212,7 @@ class WindowStream:
     seed: int = 0
     device: torch.device = _CPU
     weights: np.ndarray | None = None  # [N] of the windows; None = equal
-    report: dict[str, Any] | None = None  # how the weights were found
+    report: dict[str, Any] | None = None  # of the resampling that gave the weights
 
     @property
     def tokenizer(self) -> Any:
@@ -226,11 +225,11 @@ class WindowStream:
         return self.corpus.path / "tokenizer"
 
     def about(self) -> dict[str, Any]:
-        """What the text is, for run.json; with the resampling, where there is one."""
+        """The entry `data` of run.json, with the report of the resampling if there is one."""
         kept = ("fingerprint", "bytes", "parts", "vocab_size")
-        words = {name: self.corpus.about[name] for name in kept}
-        words |= {"types": int((self.counts > 0).sum()), "windows": len(self.starts), "context_length": self.context}
-        return words if self.report is None else {**words, "sampling": self.report}
+        entry = {name: self.corpus.about[name] for name in kept}
+        entry |= {"types": int((self.counts > 0).sum()), "windows": len(self.starts), "context_length": self.context}
+        return entry if self.report is None else {**entry, "sampling": self.report}
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -239,7 +238,7 @@ class WindowStream:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Occurrences of every id, int64 [vocab], as a pass over the training part samples them (specials are 0).
+        """Token counts int64 [vocab] as training samples them (0 for special tokens).
 
         The expected counts under the window weights, scaled to the size of the part; at least 1 for a type that occurs.
         """
@@ -251,7 +250,7 @@ class WindowStream:
 
     @cached_property
     def _resident(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens, window starts, cumulative weights and offsets, where batches are made."""
+        """Tokens, window starts, cumulative weights and offsets, on the device where batches are made."""
         where = self.device if self.device.type == "cuda" else _CPU
         arrays = (self.corpus.train.tokens, self.starts, draw_edges(self.weights, len(self.starts)))
         tokens, starts, edges = (torch.from_numpy(array).to(where) for array in arrays)
@@ -273,9 +272,9 @@ class WindowStream:
         return {name: value.to(self.device) for name, value in batch.items()}
 
     def probe_batches(self, contexts: int = 64, *, batch_size: int = 16) -> list[Batch]:
-        """Fixed contexts of the held-out part, no two alike, with labels (and masks) that no seed changes.
+        """Fixed distinct contexts of the held-out part with labels (and masks), the same for all seeds.
 
-        They do not overlap; fewer come back where the held-out text has no more.
+        They do not overlap; fewer than `contexts` if the held-out text is short.
         """
         ids = torch.from_numpy(self.probe_ids(contexts))
         keys = row_hash(torch.arange(len(ids)), torch.zeros(len(ids), dtype=torch.int64), seed=_PROBE_SEED)
@@ -295,5 +294,5 @@ class WindowStream:
 
 
 def training_windows(corpus: Corpus, context: int) -> np.ndarray:
-    """The windows that training draws from: two for every context's length of text."""
+    """Starts of the windows that training draws from, one every half context."""
     return window_starts(corpus.train, context, stride=max(1, context // 2))

@@ -1,8 +1,8 @@
 """Training from scratch: AdamW, warm-up and cosine, checkpoints, and a monitor that sees every step exactly once.
 
-Step i is the state after i updates. A checkpoint of step i is written before update i, and before the monitor looks at
-step i; a run killed at any moment goes on from its newest checkpoint and neither loses nor repeats a step. After the
-last update the monitor gets one more, `with monitor.step(steps): pass`, in which no training batch is run.
+Step i is the state after i updates. A checkpoint of step i is written before update i, and before the monitor measures
+step i; a killed run resumes from its newest checkpoint and neither loses nor repeats a step. After the last update the
+monitor gets one more step, `with monitor.step(steps): pass`, without a training batch.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from anisoscope.training.record import WAIT, Checkpoints, TrainingLog, TrainingR
 
 
 class StepMonitor(Protocol):
-    """What a monitor must offer.
+    """The interface of a monitor.
 
-    One that survives a kill also has `save(folder)`, which writes what was gathered before a step into an empty folder,
-    and `load(folder)`, which goes back to that: its state is kept with the checkpoint of the same step.
+    A resumable one also has `save(folder)`, which writes its state before a step into an empty folder, and
+    `load(folder)`, which restores it: the state is stored with the checkpoint of the same step.
     """
 
     def step(self, step: int) -> AbstractContextManager[Any]:
-        """Around forward and backward of all micro-batches of one update."""
+        """Context manager around forward and backward of all micro-batches of one update."""
 
     def log(self, step: int, **numbers: float) -> None:
-        """Numbers of an update, in order; on a GPU they come a few steps late."""
+        """Receive the numbers of an update, in order; on a GPU a few steps late."""
 
 
 class BatchSource(Protocol):
-    """Where batches come from; each is a function of the step alone, so that a resumed run needs no state of it."""
+    """A source of batches; each is a function of the step alone, so that a resumed run needs no state of it."""
 
     device: torch.device
 
     @property
     def tokenizer(self) -> Any:
-        """What reads the data into a model's inputs, where that tells characters from words; else None."""
+        """The tokenizer of text, None for other media."""
 
     @property
     def files(self) -> Path:
-        """A folder whose files go into every checkpoint: a tokenizer, or the settings of a processor."""
+        """A folder whose files are copied into every checkpoint: a tokenizer, or the settings of a processor."""
 
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The contexts of one micro-batch, with their labels."""
 
     def about(self) -> dict[str, Any]:
-        """What the data is, for run.json."""
+        """The entry `data` of run.json."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training takes beside its configuration: its batches, and its model for them."""
+    """How a training makes its batches and its model from a configuration."""
 
     stream: Callable[..., Any]  # (config, out, *, corpus, progress) -> BatchSource
     model: Callable[[Any, Any], nn.Module]  # (config, stream) -> a model whose forward returns a loss
@@ -89,12 +89,12 @@ def train(
 
     `monitor` is a `StepMonitor`, or a function of (model, stream, optimizer, config, folder) that gives a context
     manager of one. `corpus` is a folder for the tokenised text, to be shared by several runs; `OUT/corpus` by default.
-    `watch` are the monitor's options, kept in run.json: a run is not resumed with others. `recipe` gives the batches
-    and the model; without one, text and a language model.
+    `watch` are the monitor's options, stored in run.json: a run is not resumed with others. `recipe` makes the batches
+    and the model; the default is a language model on text.
     """
     recipe = recipe or TEXT
     folder = RunFolder.create(out, options_of(config, watch), resume=resume)
-    if folder.about().get("status") == "complete":  # resumed, but there is nothing left to do
+    if folder.about().get("status") == "complete":  # resumed, but complete already
         return folder.path
     record = TrainingRecord(config, folder, command, watch or {})
     record.begin()
@@ -106,7 +106,7 @@ def train(
         record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
         raise
     record.end("complete")
-    MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until now: a kill at the very end needs it
+    MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
     return folder.path
 
 
@@ -116,7 +116,7 @@ TEXT = Recipe(make_stream, lambda config, stream: build_model(config, vocab_size
 def _run(
     record: TrainingRecord, stream: BatchSource, *, recipe: Recipe, monitor: Any, progress: Progress | None
 ) -> None:
-    """Everything between the data and the last checkpoint; the global generators are left as they were."""
+    """Make the model and train it; the global random generators are restored afterwards."""
     config = record.config
     devices = [torch.cuda.current_device()] if stream.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -148,14 +148,14 @@ def make_optimizer(model: nn.Module, config: CommonTrainConfig) -> torch.optim.A
 
 
 def precision(config: CommonTrainConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """The autocast that forward passes of a run are made under: bfloat16 on CUDA, or where it was named."""
+    """The autocast context of forward passes: bfloat16 on CUDA or if requested, else none."""
     wanted = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else contextlib.nullcontext()
 
 
 @dataclass
 class Trainer:
-    """One model on its way through the steps."""
+    """The training loop of one model."""
 
     config: CommonTrainConfig
     stream: BatchSource
@@ -177,14 +177,14 @@ class Trainer:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, or from the beginning where there is none."""
+        """Resume from the newest checkpoint, if there is one."""
         newest = self.checkpoints.newest()
         if newest is not None:
             self.start = restore(newest, self.model, self.optimizer, monitor=self.monitor)
         self.log.rewind(self.start)
 
     def run(self, stop: threading.Event) -> None:
-        """All updates from where the run stands, then one look at the final state."""
+        """Run all remaining updates, then let the monitor measure the final state."""
         for step in range(self.start, self.config.steps):
             if step in self.checkpoints.scheduled and (step > self.start or step == 0):
                 self.save(step)
@@ -214,7 +214,7 @@ class Trainer:
         self.log.add(loss, norm, step=step, learning_rate=rate, tokens=seen)
 
     def backward(self, step: int) -> Tensor:
-        """Gradients of the mean loss over the micro-batches of a step, and that loss."""
+        """Accumulate gradients of the mean loss over the micro-batches of a step; returns that loss."""
         total: Tensor | None = None
         for micro in range(self.config.accumulate):
             batch = self.stream.batch(step, micro)
@@ -229,7 +229,7 @@ class Trainer:
         return total
 
     def save(self, step: int) -> None:
-        """A checkpoint of the state after `step` updates; the log is on disk first."""
+        """Flush the log, then write a checkpoint of the state after `step` updates."""
         self.log.flush(sync=True)
         state = {"tokens": step * self.config.tokens_per_step, "seconds": self.log.seconds}
         self.checkpoints.save(step, self.model, self.optimizer, state=state, monitor=self.monitor)
@@ -238,7 +238,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM let the step under way end and its state be saved; a second one is obeyed at once."""
+    """Set an event on SIGINT or SIGTERM, so that the current step ends and is saved; a second signal acts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

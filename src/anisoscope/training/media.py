@@ -1,4 +1,4 @@
-"""Training small models of pictures and sounds: the loop of `training.loop`, with batches and models of its own."""
+"""Training small image and audio classifiers with the loop of `training.loop`: their options, models and batches."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from anisoscope.training.language_model import MICRO
 from anisoscope.training.loop import Progress, Recipe, train
 from anisoscope.training.media_examples import RATE, Examples, ExampleShape, prepare_examples
 
-# All models classify, with one cross-entropy for each picture or clip: that trains stably from scratch within minutes,
-# where contrastive or masked-frame objectives of speech need long schedules and mostly measure whether they collapsed.
-# All have pre-norm blocks with a four times wider feed-forward part, so that what differs between the modalities is the
-# data, and between the two models of vision what mixes positions: attention, or a depthwise convolution.
+# All models are classifiers with one cross-entropy per picture or clip, which trains stably from scratch in minutes,
+# whereas contrastive or masked-frame objectives of speech need long schedules and often collapse. All have pre-norm
+# blocks with a four times wider feed-forward part, so that modalities differ only in the data, and the vision models in
+# what mixes positions: attention, or a depthwise convolution.
 
 KERNELS, STRIDES = (10, 8, 4, 4), (5, 8, 4, 2)  # of the convolutions that turn samples into frames, one every 20 ms
-STAGES = (0.5, 1.0, 2.0)  # width of each stage of the convolutional model over that of its twin
-_FIRST = 2 * KERNELS[0]  # samples that a sound needs at least, whatever else
+STAGES = (0.5, 1.0, 2.0)  # width of each stage of the convolutional model relative to the vision transformer
+_FIRST = 2 * KERNELS[0]  # samples added to the shortest sound for the edges of the convolutions
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def _vit(config: MediaConfig) -> dict[str, Any]:
 
 
 def _convnext(config: MediaConfig) -> dict[str, Any]:
-    """The twin: as many blocks, about as many parameters, the same first patches.
+    """The counterpart of the ViT: as many blocks, about as many parameters, the same first patches.
 
-    Its usual scale of 10⁻⁶ on every branch, made for hundreds of epochs, is left out: a brief training would end with
-    blocks that do nothing.
+    The usual layer scale of 10⁻⁶, meant for hundreds of epochs, is off: after a brief training the blocks would still
+    do nothing.
     """
     widths = [max(1, int(share * config.width)) for share in STAGES]
     sizes: dict[str, Any] = {"num_stages": len(STAGES), "hidden_sizes": widths, "depths": stage_depths(config.layers)}
@@ -65,7 +65,7 @@ def _convnext(config: MediaConfig) -> dict[str, Any]:
 
 
 def _wav2vec2(config: MediaConfig) -> dict[str, Any]:
-    """Raw sound through convolutions into frames; masks over frames, which come from numpy's generator, are off."""
+    """Convolutions turn samples into frames; masking of frames is off, as it uses numpy's global generator."""
     sizes: dict[str, Any] = {"hidden_size": config.width, "num_hidden_layers": config.layers}
     sizes |= {"num_attention_heads": config.heads, "intermediate_size": 4 * config.width}
     sizes |= {"conv_dim": [config.width // 2] * len(KERNELS), "conv_kernel": list(KERNELS)}
@@ -98,7 +98,7 @@ def stage_depths(layers: int) -> list[int]:
 
 
 def frames(samples: int) -> int:
-    """Frames that a sound of so many samples becomes; none of them reads beyond its end.
+    """The number of frames of a sound of so many samples (no padding).
 
     >>> frames(16_000)
     48
@@ -109,7 +109,7 @@ def frames(samples: int) -> int:
 
 
 def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
-    """A fresh classifier, whose forward returns a loss; the same weights for the same sizes and seed."""
+    """A new classifier whose forward returns a loss; the same weights for the same sizes and seed."""
     import transformers
 
     kind = config.kind
@@ -125,23 +125,23 @@ def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
 
 
 _CPU = torch.device("cpu")
-LEFT_OUT = ("skipped", "useless", "dropped_pieces", "left_out")  # what examples.json says of what was not used
+LEFT_OUT = ("skipped", "useless", "dropped_pieces", "left_out")  # fields of examples.json on unused data
 _QUIET = 1e-7  # added to the variance of a sound, as transformers does
 
 
 @dataclass(frozen=True)
 class MediaConfig(CommonTrainConfig):
-    """What to train on pictures or sounds, and how.
+    """The options of training an image or audio classifier.
 
     >>> MediaConfig().positions, MediaConfig(arch="wav2vec2").positions
     (64, 48)
     """
 
-    arch: str = "vit"  # vit, its convolutional twin convnext, or wav2vec2
+    arch: str = "vit"  # vit, its convolutional counterpart convnext, or wav2vec2
     size: int = 32  # pixels of a side
     patch: int = 4
     seconds: float = 1.0  # of a sound
-    examples: int = 2048  # as many are made, or read at most
+    examples: int = 2048  # number of examples generated, or most that are read
 
     least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
 
@@ -168,7 +168,7 @@ class MediaConfig(CommonTrainConfig):
 
     @property
     def shape(self) -> ExampleShape:
-        """What one example is."""
+        """The shape of one example."""
         return ExampleShape(self.kind.modality.medium.name, self.size, self.seconds)
 
     @property
@@ -183,7 +183,7 @@ class MediaConfig(CommonTrainConfig):
 
     @property
     def entry(self) -> dict[str, str]:
-        """Kind (an encoder, or a convolution, which is none), objective and family."""
+        """Fields of the model's entry in run.json: type (encoder or convolution), objective and family."""
         kind = "encoder" if self.kind.modality.attends else self.kind.modality.name
         return {"type": kind, "objective": "classes", "family": self.arch}
 
@@ -210,7 +210,7 @@ class MediaStream:
         return str(self.examples.about["made_of"]["medium"])
 
     def about(self) -> dict[str, Any]:
-        """What the examples are, for run.json."""
+        """The entry `data` of run.json."""
         about, width = self.examples.about, self.examples.values.shape[1]
         kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
         unit = {"pixels": width} if self.medium == IMAGES_DATA.name else {"samples": width}
@@ -219,7 +219,7 @@ class MediaStream:
 
     @cached_property
     def _training(self) -> tuple[Tensor, Tensor]:
-        """Values and labels that are trained on, where batches are made."""
+        """Values and labels of the training examples, on the device."""
         return self._examples(np.flatnonzero(~self.examples.held_out))
 
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
@@ -247,7 +247,7 @@ class MediaStream:
         x = values.to(self.dtype)
         if self.medium == IMAGES_DATA.name:  # ±1, channels first
             return {"pixel_values": (x / 255 - 0.5).div_(0.5).permute(0, 3, 1, 2).contiguous(), "labels": labels}
-        x = x / 32767  # back within ±1, so that the little that is added to the variance weighs the same
+        x = x / 32767  # back to ±1, so that _QUIET has the same effect as in transformers
         x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + _QUIET).sqrt()
         return {"input_values": x, "labels": labels}
 
@@ -255,7 +255,7 @@ class MediaStream:
 def media_stream(
     config: MediaConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
 ) -> MediaStream:
-    """The batches of a run; the examples are read once, and then from the folder."""
+    """The batches of a run; the examples are prepared once and then read from the folder."""
     tell = progress or (lambda what, done, of: None)
     tell("examples", 0, 1)
     folder = corpus if corpus is not None else out / "corpus"

@@ -1,13 +1,13 @@
-"""Labelled pictures and sounds on disk, once: read, brought to one size, split by class into training and held-out.
+"""Labelled pictures and sounds on disk: read once, brought to one size, split by class into training and held-out.
 
-    examples.json    what it was made of, and what came out
+    examples.json    the options it was made with, and counts
     values.npy       pictures uint8 [N, S, S, 3], or sounds int16 [N, T]
     labels.npy       the class of each, int64 [N]
     held_out.npy     which are held out, bool [N]
-    processor/       the settings with which transformers reads such data
+    processor/       settings of a transformers processor for such data
 
-Nothing is padded: a picture is cropped to a square and scaled, a recording is cut into windows of equal length and what
-is left at its end is dropped. Files that cannot be read are skipped; `examples.json` names them.
+Nothing is padded: a picture is cropped to a square and scaled, a recording is cut into windows of equal length and an
+incomplete last window is dropped. Files that cannot be read are skipped; `examples.json` names them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
 from anisoscope.training.corpus import check_made_of
 
 RATE = 16_000  # samples a second
-HELD_OUT = 0.15  # of every class, and at least one example
-MADE = {IMAGES_DATA.name: 8192, SOUNDS_DATA.name: 2048}  # at most, where examples are made: it takes time and room
+HELD_OUT = 0.15  # share of every class, at least one example
+MADE = {IMAGES_DATA.name: 8192, SOUNDS_DATA.name: 2048}  # most generated examples, which take time and space
 MARK = "examples.json"
 _SHORTER = ", or several recordings, or a shorter window"
 _NAMES = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # of the arrays in an .npz
@@ -45,7 +45,7 @@ Labelled = Iterator[tuple[np.ndarray, str]]
 
 @dataclass(frozen=True)
 class ExampleShape:
-    """What an example is: a square picture of `size` pixels, or a sound of `seconds`."""
+    """The shape of an example: a square picture with sides of `size` pixels, or a sound of `seconds`."""
 
     medium: str  # images or audio
     size: int = 32
@@ -58,7 +58,7 @@ class ExampleShape:
 
     @property
     def processor(self) -> dict[str, Any]:
-        """The settings with which transformers reads such data: what `MediaStream` does to it."""
+        """Settings of a transformers processor that prepares data like `MediaStream`."""
         if self.medium == SOUNDS_DATA.name:
             settings: dict[str, Any] = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True}
             settings |= {"sampling_rate": RATE, "feature_size": 1, "padding_value": 0.0, "return_attention_mask": False}
@@ -71,18 +71,18 @@ class ExampleShape:
 
 @dataclass
 class ClassCounts(MediaCounts):
-    """What was read of all classes; one without a readable file is left out, and is no reason to stop."""
+    """Counts over all classes; a class without a readable file is left out instead of raising an error."""
 
-    classes: list[str] = field(default_factory=list)  # all that there are
-    useless: list[str] = field(default_factory=list)  # recordings that were read and hold no whole window
+    classes: list[str] = field(default_factory=list)  # all classes found
+    useless: list[str] = field(default_factory=list)  # readable recordings without a whole window
 
     def refuse_nothing(self, source: str, medium: Medium) -> None:
-        """Not for one class: whether enough is left is known once all were read."""
+        """Do nothing: whether enough is left is checked once all classes were read."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled examples as they lie on disk."""
+    """Labelled examples on disk."""
 
     path: Path
     about: dict[str, Any]
@@ -92,12 +92,12 @@ class Examples:
 
     @classmethod
     def open(cls, path: str | Path) -> Examples:
-        """What `prepare_examples` wrote."""
+        """Open a folder that `prepare_examples` wrote."""
         path = Path(path)
         try:
             about = json.loads((path / MARK).read_text(encoding="utf-8"))
-            # the values may be gigabytes, and every arm has a process of its own: they share what the disk has
-            arrays = [np.load(path / "values.npy", mmap_mode="c")]  # torch wants writable memory
+            # memory-mapped: values may be gigabytes, and the processes of several arms share them
+            arrays = [np.load(path / "values.npy", mmap_mode="c")]  # copy-on-write: torch wants writable memory
             arrays += [np.load(path / f"{name}.npy") for name in ("labels", "held_out")]
         except (OSError, ValueError) as error:
             raise AnisoscopeError(
@@ -112,42 +112,42 @@ class Examples:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out on reading, in sentences."""
-        found = [str(self.about.get("unread", ""))]
+        """Sentences on what was left out on reading."""
+        notes = [str(self.about.get("unread", ""))]
         if useless := self.about.get("useless"):
             what = "1 recording holds" if len(useless) == 1 else f"{len(useless)} recordings hold"
-            found.append(f"{what} no whole window of sound: {_first(useless)}")
+            notes.append(f"{what} no whole window of sound: {_first(useless)}")
         if pieces := int(self.about.get("dropped_pieces", 0)):
             what = "1 piece of sound was" if pieces == 1 else f"{pieces} pieces of sound were"
-            found.append(f"{what} dropped, shorter than a window or not finite")
-        if left := self.about.get("left_out"):
-            what = "1 class has" if len(left) == 1 else f"{len(left)} classes have"
-            found.append(f"{what} fewer than two examples, and no part in it: {_first(left)}")
-        return [text for text in found if text]
+            notes.append(f"{what} dropped, shorter than a window or not finite")
+        if left_out := self.about.get("left_out"):
+            what = "1 class has" if len(left_out) == 1 else f"{len(left_out)} classes have"
+            notes.append(f"{what} fewer than two examples, and no part in it: {_first(left_out)}")
+        return [text for text in notes if text]
 
 
 def prepare_examples(data: str, folder: str | Path, *, shape: ExampleShape, most: int) -> Examples:
-    """Read labelled examples into `folder`, at most `most` of them, or open what lies there if it was made of the same.
+    """Read at most `most` labelled examples into `folder`, or open those there if made with the same options.
 
     Pictures: `embedded`, `digits` (scikit-learn's), a folder with a folder of pictures for each class, MNIST's idx
     files or a folder of them, or an .npz with images and labels. Sounds: `embedded`, a folder with a folder of .wav
     files for each class, or a folder of recordings, each of which is a class of its own.
     """
     folder = Path(folder)
-    wanted = {"data": data, "medium": shape.medium, "most": most}
-    wanted |= {"size": shape.size} if shape.medium == IMAGES_DATA.name else {"seconds": shape.seconds}
+    options = {"data": data, "medium": shape.medium, "most": most}
+    options |= {"size": shape.size} if shape.medium == IMAGES_DATA.name else {"seconds": shape.seconds}
     if not (folder / MARK).is_file():
-        with whole_folder(folder, MARK) as beside:
-            _make(beside, wanted, shape)
-    found = Examples.open(folder)
-    check_made_of(found.about, wanted, f"the examples in {str(folder)!r} were")
-    return found
+        with whole_folder(folder, MARK) as temporary:
+            _make(temporary, options, shape)
+    examples = Examples.open(folder)
+    check_made_of(examples.about, options, f"the examples in {str(folder)!r} were")
+    return examples
 
 
 def _make(folder: Path, wanted: Mapping[str, Any], shape: ExampleShape) -> None:
     of_images, counts = shape.medium == IMAGES_DATA.name, ClassCounts()
     data, most, read = wanted["data"], int(wanted["most"]), _pictures if of_images else _sounds
-    labelled = _made(shape, most) if data == "embedded" else read(data, shape, most, counts=counts)
+    labelled = _generated(shape, most) if data == "embedded" else read(data, shape, most, counts=counts)
     found, repeated, digest = _by_class(labelled, sort=of_images)
     kept = {name: values for name, values in found.items() if len(values) > 1}
     names, every = sorted(kept), sorted({*found, *counts.classes})
@@ -183,10 +183,10 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndarray]], int, str]:
-    """Different examples by class, how many were repeated, and a number for all of them.
+    """(distinct examples by class, number of duplicates, fingerprint).
 
-    Pictures are put in the order of a hash of their content, so that which are held out does not depend on their names;
-    windows of sound stay in time, so that what is held out lies at the end of a recording.
+    Pictures are sorted by a hash of their content, so that the held-out ones do not depend on file names; windows of
+    sound stay in order of time, so that the held-out ones are at the end of a recording.
     """
     found: dict[str, dict[bytes, np.ndarray]] = {}
     seen: set[bytes] = set()
@@ -202,8 +202,8 @@ def _by_class(examples: Labelled, *, sort: bool) -> tuple[dict[str, list[np.ndar
     return {name: [found[name][key] for key in keys] for name, keys in ordered.items()}, repeated, whole
 
 
-def _made(shape: ExampleShape, most: int) -> Labelled:
-    """Examples that are generated, with their classes."""
+def _generated(shape: ExampleShape, most: int) -> Labelled:
+    """Generated examples with their classes."""
     for index in range(min(most, MADE[shape.medium])):
         if shape.medium == IMAGES_DATA.name:
             value, label = make_picture(index, size=shape.size)
@@ -253,21 +253,21 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Images and labels of an .npz or of MNIST's own files; None where it is neither."""
+    """(images, labels) of an .npz or of MNIST's idx files; None if it is neither."""
     if path.suffix == ".npz":
         images, labels = _from_npz(path)
     else:
         files = [path] if path.is_file() else sorted(path.glob("*images*idx3*")) if path.is_dir() else []
         if not files:
             return None
-        beside = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in files]
+        label_files = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in files]
         images = np.concatenate([_idx(file) for file in files])
-        for file, other in zip(files, beside, strict=True):
-            if not other.is_file() or other == file:
-                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {other.name!r}.")
-        labels = np.concatenate([_idx(file) for file in beside])
-    right = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
-    if not right or labels.shape != images.shape[:1]:
+        for file, label_file in zip(files, label_files, strict=True):
+            if not label_file.is_file() or label_file == file:
+                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {label_file.name!r}.")
+        labels = np.concatenate([_idx(file) for file in label_files])
+    valid = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
+    if not valid or labels.shape != images.shape[:1]:
         raise AnisoscopeError(
             f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
             "W] or [N, H, W, 3], and one label for each."
@@ -288,7 +288,7 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _idx(path: Path) -> np.ndarray:
-    """An array of bytes in MNIST's format: two zeros, type 8, number of dimensions, these, then the bytes."""
+    """Read an idx file (MNIST): two zeros, type 8, number of dimensions, the dimensions, then the bytes."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if raw[:3] != b"\0\0\x08":
@@ -303,7 +303,7 @@ def _idx(path: Path) -> np.ndarray:
 
 
 def square(image: np.ndarray, size: int) -> np.ndarray:
-    """The middle square of a picture, scaled to `size` pixels: nothing is padded.
+    """The central square of a picture, scaled to `size` pixels.
 
     >>> square(np.zeros((40, 60, 3), np.uint8), 32).shape
     (32, 32, 3)
@@ -323,8 +323,8 @@ def square(image: np.ndarray, size: int) -> np.ndarray:
 def _sounds(data: str, shape: ExampleShape, most: int, *, counts: ClassCounts) -> Labelled:
     """Windows of sound of one length with the names of their classes."""
     path = Path(data)
-    alone = path.is_dir() and any(each.suffix.lower() in SOUNDS_DATA.suffixes for each in path.iterdir())
-    classes = _recordings(path) if alone else _class_folders(path, "recordings")  # alone: each is a class of its own
+    loose = path.is_dir() and any(each.suffix.lower() in SOUNDS_DATA.suffixes for each in path.iterdir())
+    classes = _recordings(path) if loose else _class_folders(path, "recordings")  # loose recordings are a class each
     counts.classes = [os.path.relpath(each, path) for each in classes]
     for each, name in zip(classes, counts.classes, strict=True):
         for samples in islice(_windows(each, shape, counts), -(-most // len(classes))):
@@ -344,7 +344,7 @@ def _windows(source: Path, shape: ExampleShape, counts: ClassCounts) -> Iterator
             if len(clip.samples) == shape.samples:
                 count += 1
                 yield clip.samples
-            else:  # the end of a recording
+            else:  # an incomplete last window
                 counts.dropped_pieces += 1
         if not count and len(counts.skipped) == skipped:
             counts.useless.append(str(file))

@@ -1,11 +1,11 @@
-"""What a training run writes: log.jsonl, one line for every update, run.json, and checkpoints.
+"""The files of a training run: log.jsonl with one line per update, run.json, and checkpoints.
 
-A kill cannot spoil a checkpoint: it is written beside its place and renamed when complete.
+A checkpoint is written to a temporary folder and renamed when complete, so that a kill cannot damage it.
 
     checkpoints/checkpoint-N/     config.json, model.safetensors, tokenizer files: loads like any model
     checkpoints/checkpoint-N/training/   optimizer.pt, state.json, monitor/: only in the newest
 
-Batches and dropout are functions of the seed and the step, so that no generator state has to be kept.
+Batches and dropout are functions of the seed and the step, so that no generator state has to be saved.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table
 from anisoscope.training.config import CommonTrainConfig
 
-WAIT = 10  # steps whose numbers are fetched together on a GPU: each fetch makes it wait
+WAIT = 10  # steps whose numbers are fetched together from a GPU: each fetch is a synchronisation
 
 
 @dataclass
 class TrainingLog:
-    """The numbers of every update, in order, each step once.
+    """Writes the numbers of every update to log.jsonl, in order, each step once.
 
     `tell` is called with the numbers of a step once they are on the host.
     """
@@ -57,7 +57,7 @@ class TrainingLog:
     _pending: list[tuple[dict[str, Any], Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, loss: Tensor, norm: Tensor, **numbers: Any) -> None:
-        """Note one update: its loss and gradient norm stay where they are."""
+        """Add one update; its loss and gradient norm stay on the device until `flush`."""
         numbers["seconds"] = round(self.seconds, 3)
         self._pending.append((numbers, loss, norm))
         if len(self._pending) >= self.wait:
@@ -69,7 +69,7 @@ class TrainingLog:
         return self.before + time.monotonic() - self.started
 
     def flush(self, *, sync: bool = False) -> None:
-        """Fetch and write what waits; a number that is not finite ends the run, after its line was written."""
+        """Fetch and write pending lines; a loss or norm that is not finite is an error after its line is written."""
         pending, self._pending = self._pending, []
         if not pending and not sync:
             return
@@ -80,25 +80,25 @@ class TrainingLog:
             for (numbers, _, _), (loss, norm) in zip(pending, values, strict=True)
         ]
         bad = [[k for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)] for line in lines]
-        ill = next((i for i, keys in enumerate(bad) if {"loss", "gradient_norm"} & set(keys)), None)
+        stop = next((i for i, keys in enumerate(bad) if {"loss", "gradient_norm"} & set(keys)), None)
         with self.path.open("a", encoding="utf-8") as file:
-            for line, keys in islice(zip(lines, bad, strict=True), None if ill is None else ill + 1):
-                file.write(json.dumps({**line, **dict.fromkeys(keys)}) + "\n")  # JSON has no word for NaN
+            for line, keys in islice(zip(lines, bad, strict=True), None if stop is None else stop + 1):
+                file.write(json.dumps({**line, **dict.fromkeys(keys)}) + "\n")  # NaN is not valid JSON
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        for line in lines[:ill]:
+        for line in lines[:stop]:
             self.tell(line["step"], **{key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
-        if ill is not None:
-            which = bad[ill][0]
+        if stop is not None:
+            which = bad[stop][0]
             raise AnisoscopeError(
-                f"the {which.replace('_', ' ')} became {lines[ill][which]} at step {lines[ill]['step']} (learning rate "
-                f"{lines[ill]['learning_rate']:.3g}), and the run stopped there; lower the learning rate, clip the "
-                f"gradients, or use --dtype float32."
+                f"the {which.replace('_', ' ')} became {lines[stop][which]} at step {lines[stop]['step']} (learning "
+                f"rate {lines[stop]['learning_rate']:.3g}), and the run stopped there; lower the learning rate, clip "
+                f"the gradients, or use --dtype float32."
             )
 
     def rewind(self, step: int) -> None:
-        """Forget every line from `step` on: a run resumed there writes them again."""
+        """Delete the lines from `step` on, which a run resumed there writes again."""
         kept = [line for line in read_log(self.path) if line["step"] < step]
         if [line["step"] for line in kept] != list(range(step)):
             raise AnisoscopeError(
@@ -111,7 +111,7 @@ class TrainingLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that a kill cut off is left out."""
+    """The lines of a log, without an incomplete last one."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -119,13 +119,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def options_of(config: CommonTrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Everything that a resumed run must have in common with its beginning: also what it was watched with."""
+    """The options that a resumed run must share with the original one, those of its monitor included."""
     return {**asdict(config), **(watch or {})}
 
 
 @dataclass
 class TrainingRecord:
-    """What run.json says, rewritten at the beginning, at every checkpoint and at the end."""
+    """The content of run.json, rewritten at the beginning, at every checkpoint and at the end."""
 
     config: CommonTrainConfig
     folder: RunFolder
@@ -138,18 +138,18 @@ class TrainingRecord:
     _measured: float = 0.0
 
     def begin(self) -> None:
-        """Say that the run is under way."""
+        """Write run.json of a run that begins or resumes."""
         old = self.folder.about()
         self._before = float(old.get("wall_seconds", 0.0))
         self._measured = float(old.get("monitor_seconds", 0.0))
         options = options_of(self.config, self.watch)
-        words = {"kind": "training", "steps": int(old.get("steps", 0))}
-        self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **words)
+        entries = {"kind": "training", "steps": int(old.get("steps", 0))}
+        self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **entries)
         self._write()
 
-    def describe_data(self, words: Mapping[str, Any]) -> None:
-        """What the model is trained on, what was left out of it, and the resampling if there is one."""
-        self.about["data"] = {"name": self.config.data, **words}
+    def describe_data(self, entries: Mapping[str, Any]) -> None:
+        """Add the entry of the training data, with notes on what was left out, and of the resampling."""
+        self.about["data"] = {"name": self.config.data, **entries}
         self.about["warnings"] += self.about["data"].pop("notes", [])
         sampling = self.about["data"].pop("sampling", None)
         if sampling is not None:
@@ -159,7 +159,7 @@ class TrainingRecord:
         self._write()
 
     def describe_model(self, model: nn.Module, tokenizer: Any = None) -> None:
-        """Which model it is, in the words of `profile`."""
+        """Add the model's entry, with the same fields as `profile`."""
         parameter = next(model.parameters())
         entry = {
             "key": self.folder.path.name,
@@ -177,17 +177,17 @@ class TrainingRecord:
         self._write()
 
     def note_step(self, step: int) -> None:
-        """A checkpoint was written after `step` updates."""
+        """Record that a checkpoint was written after `step` updates."""
         self.about["steps"] = step
         self._write()
 
     def note_measuring(self, monitor: Any) -> None:
-        """How much of the wall time went into measuring, with that before an interruption."""
+        """Record the time spent measuring, including that before an interruption."""
         if (seconds := getattr(monitor, "seconds", None)) is not None:
             self.about["monitor_seconds"] = round(self._measured + seconds, 2)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
-        """How the run ended."""
+        """Record how the run ended."""
         self.about["status"] = status
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
@@ -202,7 +202,7 @@ class TrainingRecord:
 
 
 def rows_seen(table: Table) -> dict[str, int]:
-    """How many rows, in how many contexts, the site of the stream that saw most was measured on; none without any.
+    """The largest numbers of rows and contexts of any site of the stream, for run.json; {} without rows.
 
     >>> row = {"metric": "drift", "kind": "resid", "layer": 1, "value": 1.0, "n": 64, "contexts": 4}
     >>> rows_seen(Table.from_records([row, {**row, "n": 9}, {**row, "kind": "training", "n": 99}]))
@@ -220,7 +220,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run. `scheduled` are the steps whose weights stay."""
+    """The checkpoints of one run; those of `scheduled` steps are kept."""
 
     path: Path
     tokenizer: Path
@@ -229,26 +229,26 @@ class Checkpoints:
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer, *, state: dict[str, Any], monitor: Any = None
     ) -> Path:
-        """Write the checkpoint of `step` (updates done) and take from older ones what only the newest needs."""
-        beside = self.path / f".checkpoint-{step}.{os.getpid()}"
-        shutil.rmtree(beside, ignore_errors=True)
+        """Write the checkpoint after `step` updates; delete unscheduled ones and the training state of older ones."""
+        temporary = self.path / f".checkpoint-{step}.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
         target = self.path / f"checkpoint-{step}"
         try:
             with room_on_disk(target):
-                training = beside / "training"
+                training = temporary / "training"
                 training.mkdir(parents=True)
                 with quiet():
-                    model.save_pretrained(str(beside))  # type: ignore[operator]
+                    model.save_pretrained(str(temporary))  # type: ignore[operator]
                 for file in self.tokenizer.iterdir():
-                    shutil.copy(file, beside / file.name)
+                    shutil.copy(file, temporary / file.name)
                 torch.save(optimizer.state_dict(), training / "optimizer.pt")
                 if hasattr(monitor, "save"):
                     (training / "monitor").mkdir()
                     monitor.save(training / "monitor")
                 (training / "state.json").write_text(json.dumps({"step": step, **state}) + "\n", encoding="utf-8")
-            _settle(beside, target)
+            _rename_synced(temporary, target)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)  # half a checkpoint only takes room
+            shutil.rmtree(temporary, ignore_errors=True)  # an incomplete checkpoint
         for at, path in self.found().items():
             if at != step:
                 shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
@@ -260,7 +260,7 @@ class Checkpoints:
         return dict(sorted(found.items()))
 
     def newest(self) -> Path | None:
-        """The checkpoint to go on from; what a kill left half written is removed."""
+        """The checkpoint to resume from, or None; removes incomplete ones."""
         for path in self.path.glob(".checkpoint-*"):
             shutil.rmtree(path, ignore_errors=True)
         usable = [path for path in self.found().values() if (path / "training" / "state.json").is_file()]
@@ -268,7 +268,7 @@ class Checkpoints:
 
 
 def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any = None) -> int:
-    """Put a checkpoint's weights, optimiser state and monitor state in place; its step comes back."""
+    """Load a checkpoint's weights, optimiser state and monitor state; returns its step."""
     try:
         with quiet():
             kind: Any = type(model)
@@ -286,14 +286,14 @@ def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any 
     return step
 
 
-def _settle(beside: Path, target: Path) -> None:
+def _rename_synced(temporary: Path, target: Path) -> None:
     """Flush every file to disk, then rename the folder into its place."""
-    for path in beside.rglob("*"):
+    for path in temporary.rglob("*"):
         if path.is_file():
             with path.open("rb") as handle:
                 os.fsync(handle.fileno())
-    shutil.rmtree(target, ignore_errors=True)  # of a run that was rewound further than here
-    beside.replace(target)
+    shutil.rmtree(target, ignore_errors=True)  # left by a run that was rewound to before this step
+    temporary.replace(target)
     if hasattr(os, "O_DIRECTORY"):
         parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
