@@ -111,7 +111,7 @@ def test_a_kill_while_writing_spoils_nothing(
 
 
 def _kill_while_writing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settle, flush = record_module._settle, record_module.TrainingLog.flush
+    settle, flush = record_module._rename_synced, record_module.TrainingLog.flush
     calls = {"settle": 0, "flush": 0}
 
     def settled(beside: Path, target: Path) -> None:
