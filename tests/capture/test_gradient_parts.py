@@ -13,7 +13,7 @@ from anisoscope.capture.gradient_pass import (
     GradientPass,
     LabelConvention,
     as_rows,
-    find_reading,
+    find_label_convention,
     forward_rows,
     stream_readers,
 )
@@ -146,18 +146,18 @@ def test_in_a_masked_model_the_original_token_is_known_and_never_the_mask() -> N
     real = batch["attention_mask"].bool()
     hidden = (batch["labels"] != IGNORED)[real]
     original = torch.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])[real]
-    assert rows.words.masked is not None
-    assert rows.words.masked.tolist() == hidden.tolist()
-    assert rows.words.original.tolist() == original.tolist()
-    assert MASK in rows.index.token.tolist() and MASK not in rows.words.original.tolist()
-    assert rows.words.target.tolist() == torch.where(hidden, original, -1).tolist()
+    assert rows.tokens.masked is not None
+    assert rows.tokens.masked.tolist() == hidden.tolist()
+    assert rows.tokens.original.tolist() == original.tolist()
+    assert MASK in rows.index.token.tolist() and MASK not in rows.tokens.original.tolist()
+    assert rows.tokens.target.tolist() == torch.where(hidden, original, -1).tolist()
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_in_a_causal_model_the_target_is_the_next_token_of_the_same_context(side: str) -> None:
     model = language_model("gpt2")
     batch = batch_of("gpt2", 5, 3, side=side)
-    words = captured("gpt2", model, batch).sites[Site(1, "resid")].words
+    words = captured("gpt2", model, batch).sites[Site(1, "resid")].tokens
     one, two = contexts(5, 3)
     assert words.original.tolist() == [*one.tolist(), *two.tolist()]
     assert words.target.tolist() == [*one[1:].tolist(), -1, *two[1:].tolist(), -1]
@@ -168,7 +168,7 @@ def test_how_labels_are_read_is_found_from_the_numbers() -> None:
     for name, shifted in (("gpt2", True), ("llama", True), ("bert-masked", False), ("modernbert-masked", False)):
         model = language_model(name, torch.float32)
         batch = batch_of(name, 9, 5, 7)
-        assert find_reading(model, model(**batch), batch["labels"]) == LabelConvention(shifted)
+        assert find_label_convention(model, model(**batch), batch["labels"]) == LabelConvention(shifted)
 
 
 def test_a_loss_that_is_not_the_mean_cross_entropy_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_the_mean_cross_entropy_is_refused() -> None:
     model.loss_function = lambda logits, labels, **_: 3 * exact_loss(logits, labels)
     batch = batch_of("gpt2", 9, 5)
     with pytest.raises(AnisoscopeError, match="not the mean cross-entropy"):
-        find_reading(model, model(**batch), batch["labels"])
+        find_label_convention(model, model(**batch), batch["labels"])
 
 
 def test_a_loss_of_the_users_own_is_differentiated_as_it_is() -> None:

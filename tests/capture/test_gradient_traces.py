@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradient_pass import IGNORED, find_reading, forward_rows, stream_readers
+from anisoscope.capture.gradient_pass import IGNORED, find_label_convention, forward_rows, stream_readers
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import LiveGradients
@@ -74,7 +74,7 @@ def test_a_model_without_a_loss_is_refused_with_what_to_do() -> None:
     model = tiny("bert")
     batch = batch_of("bert-masked", 5, 4)
     with pytest.raises(AnisoscopeError, match=r"no loss and logits.*ForCausalLM"):
-        find_reading(model, model(input_ids=batch["input_ids"]), batch["labels"])
+        find_label_convention(model, model(input_ids=batch["input_ids"]), batch["labels"])
 
 
 def test_labels_that_are_all_ignored_are_refused() -> None:
@@ -82,7 +82,7 @@ def test_labels_that_are_all_ignored_are_refused() -> None:
     batch = batch_of("gpt2", 5, 4)
     labels = torch.full_like(batch["labels"], IGNORED)
     with pytest.raises(AnisoscopeError, match="every label is -100"):
-        find_reading(model, model(input_ids=batch["input_ids"], labels=labels), labels)
+        find_label_convention(model, model(input_ids=batch["input_ids"], labels=labels), labels)
 
 
 def test_a_batch_without_labels_is_refused() -> None:
@@ -133,4 +133,4 @@ def test_padding_is_no_row_and_has_no_gradient_of_its_own() -> None:
     batch = batch_of("gpt2", 9, 3)
     found = captured("gpt2", model, batch)
     assert all(len(g) == 12 for g in by_name(found).values())
-    assert PAD not in found.sites[Site(0, "embed")].words.original.tolist()
+    assert PAD not in found.sites[Site(0, "embed")].tokens.original.tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradient_pass import GradientPass, SiteRows, Words
+from anisoscope.capture.gradient_pass import GradientPass, RowTokens, SiteRows
 from anisoscope.capture.row import Index
 from anisoscope.capture.sites.site import Site
 from anisoscope.numerics.hashing import half_of, mix
@@ -39,7 +39,7 @@ def half(g: Tensor, context: Tensor, x: Tensor | None = None, token: Tensor | No
 def site_rows(x: Tensor, g: Tensor | None, context: Tensor, token: Tensor, masked: Tensor | None = None) -> SiteRows:
     n = len(x)
     index = Index(n, 1, torch.arange(n), context, torch.arange(n), token)
-    return SiteRows(x, g, index, Words(token, torch.full((n,), -1), masked))
+    return SiteRows(x, g, index, RowTokens(token, torch.full((n,), -1), masked))
 
 
 def planted(

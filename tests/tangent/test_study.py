@@ -218,7 +218,7 @@ def test_frequency_bins_are_those_of_the_original_token() -> None:
     records = TangentStudy(PLAN, counts).measure(planted(0, share=0.5))
     bins = equal_mass_bins(counts)
     rows = planted(0, share=0.5)
-    token = torch.cat([r.words.original for r, _ in rows.test[SITE]])
+    token = torch.cat([r.tokens.original for r, _ in rows.test[SITE]])
     for b in range(5):
         if (number := int((bins[token] == b).sum())) > 0:
             assert found(records, "gradient_energy", group=f"frequency:{b + 1}")["n"] == number

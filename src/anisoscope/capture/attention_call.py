@@ -1,12 +1,12 @@
-"""Attention calls of a model, in one form for every model: queries, keys, mask, bias and scaling.
+"""Intercept the attention calls of any model in one form: queries, keys, mask, bias and scaling.
 
-Most models look their attention function up in one registry of transformers and hand it all of these. While a capture
+Most models look up their attention function in a registry of transformers and pass all of these to it. While a capture
 runs, the look-up returns a relay that reports the call and delegates to the original function.
 
-In a model that computes attention in its own code the torch calls inside its module are observed; none is changed. A
-fused attention call has all arguments. Otherwise the matrix product whose shape equals that of a later softmax gives
-queries and keys, the factors it is multiplied with are the scaling, and what the softmax input holds beyond them is
-mask and bias. Where a model attends within chunks, the calls of all chunks are joined at the end of its forward.
+In a model that computes attention in its own code, the torch calls inside its module are observed, not changed. A fused
+attention call has all arguments. Otherwise queries and keys are the factors of the matrix product whose shape equals
+that of a later softmax, the scaling is what the product is multiplied with, and mask and bias are the rest of the
+softmax input. Where a model attends within chunks, the calls of all chunks are joined at the end of its forward.
 
 Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width; N = B·H where a model flattens both."""
 
@@ -31,7 +31,7 @@ from anisoscope.models.forward import MASKED
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
-_HOPELESS = 5e3  # scores below the largest of their row: exp underflows in every precision long before
+_HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
 _takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
 _lock = threading.Lock()
 _original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
@@ -47,12 +47,12 @@ class Call:
     mask: Tensor | None = None
     bias: Tensor | None = None
     causal: bool = False  # upper-left causal, where there is no mask
-    window: int | None = None  # keys a query may look back on, where the mask does not say it
-    whole: bool = True  # False: scores are not scaling·qk + bias (capped, or with a sink)
-    chunk: int = 0  # positions of a chunk, where the model attends within chunks that were put together here
+    window: int | None = None  # size of the sliding window, if the mask does not contain it
+    whole: bool = True  # False: scores are not scaling·qk + bias (they are capped, or have a sink)
+    chunk: int = 0  # positions per chunk, if this call joins the chunks that the model attends within
 
     def batched(self, batch: int) -> Call:
-        """The same call with a dimension for heads, where contexts and heads were flattened into one."""
+        """The same call with separate dimensions for contexts and heads, if they were flattened into one."""
         if self.query.dim() == 4:
             return self
         given = {name: getattr(self, name) for name in ("query", "key", "mask", "bias")}
@@ -60,7 +60,7 @@ class Call:
         return replace(self, **{name: x.unflatten(0, (batch, -1)) for name, x in flat.items()})
 
     def parted(self) -> tuple[Tensor, Tensor | None]:
-        """Split the mask into `allowed` [B or 1, 1, T, S] and the additive bias, which masks nothing."""
+        """The mask as bool `allowed` [B or 1, 1, T, S], and the additive bias without the mask."""
         shape, mask, bias = (self.query.shape[2], self.key.shape[2]), self.mask, self.bias
         if mask is None or mask.dim() == 2:
             rows, columns = (torch.arange(n, device=self.query.device) for n in shape)
@@ -85,7 +85,7 @@ Take = Callable[[Call], None]
 
 
 def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
-    """The scaling of a call: 1/√d unless told, a number, or one number per head as [H, 1, 1].
+    """The scaling of a call: a number (1/√d if None), or one number per head as [H, 1, 1].
 
     >>> head_scaling(None, 16), head_scaling(torch.ones(2, 1, 1), 16).shape
     (0.25, torch.Size([2, 1, 1]))
@@ -125,7 +125,7 @@ def watched(module: nn.Module, take: Take) -> Iterator[None]:
 
 @dataclass
 class _Product:
-    """A product of queries with keys, the factors it was multiplied with since, and the latest resulting tensor."""
+    """A product of queries and keys, the scaling applied to it so far, and the latest resulting tensor."""
 
     query: Tensor
     key: Tensor
@@ -134,7 +134,7 @@ class _Product:
 
 
 class _Watcher(TorchFunctionMode):
-    """Observes the torch functions that are called while it is active."""
+    """Observes torch function calls and reports the attention call among them to `take`."""
 
     def __init__(self, take: Take, *, chunked: bool) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def _factors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def _meets(equation: str) -> bool:
-    """Whether an einsum multiplies queries with keys over their last dimension.
+    """Whether an einsum contracts the last dimension of both operands, as queries with keys.
 
     >>> _meets("bhlk,bhtk->bhlt"), _meets("bhlt,bhtv->bhlv")
     (True, False)
@@ -236,7 +236,7 @@ def _fused(
 
 
 def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """The call inside torch's multi-head attention, its projections recomputed; None where it adds keys."""
+    """The call inside torch's multi-head attention, with recomputed projections; None if it adds keys."""
     given = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
     given.apply_defaults()
     a = given.arguments
@@ -252,7 +252,7 @@ def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
             functional.linear(a[name], weight, bias).unflatten(-1, (a["num_heads"], -1)).permute(1, 2, 0, 3)
             for name, weight, bias in zip(("query", "key"), weights, biases, strict=True)
         )
-    scores, padding, mask, bias = a["attn_mask"], a["key_padding_mask"], None, None  # in torch's masks True is hidden
+    scores, padding, mask, bias = a["attn_mask"], a["key_padding_mask"], None, None  # True in torch's masks is masked
     if scores is not None:
         four = scores.detach()[None, None] if scores.dim() == 2 else scores.detach().unflatten(0, (len(query), -1))
         hidden = four if four.dtype == torch.bool else four <= MASKED
@@ -266,7 +266,7 @@ def _multihead(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
 
 
 def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor | None) -> Call:
-    """The call behind a softmax: with the scaling that leaves no rest, else the rest as a bias."""
+    """The call that leads to a softmax input: with the scaling that explains it fully, else with the rest as bias."""
     if scores.dim() == 4:
         query, key = ((x if x.dim() == 4 else x.unflatten(0, (scores.shape[0], -1))) for x in (query, key))
     candidates = (float(query.shape[-1] ** -0.5), 1.0) if scaling is None else (scaling,)
@@ -287,12 +287,12 @@ def _written(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor
 
 
 def _by_head(x: Tensor) -> Sequence[Tensor]:
-    """[B, T, S] per head; where contexts and heads are one dimension, [1, T, S] per entry."""
+    """x split by head: [B, T, S] each, or [1, T, S] per entry if contexts and heads are one dimension."""
     return x.unbind(1) if x.dim() == 4 else x.split(1)
 
 
 def _open(scores: Tensor) -> Tensor:
-    """Keys that are not masked: models that mask in their own code add finfo.min, divided or not, or -1e4."""
+    """Keys that are not masked; models that mask in their own code add finfo.min (possibly scaled) or -1e4."""
     largest = scores.amax(-1, keepdim=True)
     return (scores > largest - _HOPELESS) & (largest > -_HOPELESS)
 
@@ -300,7 +300,7 @@ def _open(scores: Tensor) -> Tensor:
 def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Per head: scores minus scaled products of queries and keys, and the scores, both 0 at masked keys."""
     zero = scores.new_zeros((), dtype=torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else None)
-    keys = _by_head(key)  # fewer than queries where heads share them
+    keys = _by_head(key)  # fewer than queries if heads share keys
     for h, (q, s) in enumerate(zip(_by_head(query), _by_head(scores), strict=True)):
         k = keys[h * len(keys) // query.shape[1 if query.dim() == 4 else 0]]
         factor = scaling if isinstance(scaling, float) else scaling[h % len(scaling)].to(zero.dtype)
@@ -311,7 +311,7 @@ def _rests(query: Tensor, key: Tensor, scores: Tensor, scaling: float | Tensor) 
 def _joined(chunks: Sequence[Call]) -> Call | None:
     """One call for all chunks of a sequence; keys of other chunks are not allowed."""
     queries, keys = ([getattr(c, name).shape[2] for c in chunks] for name in ("query", "key"))
-    if not chunks or sum(queries) != sum(keys):  # chunks that overlap are not put together
+    if not chunks or sum(queries) != sum(keys):  # overlapping chunks are not joined
         return None
     query, key = (torch.cat([getattr(c, name) for c in chunks], dim=2) for name in ("query", "key"))
     mask = torch.zeros(query.shape[0], 1, sum(queries), sum(keys), dtype=torch.bool, device=query.device)
@@ -325,7 +325,7 @@ def _joined(chunks: Sequence[Call]) -> Call | None:
 
 @contextlib.contextmanager
 def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
-    """Pass every attention call of these modules to `take`; what they compute does not change."""
+    """Pass every attention call of these modules to `take`, without changing their results."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             classes = [base for part in module.modules() for base in type(part).__mro__]
@@ -402,7 +402,7 @@ def _call(
         head_scaling(scaling, query.shape[-1]),
         mask=mask,
         bias=None if bias is None else bias.detach(),
-        causal=causal and query.shape[2] > 1 and name != "eager",  # written-out attention knows masks alone
+        causal=causal and query.shape[2] > 1 and name != "eager",  # eager attention uses only the mask
         window=kwargs.get("sliding_window") if "flash" in name else None,
         whole=kwargs.get("softcap") is None and kwargs.get("s_aux") is None,
     )

@@ -46,7 +46,7 @@ _active = _Active()
 
 @contextlib.contextmanager
 def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
-    """A list of what the module's current call has rotated so far; the original functions are restored afterwards."""
+    """The list of rotations in the module's current call so far; the original functions are restored afterwards."""
     rotations: list[Rotation] = []
     functions = rotary_functions(attention)
 
@@ -81,7 +81,7 @@ def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
 
 
 def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, which also records pairs of arguments and results in the same order and of one shape."""
+    """A wrapper of a rotary function that records its arguments with the results of equal shape, in order."""
 
     @functools.wraps(original)
     def relay(*args: Any, **kwargs: Any) -> Any:
@@ -97,9 +97,9 @@ def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
-    """Queries or keys [B, H, T, d] of an attention call before their rotation; None where no rotation gave them.
+    """Queries or keys [B, H, T, d] of an attention call before their rotation; None if no rotation produced them.
 
-    Channels that are not rotated are those of x.
+    Channels that are not rotated are taken from x.
     """
     for given, result in rotations:
         pairs = [(given, result)]
@@ -124,27 +124,27 @@ class WindowGrid:
 
     places: Tensor  # [W, w] position that each place holds, −1 where the map was padded
     allowed: Tensor  # [W, w, w] bool: places that are neighbours in the map, not only in the window
-    known: bool = True  # whether the model says how; else positions are counted through the windows
+    known: bool = True  # False: the layout is unknown, and positions are numbered window by window
 
     @property
     def padded(self) -> bool:
-        """Whether windows reach over the edge of the map."""
+        """Whether windows extend beyond the edge of the map."""
         return bool((self.places < 0).any())
 
     @property
     def order(self) -> Tensor:
-        """For each position of the map its place among those of all windows."""
+        """For each position of the map its index among the places of all windows."""
         flat = self.places.flatten()
         found = (flat >= 0).nonzero().squeeze(1)
         return found[flat[found].argsort()]
 
     def restored(self, x: Tensor) -> Tensor:
-        """[B·W, H, w, d] of the windows as [B, positions, H, d] of the map."""
+        """Rows [B·W, H, w, d] of windows, rearranged to [B, positions, H, d] of the map."""
         flat = x.transpose(1, 2).unflatten(0, (-1, len(self.places))).flatten(1, 2)
         return flat.index_select(1, self.order.to(x.device))
 
     def index(self, index: Index) -> Index:
-        """An index of positions of the map as an index of places of the windows: the same rows in another order."""
+        """Convert an index of positions of the map to one of places in the windows: the same rows, reordered."""
         total = self.places.numel()
         keep = index.keep // index.length * total + self.order.to(index.keep.device)[index.keep % index.length]
         keep, order = keep.sort()
@@ -195,14 +195,14 @@ class AttentionReader:
     choice: PositionChoice
     above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
     notes: list[str]
-    _said: set[Any] = field(default_factory=set)
-    _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # of the last call: key, what it is of, parts
-    _padded: Tensor | None = None  # what may attend to what, where it was last asked whether padding is reached
-    _dimensions: dict[str, Any] = field(default_factory=dict)  # of the map a block works on, by its path
+    _noted: set[Any] = field(default_factory=set)
+    _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # last call: cache key, tensors, result
+    _padded: Tensor | None = None  # the mask that was last checked for attention to padding
+    _dimensions: dict[str, Any] = field(default_factory=dict)  # path of a block -> the block, size of its feature map
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Read every attention module of the stack that a wanted kind needs."""
+        """Observe the attention modules of the stack that the wanted sites need."""
         kinds = {site.kind for site in self.wanted if site.stack == self.stack.name}
         with contextlib.ExitStack() as stack:
             if kinds & {*SELF_KINDS, *ROTARY_KINDS}:
@@ -227,7 +227,7 @@ class AttentionReader:
         self._dimensions[path] = block, by_name(block, args, kwargs).get("input_dimensions")
 
     def _within(self, call: Call, *, rotations: list[Rotation]) -> None:
-        """A call of attention within the stack."""
+        """Emit rows and scores of a self-attention call."""
         contexts = self.running.contexts
         if contexts is None:
             return
@@ -238,17 +238,17 @@ class AttentionReader:
                 "four dimensions (contexts or windows, heads, positions, width): leave query, key and scores out."
             )
         windows, odd = divmod(call.query.shape[0], contexts.batch)
-        if odd or (windows == 1 and call.key.shape[2] > call.query.shape[2]):  # keys of a cache
+        if odd or (windows == 1 and call.key.shape[2] > call.query.shape[2]):  # keys from a cache
             return
         grid = self._grid(call, windows)
-        self._tell(call, grid, apart=contexts.prefix + contexts.suffix)
+        self._note_peculiarities(call, grid, apart=contexts.prefix + contexts.suffix)
         found = {"query": call.query, "key": call.key}
         for kind, x in tuple(found.items()):
             if self.running.site(raw := f"{kind}_unrotated") in self.wanted:
                 before = unrotated(x, rotations)
                 if before is None:
                     layer = self.running.layer
-                    self._say(raw, f"{raw} from layer {layer} on is as it meets: no rotation leads to it")
+                    self._note(raw, f"{raw} from layer {layer} on is as it meets: no rotation leads to it")
                 found[raw] = x if before is None else before
         for kind, x in found.items():
             rows = x.transpose(1, 2) if grid is None else grid.restored(x)
@@ -258,14 +258,14 @@ class AttentionReader:
             self.show(self._scores(site, call, contexts, keys=contexts, grid=grid))
 
     def _across(self, call: Call) -> None:
-        """A call of attention to another stack."""
+        """Emit rows and scores of a cross-attention call."""
         contexts, read = self.running.contexts, self.above()
         if contexts is None:
             return
         call = call.batched(contexts.batch)
         self.emit(self.running.site("cross_query"), call.query.transpose(1, 2), contexts=contexts)
         if read is not None and read.batch == contexts.batch:
-            # the keys belong to the same pair of contexts as the queries, so they fall into the same fold
+            # keys get the context hashes of their queries, so that both are in the same fold
             paired = replace(read, hashes=contexts.hashes, _cache={})
             self.emit(self.running.site("cross_key"), call.key.transpose(1, 2), contexts=paired)
         site = self.running.site("cross_scores")
@@ -273,7 +273,7 @@ class AttentionReader:
             self.show(self._scores(site, call, contexts, keys=read))
 
     def _grid(self, call: Call, windows: int) -> WindowGrid | None:
-        """The grid of a block whose window, shift, height and width are known; else windows in the order of rows."""
+        """The grid of windows, None without windows; windows of unknown size or shift are numbered in order."""
         path, places = self.stack.blocks[self.running.layer - 1], call.query.shape[2]
         block, dimensions = self._dimensions.get(path, (None, None))
         size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
@@ -297,14 +297,14 @@ class AttentionReader:
             near = grid.allowed.repeat(contexts.batch, 1, 1).unsqueeze(1)  # [B·W, 1, w, w]
             index, allowed = grid.index(index), allowed & near.to(allowed.device)
         elif keys is not None:
-            self._tell_padding(site, allowed, keys)
+            self._note_padding(site, allowed, keys)
         windows = 1 if grid is None else len(grid.places)
         return Scores(site, call.query, call.key, allowed, bias, call.scaling, index, windows, call.chunk)
 
     def _parted(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """`allowed` and bias of a call, computed once for all layers of a pass that share the mask.
+        """`allowed` and bias of a call, cached for all layers of a pass that share the mask.
 
-        The mask is kept with the result, so that its memory address cannot be reused meanwhile.
+        The mask is kept alive with the result, because the cache key contains its memory address.
         """
         given = (call.mask, call.bias)
         tensors = tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in given)
@@ -314,47 +314,46 @@ class AttentionReader:
             self._masks = (key, (self.running.contexts, *given), call.parted())
         return self._masks[2]
 
-    # notes
+    def _note(self, key: Any, text: str) -> None:
+        """Add a note, once per key."""
+        if key not in self._noted:
+            self._noted.add(key)
+            self.notes.append(self.stack.labelled(text))
 
-    def _say(self, what: Any, words: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            self.notes.append(self.stack.labelled(words))
-
-    def _tell(self, call: Call, grid: WindowGrid | None, *, apart: int) -> None:
-        """Note what is special about a call, once for each of its sizes."""
+    def _note_peculiarities(self, call: Call, grid: WindowGrid | None, *, apart: int) -> None:
+        """Note windows, chunks, reduced keys and temperatures of a call, once for each size."""
         queries, keys, since = call.query.shape[2], call.key.shape[2], f"from layer {self.running.layer} on"
         if grid is not None:
-            words = f"{since} attention is within {len(grid.places)} windows of {queries} positions: scores are of "
-            words += "one window, m counts its keys"
+            text = f"{since} attention is within {len(grid.places)} windows of {queries} positions: scores are of "
+            text += "one window, m counts its keys"
             if grid.padded:
-                words += ", padding at the edge of the map too, as the model does; padded rows are left out"
-            words += "" if grid.known else "; rows are in the order of the windows"
-            self._say((len(grid.places), queries), words)
+                text += ", padding at the edge of the map too, as the model does; padded rows are left out"
+            text += "" if grid.known else "; rows are in the order of the windows"
+            self._note((len(grid.places), queries), text)
         elif keys < queries:
-            self._say((queries, keys), f"{since} {_reduced_words(queries - apart, keys - apart)}")
+            self._note((queries, keys), f"{since} {_reduced_keys(queries - apart, keys - apart)}")
         if 0 < call.chunk < queries:
-            words = f"{since} attention is within chunks of {call.chunk} positions: queries and keys were put together"
-            self._say(("chunk", call.chunk), f"{words}, scores are those of a chunk, and m counts its keys")
+            text = f"{since} attention is within chunks of {call.chunk} positions: queries and keys were put together"
+            self._note(("chunk", call.chunk), f"{text}, scores are those of a chunk, and m counts its keys")
         if isinstance(call.scaling, Tensor):
-            self._say("scaling", f"{since} scores have a temperature of each head; queries and keys are without it")
+            self._note("scaling", f"{since} scores have a temperature of each head; queries and keys are without it")
 
-    def _tell_padding(self, site: Site, allowed: Tensor, keys: Contexts) -> None:
-        if site.kind in self._said or self._padded is allowed:
+    def _note_padding(self, site: Site, allowed: Tensor, keys: Contexts) -> None:
+        if site.kind in self._noted or self._padded is allowed:
             return
         self._padded = allowed
-        with contextlib.suppress(AnisoscopeError):  # how the keys lie to the input may not be known
+        with contextlib.suppress(AnisoscopeError):  # which input positions the keys stand for may be unknown
             padding = ~keys.real_at(allowed.shape[3], prefix=keys.prefix, suffix=keys.suffix)
             if bool(padding.any()) and bool((allowed.flatten(1, 2).any(1).cpu() & padding).any()):
-                self._say(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
+                self._note(site.kind, f"{site.kind} reach padded positions, as the model does: m counts them")
 
 
-def _reduced_words(queries: int, keys: int) -> str:
+def _reduced_keys(queries: int, keys: int) -> str:
     """The note on models with fewer keys than queries.
 
-    >>> _reduced_words(4096, 64)
+    >>> _reduced_keys(4096, 64)
     '64 keys meet 4096 queries: the model reduces its keys 8×8'
     """
     side = math.isqrt(queries // keys)
-    words = f"{side}×{side}" if side * side * keys == queries else f"{queries / keys:.3g} to one"
-    return f"{keys} keys meet {queries} queries: the model reduces its keys {words}"
+    factor = f"{side}×{side}" if side * side * keys == queries else f"{queries / keys:.3g} to one"
+    return f"{keys} keys meet {queries} queries: the model reduces its keys {factor}"

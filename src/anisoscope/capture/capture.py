@@ -1,4 +1,4 @@
-"""Capture: hooks on a model that stream its activations, without padding, to a sink while a forward pass is running."""
+"""`Capture`: hooks that stream the activations of a model, without padding, to a sink during a forward pass."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class StackPass:
         self.contexts: Contexts | None = None
         self.layer = 0
         self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
-        self.counted = False  # whether positions that may be tokens were counted as patches
-        self._patches: list[int] = []  # numbers of patches that the image may be cut into
-        self._tokens = stack.tokens if stack is not None else None  # as found by name, then as seen
-        self._among: SpecialPositions | None = None  # of this pass
+        self.counted = False  # whether positions that may be class tokens were counted as patches
+        self._patches: list[int] = []  # possible numbers of patches of an image
+        self._tokens = stack.tokens if stack is not None else None  # by parameter names, then as seen in a pass
+        self._among: SpecialPositions | None = None  # in the current pass
         self._positions = 0
 
     def site(self, kind: str) -> Site:
@@ -54,14 +54,15 @@ class StackPass:
         self.contexts, self.layer = None, 0
 
     def cut(self, output: Any) -> None:
-        """A convolution outside the blocks was called; before the first block it may be what cuts patches."""
+        """Record the output of a convolution before the blocks, which may be the patch embedding."""
         if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
-            self._patches.append(output[:, 0].numel() // self.contexts.batch)  # frames of a film may be contexts there
+            self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
 
     def enter(self, path: str, x: Tensor) -> None:
-        """The block at a path is called with x.
+        """Note that the block at a path is called with x.
 
-        Where no family says which positions are patches, it is decided at the first block, and where more come in.
+        Unless a family states which positions are patches, that is decided here: at the first block, and when the
+        number of positions grows.
         """
         assert self.stack is not None and self.contexts is not None
         self.layer = self.layer + 1 if self.stack.shared else self.layers[path]
@@ -69,29 +70,29 @@ class StackPass:
             if self._among is None:
                 self._among, note = layouts.settle(self._tokens, x, self._patches)
                 self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
-                self._say(note)
+                self._note(note)
             elif x.shape[1] > self._positions and not self.stack.staged:
                 more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
-                self._say(
+                self._note(
                     f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are "
                     "is not known: all positions are counted there, and none as a class token"
                 )
         among = self._among or SpecialPositions(self.stack.prefix_at(self.layer), self.stack.suffix)
         self.contexts.prefix, self.contexts.suffix = among.before, among.after
 
-    def _say(self, words: str) -> None:
+    def _note(self, text: str) -> None:
         assert self.stack is not None
-        self.counted |= bool(words)
-        note = self.stack.labelled(words)
-        if words and note not in self.notes:
+        self.counted |= bool(text)
+        note = self.stack.labelled(text)
+        if text and note not in self.notes:
             self.notes.append(note)
 
 
 @contextlib.contextmanager
 def _few_logits(model: nn.Module) -> Iterator[None]:
-    """Give the output layer the last position of each context only: logits of a large vocabulary are costly.
+    """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
 
-    For models that take no `logits_to_keep`. Hooks that were attached before still see all positions.
+    For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
     """
     find = getattr(unwrapped(model), "get_output_embeddings", None)
     head = find() if callable(find) else None
@@ -113,7 +114,7 @@ Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
 
 
 def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
-    """What a rule says of a forward pass: arguments to be read beside its own, and which positions are data."""
+    """Apply a user's rule to a forward pass: returns additional arguments, and which positions are data (or None)."""
     found = rule(args, kwargs) if rule is not None else {}
     if isinstance(found, Mapping):
         return dict(found), None
@@ -126,16 +127,16 @@ def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class Capture:
-    """Streams the rows of `sites` to `sink`; a context manager that always takes its hooks off again.
+    """Streams the rows of `sites` to `sink`; a context manager that removes its hooks on exit.
 
     >>> with Capture(model, find_layout(model).sites(), sink) as capture:  # doctest: +SKIP
     ...     capture.run({"input_ids": ids, "attention_mask": mask})
 
-    Ids and mask are read from the arguments that the model's own forward is given, so that a training loop may call
-    the model itself; special-token flags and groups come with a `Batch` given to `run`. `modules` names modules of any
-    `nn.Module` by path or pattern, `rows` gives the mask (or mask and ids) of a model whose arguments do not. `watch`
-    is shown each activation itself, with its graph, after its rows went to the sink; `idle` tells when there is nothing
-    to do.
+    Ids and mask are read from the arguments of the model's forward, so that a training loop may call the model itself;
+    special-token flags and groups come from a `Batch` passed to `run`. `modules` selects modules of any `nn.Module` by
+    path or pattern; `rows` returns the mask (or mask and ids) for a model whose arguments do not contain it. `watch` is
+    called with each activation, with its graph, after its rows went to the sink; while `idle()` is true nothing is
+    captured.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Capture:
         self.choice = PositionChoice(special, first, pool)
         self.notes: list[str] = []
         self.layout = layout
-        if layout is None:  # where only named modules are wanted, it is not needed
+        if layout is None:  # not needed if only named modules are wanted
             with contextlib.nullcontext() if sites else contextlib.suppress(AnisoscopeError):
                 self.layout = find_layout(model)
         self._stacks = self.layout.stacks if self.layout is not None else ()
@@ -176,10 +177,10 @@ class Capture:
         self._seen: set[Site] = set()
         self._passes: dict[str, StackPass] = {}
         self._batch: Batch | None = None
-        self._above: Contexts | None = None  # of the encoder, for its decoder
+        self._above: Contexts | None = None  # contexts of the encoder, for its decoder
         self._outer: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._finished = 0
-        self._unfed: set[str] = set()  # stacks that the batch has nothing for
+        self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Capture:
@@ -192,7 +193,7 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._stack.close()
-        if kind is not None or self.idle is not None:  # a training loop may run without being looked at
+        if kind is not None or self.idle is not None:  # a training loop may run without any measured step
             return
         if not self._finished:
             raise AnisoscopeError(
@@ -214,7 +215,7 @@ class Capture:
         self._raise_unseen()
 
     def _called_part(self, inputs: Mapping[str, Any]) -> nn.Module:
-        """The model, or its encoder alone with a note where a batch of sounds or images has no decoder inputs."""
+        """The model, or only its encoder, with a note, if a batch of sounds or images has no decoder inputs."""
         self._unfed = set()
         stacks = {stack.name: stack for stack in self._stacks}
         media = any(name in inputs for name in MEDIA)
@@ -232,12 +233,12 @@ class Capture:
 
     @property
     def unseen(self) -> list[Site]:
-        """The sites that the pass, or all passes so far, did not show."""
+        """The sites that no pass so far has reached."""
         return sorted(site for site in self._wanted - self._seen if site.stack not in self._unfed)
 
     @property
     def counted(self) -> set[str]:
-        """The stacks where positions that may be class tokens or the like were counted as patches."""
+        """The stacks where positions that may be class tokens were counted as patches."""
         return {name for name, running in self._passes.items() if running.counted}
 
     def _raise_unseen(self) -> None:
@@ -252,18 +253,16 @@ class Capture:
             f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
         )
 
-    # hooks
-
     def _attach(self) -> None:
         self._keep(self.model.register_forward_pre_hook(self._untraced(self._begin), with_kwargs=True))
         owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
-        # the stack whose positions a named module works on; "" where the model's own arguments say it
+        # the stack whose positions a named module has; "" if they are those of the model's own arguments
         within = {
             path: next((name for owner, name in owners.items() if f"{path}.".startswith(f"{owner}.")), "")
             for path in self.named
         }
         used = {site.stack for site in self.sites if site.kind != "module"} | set(within.values())
-        used |= {"encoder"} if "decoder" in used else set()  # what the encoder read is part of a decoder's context
+        used |= {"encoder"} if "decoder" in used else set()  # the encoder's input is part of a decoder's context
         for stack in self._stacks:
             if stack.name in used:
                 self._hook_stack(stack)
@@ -271,7 +270,7 @@ class Capture:
             self._passes[""] = StackPass(None, self.notes)
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
-        # Hooks run in the order in which they were added: the pass ends after everything else has been read.
+        # hooks run in the order of registration, so the pass ends after everything else has been read
         self._keep(self.model.register_forward_hook(self._untraced(self._end), always_call=True))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -288,7 +287,7 @@ class Capture:
             running.end()
 
     def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook that stays through a later torch.compile must not become part of the graph."""
+        """The hook, kept out of the graph of a later torch.compile."""
         return hook if self.idle is None else torch.compiler.disable(hook)
 
     def _keep(self, handle: Any) -> None:
@@ -309,7 +308,7 @@ class Capture:
         self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
-        if stack.tokens is not None:  # no family says which positions are patches: a convolution before the blocks cuts
+        if stack.tokens is not None:  # no family states which positions are patches: count those of convolutions
             inside = tuple(f"{path}." for path in stack.blocks)
             for path, part in owner.named_modules(prefix=stack.owner):
                 if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
@@ -326,14 +325,14 @@ class Capture:
             if site.kind in kinds:
                 emit = functools.partial(self._emit, site, running=running)
                 self._on(place.path, place.side, emit, last=site.kind == "final")
-        if stack.owner:  # the model's own hook ends the pass when it is the owner
+        if stack.owner:  # "" is the model itself, whose hook ends the pass
             self._keep(owner.register_forward_hook(self._untraced(end), always_call=True))
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         for path in dict.fromkeys(stack.blocks):
 
             def enter(x: Tensor, path: str = path) -> None:
-                if running.contexts is None:  # recomputation during a backward pass
+                if running.contexts is None:  # activation checkpointing recomputes the block in the backward pass
                     return
                 running.enter(path, x)
                 self._emit(running.site("block_in"), x, running)
@@ -364,8 +363,6 @@ class Capture:
 
             self._keep(module.register_forward_hook(self._untraced(after)))
 
-    # rows
-
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
         if scores.index.keep.numel():
@@ -373,7 +370,7 @@ class Capture:
                 self.sink.scores(scores)
 
     def _emit_part(self, running: StackPass, kind: str, place: Place, x: Tensor) -> None:
-        """The rows of a part of a block, times what the block multiplies them with before it adds them."""
+        """Emit the rows of a part of a block, multiplied by the scale that the block applies before adding them."""
         scaled = x if place.scale == 1.0 else x * place.scale
         scaled = scaled * self.model.get_parameter(place.gain) if place.gain else scaled
         self._emit(running.site(kind), scaled, running)
@@ -383,9 +380,9 @@ class Capture:
         if site not in self._wanted or contexts is None:
             return
         self._seen.add(site)
-        if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # a note says why
+        if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # no class token; a note explains it
             return
-        whole = x.dim() == 4 and site.kind not in PER_HEAD  # a map has no class token among its positions
+        whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
             return
         x = row.positioned(x, contexts, site)
@@ -398,7 +395,7 @@ class Capture:
                 self.watch(site, activation, lambda g: selection.rows(row.positioned(g, contexts, site)))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
-        """Whether the row that a pool takes is nothing at a site of frames, patches or a map; then a note says so."""
+        """Whether pooling is meaningless at a site of frames, patches or a map; if so, adds a note."""
         pool = self.choice.pool
         classless = whole or (known and not (contexts.prefix or contexts.suffix))
         if not contexts.plain or pool not in ("cls", "last") or (pool == "cls" and not classless):
@@ -426,7 +423,7 @@ class Capture:
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
         contexts.groups = batch.groups if batch is not None else None
-        if decoding and contexts.tokens is not None:  # flags of a batch belong to what the encoder reads
+        if decoding and contexts.tokens is not None:  # flags of a batch belong to the encoder's input
             ids = sorted(row.special_ids(config, "bos", "eos", "pad", "decoder_start"))
             contexts.special = torch.isin(contexts.tokens, torch.tensor(ids, dtype=torch.long))
         elif batch is not None and batch.special is not None:
@@ -438,7 +435,7 @@ class Capture:
 
 @contextlib.contextmanager
 def _plain(device: torch.device) -> Iterator[None]:
-    """What a sink keeps is its own: no inference tensors, no graph, no automatic half precision."""
+    """Call a sink without inference mode, gradients and autocast, so that it can keep and modify its tensors."""
     half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), full:
@@ -446,17 +443,17 @@ def _plain(device: torch.device) -> Iterator[None]:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a module's path fits a pattern, name by name: `*` does not reach over a dot.
+    """Whether a module's path matches a pattern, part by part: `*` does not match a dot.
 
     >>> _matches("h.3", "h.*"), _matches("h.3.mlp", "h.*")
     (True, False)
     """
-    names, words = path.split("."), pattern.split(".")
-    return len(names) == len(words) and all(map(fnmatch.fnmatchcase, names, words))
+    names, patterns = path.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
-    """The modules that match, in the model's order, as sites numbered by it."""
+    """The modules that match, as sites numbered in the model's order."""
     paths = [path for path, _ in model.named_modules() if path]
     found: set[str] = set()
     for pattern in patterns:

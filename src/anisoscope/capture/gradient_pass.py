@@ -23,8 +23,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
 
 IGNORED = -100
-_PROBES: list[None] = []  # one entry for each pass run here that has not ended
-_CLOSE = 5e-3  # relative: what half precision may add to the right reading
+_PROBES: list[None] = []  # one entry per pass in progress
+_CLOSE = 5e-3  # relative difference of losses that half precision may cause
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """(model, inputs) -> the loss summed over target tokens, as a scalar with its graph."""
 
@@ -37,7 +37,7 @@ class LabelConvention:
 
     def targets(self, labels: Tensor) -> Tensor:
         """The target of every position [B, T]; IGNORED where it has none."""
-        if not self.shifted or labels.dim() != 2:  # one label for a whole context has nowhere to be shifted to
+        if not self.shifted or labels.dim() != 2:  # one label per context cannot be shifted
             return labels
         return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
@@ -59,14 +59,14 @@ def unlabelled(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_part(output: Any, name: str) -> Any:
-    """A field of what a model returned, or None."""
+    """A field of a model's output, or None."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def find_reading(model: nn.Module, output: Any, labels: Tensor) -> LabelConvention:
-    """How this model reads its labels, by trying which reading of its logits gives its own loss.
+def find_label_convention(model: nn.Module, output: Any, labels: Tensor) -> LabelConvention:
+    """The label convention under which the mean cross-entropy of the logits equals the model's own loss.
 
-    Known from the numbers, not from the class name: a wrong factor would rescale every gradient.
+    It is found numerically, not from the class name, because a wrong factor would rescale every gradient.
     """
     loss, logits = output_part(output, "loss"), output_part(output, "logits")
     if not isinstance(loss, Tensor) or not isinstance(logits, Tensor):
@@ -80,7 +80,7 @@ def find_reading(model: nn.Module, output: Any, labels: Tensor) -> LabelConventi
             "collator or the masking."
         )
     gaps = {shifted: _gap(LabelConvention(shifted), logits, labels, loss) for shifted in (True, False)}
-    best = min(gaps, key=lambda shifted: gaps[shifted])  # at initialisation both are near log V: the nearer one counts
+    best = min(gaps, key=lambda shifted: gaps[shifted])  # at initialisation both losses are near log V
     if gaps[best] <= _CLOSE:
         return LabelConvention(best)
     raise AnisoscopeError(
@@ -91,8 +91,8 @@ def find_reading(model: nn.Module, output: Any, labels: Tensor) -> LabelConventi
 
 
 def _gap(reading: LabelConvention, logits: Tensor, labels: Tensor, loss: Tensor) -> float:
-    """Relative distance of the model's loss from the mean cross-entropy under one reading."""
-    if reading.shifted and labels.dim() != 2:  # one label for a whole context, as a classifier has, is read in place
+    """Relative difference of the model's loss and the mean cross-entropy under one convention."""
+    if reading.shifted and labels.dim() != 2:  # one label per context, as of a classifier, is read in place
         return float("inf")
     targets = reading.targets(labels).flatten().to(logits.device)
     if logits.shape[:-1].numel() != targets.numel() or not bool((targets != IGNORED).any()):
@@ -103,7 +103,7 @@ def _gap(reading: LabelConvention, logits: Tensor, labels: Tensor, loss: Tensor)
 
 
 @dataclass(frozen=True)
-class Words:
+class RowTokens:
     """Per row: original token, target token (−1 for none), and whether it was masked."""
 
     original: Tensor  # [n]
@@ -111,30 +111,30 @@ class Words:
     masked: Tensor | None  # [n] bool; None where nothing is masked by design
 
     @staticmethod
-    def of(index: Index, labels: Tensor | None, reading: LabelConvention | None, *, stack: str) -> Words:
-        """Token and target of the kept rows; in a masked LM the original of a masked position is its label."""
+    def of(index: Index, labels: Tensor | None, reading: LabelConvention | None, *, stack: str) -> RowTokens:
+        """Tokens and targets of the rows at `index`; the original token of a masked position is its label."""
         token = index.token.cpu()
         nothing = torch.full_like(token, -1)
         fits = labels is not None and reading is not None and labels.shape == (index.batch, index.length)
-        if not fits or stack == "encoder":  # an encoder's rows have no targets of their own
-            return Words(token, nothing, None)
+        if not fits or stack == "encoder":  # rows of an encoder have no targets
+            return RowTokens(token, nothing, None)
         assert labels is not None and reading is not None
         target = reading.targets(labels.cpu()).flatten()[index.keep.cpu()]
         known = target != IGNORED
         target = torch.where(known, target, -1)
         if reading.shifted or stack == "decoder":
-            return Words(token, target, None)
-        return Words(torch.where(known, target, token), target, known)
+            return RowTokens(token, target, None)
+        return RowTokens(torch.where(known, target, token), target, known)
 
 
 @dataclass(frozen=True)
 class SiteRows:
-    """Rows of one site in one pass; `g` is missing where no gradient was asked for."""
+    """Rows of one site in one pass; `g` is None if no gradients were requested."""
 
     x: Tensor  # [n, d]
     g: Tensor | None
     index: Index
-    words: Words
+    tokens: RowTokens
 
 
 @dataclass
@@ -150,7 +150,7 @@ class GradientPass:
 
 
 class Collector:
-    """A sink that keeps rows, and the activations whose gradients are wanted."""
+    """A sink that keeps rows, and activations for their gradients; it forwards everything to `others`."""
 
     def __init__(self, others: Sink | None = None) -> None:
         self.kept: dict[Site, Rows] = {}
@@ -179,7 +179,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices), evaluating(model):
         _PROBES.append(None)
         try:
-            for module, _ in compiled:  # hooks never fire in what was compiled without them
+            for module, _ in compiled:  # hooks do not fire in a graph that was compiled without them
                 module._compiled_call_impl = None
             yield
         finally:
@@ -189,7 +189,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def probing() -> bool:
-    """Whether a pass run here is under way, which a monitor must not take for training."""
+    """Whether a pass of this module is in progress, which a monitor must not take for training."""
     return bool(_PROBES)
 
 
@@ -210,7 +210,7 @@ def forward_rows(
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
 ) -> GradientPass:
-    """The rows of a pass without gradients; `others` takes the same rows, and those of `extra` sites."""
+    """The rows of a forward pass; the sink `others` receives the same rows and those of `extra` sites."""
     collector = Collector(others)
     with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout, rows=rows) as capture:
         capture.run(unlabelled(model, inputs))
@@ -231,7 +231,7 @@ def gradient_rows(
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
 ) -> GradientPass:
-    """The rows of a pass with the gradient of the summed loss for each; also of some weights and of the embeddings."""
+    """The rows of a pass with the gradients of the summed loss; optionally also gradients of weights and embeddings."""
     out, collector, table = GradientPass(), Collector(others), _Table()
     named = dict(model.named_parameters())
     with contextlib.ExitStack() as stack:
@@ -244,7 +244,7 @@ def gradient_rows(
         total = _total(model, inputs, out, reading=reading, loss=loss)
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
         out.unreached = [s for s in sites if s not in reached]
-        # a weight that is frozen has no gradient; whoever asked for it is told by its absence
+        # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
         tensors = [collector.live[s][0] for s in reached] + table.tensors + [named[name] for name in learning]
         if not total.requires_grad or not tensors:
@@ -281,11 +281,11 @@ def _total(
             raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
         output = forward(model, inputs)
         logits = output_part(output, "logits")
-        reading = reading or find_reading(model, output, labels)
+        reading = reading or find_label_convention(model, output, labels)
         out.tokens = reading.count(labels)
-        if not out.tokens:  # nothing to learn from these contexts
+        if not out.tokens:  # these contexts have no targets
             return logits.sum() * 0.0
-        if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers' own loss is float32 even then
+        if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
             total = reading.summed(logits, labels)
         else:
             total = output_part(output, "loss").double() * out.tokens
@@ -294,7 +294,7 @@ def _total(
 
 
 class _Table:
-    """Outputs of the input embedding: their gradients, summed by token, are the table's gradient as an input."""
+    """Collects the outputs of the input embedding; their gradients, summed by token, are the table's input gradient."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -302,9 +302,9 @@ class _Table:
         self._scale = 1.0
 
     def watch(self, model: nn.Module) -> Any:
-        """The handle of a hook that keeps what the embedding gives."""
+        """Register a hook that keeps the outputs of the embedding; returns its handle."""
         module = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
-        self._scale = float(getattr(module, "embed_scale", 1.0))  # some tables are multiplied on their way out
+        self._scale = float(getattr(module, "embed_scale", 1.0))  # some embeddings scale their output
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             if output.requires_grad and args and isinstance(args[0], Tensor):
@@ -328,20 +328,17 @@ def _gathered(
     sites: Sequence[Site],
     gradients: Mapping[Site, Tensor | None],
 ) -> GradientPass:
-    words: dict[tuple[int, str], Words] = {}
+    tokens: dict[tuple[int, str], RowTokens] = {}
     for site in sites:
         if (rows := collector.kept.get(site)) is None:
             continue
         key = (id(rows.index), site.stack)
-        if key not in words:
-            words[key] = Words.of(rows.index, labels, reading, stack=site.stack)
+        if key not in tokens:
+            tokens[key] = RowTokens.of(rows.index, labels, reading, stack=site.stack)
         g = gradients.get(site)
         cut = collector.live[site][1](g) if g is not None else None
-        out.sites[site] = SiteRows(rows.x, cut, rows.index, words[key])
+        out.sites[site] = SiteRows(rows.x, cut, rows.index, tokens[key])
     return out
-
-
-# -- weights that read the residual stream, found by what they are given ----------------------------------------------
 
 
 def stream_readers(
@@ -349,7 +346,7 @@ def stream_readers(
 ) -> dict[Site, list[str]]:
     """The weights (parameter names) of the linears that read `attn_in` and `mlp_in` of each layer.
 
-    A linear reads a site when it is handed the very same memory. A weight that several layers share belongs to none.
+    A linear reads a site if its input is the same memory. Weights shared by several layers are left out.
     """
     kinds: list[str] = [kind for kind in ("attn_in", "mlp_in") if kind in layout.kinds]
     if not kinds:
@@ -386,7 +383,7 @@ def as_rows(model: nn.Module, name: str, gradient: Tensor) -> Tensor:
 
 
 def joined(model: nn.Module, names: Sequence[str], gradients: Mapping[str, Tensor]) -> Tensor | None:
-    """The rows of all weights that read one site."""
+    """The gradients of all weights that read one site, as rows in one tensor; None if there are none."""
     parts = [as_rows(model, name, gradients[name]) for name in names if name in gradients]
     if not parts:
         return None

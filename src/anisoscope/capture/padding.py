@@ -1,4 +1,4 @@
-"""Padding of sounds and images: which samples or pixels each row reads, and padding that no mask marks."""
+"""Padding of sounds and images: the samples or pixels that each row reads, and detection of unmarked padding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anisoscope.errors import AnisoscopeError
 
 _RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
-_LEAST = 0.1  # seconds of one exact value at the end of a context that are no recording
+_LEAST = 0.1  # seconds of one exact value at the end of a context from which it counts as padding
 REPEATED = (
     "no attention_mask was given; ends of contexts that repeat one exact value for 0.1 s or more were taken as "
     "padding, though the model heard them: give attention_mask, or contexts of equal length"
@@ -21,8 +21,8 @@ REPEATED = (
 def convolved(length: int, rows: int, layers: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
     """First and one-past-last input position behind each of `rows` outputs of a chain of convolutions.
 
-    `layers` are (kernel, stride, padding); the chain may go on after the rows were taken. What a convolution pads by
-    itself at the ends of the input belongs to no window.
+    `layers` are (kernel, stride, padding); the rows may be the outputs of any of them. Padding that a convolution adds
+    itself at the ends of the input is not part of a window.
 
     >>> [x.tolist() for x in convolved(10, 5, [(3, 1, 1), (3, 2, 1)])]
     [[0, 0, 2, 4, 6], [3, 5, 7, 9, 10]]
@@ -43,9 +43,9 @@ def convolved(length: int, rows: int, layers: Sequence[tuple[int, int, int]]) ->
 
 
 def squeezed(length: int, rows: int, layers: Sequence[tuple[int, int, int]], *, factor: int) -> tuple[Tensor, Tensor]:
-    """As `convolved`, where every `factor` frames are then averaged to one row, and rows are spread to frames again.
+    """As `convolved`, for models that average every `factor` frames to one row, and later expand rows to frames again.
 
-    A frame after the last whole group is filled up with zeros and stands for no input.
+    Frames after the last complete group are filled with zeros and represent no input.
 
     >>> [x.tolist() for x in squeezed(10, 2, [(2, 2, 0)], factor=2)]
     [[0, 4], [4, 8]]
@@ -60,14 +60,14 @@ def squeezed(length: int, rows: int, layers: Sequence[tuple[int, int, int]], *, 
     if rows == groups:
         return start, stop
     if rows not in (frames, groups * factor):
-        convolved(length, rows, layers)  # refuses
+        convolved(length, rows, layers)  # raises the error
     start, stop = torch.cat([start, start.new_tensor([length])]), torch.cat([stop, stop.new_tensor([length + 1])])
     group = (torch.arange(rows) // factor).clamp(max=groups)
     return start[group], stop[group]
 
 
 def trusted(frames: Tensor, real: Tensor) -> Tensor:
-    """A model's own mask [B, T'] of its frames, or an error where it keeps more than the share of data [B, T] allows.
+    """A model's own mask [B, T'] of its frames; an error if it keeps a larger share than that of data in [B, T].
 
     >>> trusted(torch.tensor([[True, False]]), torch.tensor([[True, True, False, False]])).tolist()
     [[True, False]]
@@ -84,9 +84,9 @@ def trusted(frames: Tensor, real: Tensor) -> Tensor:
 
 
 def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> Tensor | None:
-    """What is data [B, T] where ends of contexts repeat one exact value for 0.1 s or more; None where none does.
+    """Which samples are data [B, T] if ends of contexts repeat one exact value for 0.1 s or more; None if none does.
 
-    A context by itself decides, so that the same recording gives the same rows in any batch.
+    Each context is judged by itself, so that a recording gives the same rows in any batch.
 
     >>> without_repeated_end(torch.arange(4000.0).clamp(max=2000)[None], config=None, notes=[]).sum().item()
     2000
@@ -104,7 +104,7 @@ def without_repeated_end(content: Tensor, *, config: Any, notes: list[str]) -> T
 
 
 def unpadded_cells(pixels: Tensor, length: int) -> Tensor:
-    """Which of `length` positions of a feature map stand for a cell [B, H, W] of pixels that are all data: [B, length].
+    """Which of the `length` positions of a feature map cover only data pixels [B, H, W]: bool [B, length].
 
     >>> mask = torch.ones(1, 4, 4, dtype=torch.bool)
     >>> mask[:, :, 3] = False
@@ -123,9 +123,9 @@ def unpadded_cells(pixels: Tensor, length: int) -> Tensor:
 
 
 def _grid(size: tuple[int, int], length: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of a map of `length` positions, and the least and the greatest stride that it may have.
+    """Height and width of a map of `length` positions, and the smallest and largest stride that it may have.
 
-    Both sides have one stride; of several grids, the one whose shape is nearest to that of the image.
+    Both sides have the same stride; of several possible grids the one with the most similar aspect ratio is used.
     """
     found = []
     for counts in ((h, length // h) for h in range(1, length + 1) if length % h == 0):
@@ -144,12 +144,12 @@ def _grid(size: tuple[int, int], length: int) -> tuple[tuple[int, int], tuple[in
 
 
 def _strides(side: int, count: int) -> set[int]:
-    """Strides that make `count` positions of a side: a remainder is left out, or filled up to one position more."""
+    """Strides that give `count` positions along a side, with a remainder either dropped or padded."""
     return {stride for stride in range(1, side + 1) if count in (side // stride, -(-side // stride))}
 
 
 def _cells(side: int, count: int, strides: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """First and one-past-last pixel of each cell, whichever of the strides is meant; one alone has the whole side."""
+    """First and one-past-last pixel of each cell for any of the strides; a single cell covers the whole side."""
     number = torch.arange(count)
     stop = ((number + 1) * strides[1]).clamp(max=side)
     return (number * strides[0]).clamp(max=side), stop if count > 1 else stop.fill_(side)

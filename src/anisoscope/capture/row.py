@@ -1,4 +1,4 @@
-"""Rows of activations without padding: which positions of a forward pass are data, and who takes their rows.
+"""Rows of activations without padding: which positions of a forward pass are data, and the sinks that take their rows.
 
 Which positions are data is read from the arguments of the model's own forward.
 
@@ -24,7 +24,7 @@ from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs, and what the model does not take: special-token flags and a group per context."""
+    """Model inputs, with special-token flags and a group per context, which the model itself does not take."""
 
     inputs: Mapping[str, Any]
     special: Tensor | None = None  # [B, T] bool, True at special tokens
@@ -37,7 +37,7 @@ class Index:
 
     It is on the host whatever the device of the rows, so reading it needs no device–host synchronisation.
 
-    `context` is a hash of the context's own unpadded content, so it does not depend on batch, order or padding side.
+    `context` is a hash of the context's unpadded content, which is independent of batch, order and padding side.
     `position` counts real positions from 0.
     """
 
@@ -68,7 +68,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one attention call was given, so that statistics of its scores can be taken block by block.
+    """The arguments of one attention call, from which statistics of its scores are computed block by block.
 
     Scores of head h are `scaling * query[:, h] @ key[:, h // groups].T + bias`, masked where `allowed` is False.
     """
@@ -80,12 +80,12 @@ class Scores:
     bias: Tensor | None  # additive scores that are no mask (ALiBi, T5 relative bias), broadcastable to [B, H, T, S]
     scaling: float | Tensor  # a number, or one per head [H, 1, 1]
     index: Index  # of the query positions; keys are masked by `allowed`
-    windows: int = 1  # of a context; B above counts windows then, and the index runs through the windows of a context
-    chunk: int = 0  # positions of a chunk, where attention within chunks was put together
+    windows: int = 1  # windows per context; if more than one, B above counts windows, and `index` follows their order
+    chunk: int = 0  # positions per chunk, if the call joins attention within chunks
 
 
 class Sink(Protocol):
-    """Takes the rows and scores; called once per site and forward pass, while the pass is running."""
+    """Receives rows and scores, once per site and forward pass, during the pass."""
 
     def rows(self, rows: Rows) -> None: ...
 
@@ -103,7 +103,7 @@ class PositionChoice:
     special: str = "in"
     first: str = "in"
     pool: str = "none"
-    whole: bool = False  # no position is a class token or the like: a feature map
+    whole: bool = False  # a feature map, none of whose positions is a class token
 
     def __post_init__(self) -> None:
         allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
@@ -114,11 +114,11 @@ class PositionChoice:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """How rows are taken from an activation [B·T, …]: gathered at `take`, then averaged over `segment` where pooled."""
+    """How rows are taken from an activation [B·T, …]: gathered at `take` and, if pooled, averaged over `segment`."""
 
     take: Tensor  # [m] int64
     index: Index
-    segment: Tensor | None = None  # [m] row of `index` each taken position is averaged into
+    segment: Tensor | None = None  # [m] row of `index` that each taken position is averaged into
     count: Tensor | None = None  # [n] positions averaged into each row
 
     def to(self, device: torch.device) -> RowSelection:
@@ -141,18 +141,18 @@ class Contexts:
     """The contexts of one forward pass through one stack."""
 
     hashes: Tensor  # [B] int64
-    real: Tensor | None  # [B, T] bool; None where every position of every resolution is data
+    real: Tensor | None  # [B, T] bool, True for data; None if there is no padding
     tokens: Tensor | None = None  # [B, T] int64
     special: Tensor | None = None  # [B, T] bool
     groups: tuple[str, ...] | None = None
     windows: Windows | None = None
-    span: int | None = None  # samples of audio, where nothing says which of them are data
+    span: int | None = None  # number of audio samples, if no mask marks padding
     frames: Callable[[int, Tensor], Tensor] | None = None  # the model's own mask at a lower resolution
     plain: bool = False  # frames or patches: none of them is a special token
     prefix: int = 0  # leading positions that are no part of the input; read only as the class token
     suffix: int = 0  # trailing ones
     pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
-    channels_last: Callable[[Any, torch.Size], bool] | None = None  # how a site of four dimensions is to be read
+    channels_last: Callable[[Any, torch.Size], bool] | None = None  # whether a four-dimensional site has channels last
     _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
 
     @property
@@ -161,7 +161,7 @@ class Contexts:
         return self.hashes.numel()
 
     def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
-        """The selection for activations of `length` positions on `device`; made once per pass."""
+        """The selection for activations of `length` positions on `device`; cached per pass."""
         prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
         key = (length, prefix, suffix, choice, device)
         if key not in self._cache:
@@ -175,7 +175,7 @@ class Contexts:
         real, place = self.real_at(length, prefix=prefix, suffix=suffix), torch.arange(length)
         if choice.pool != "cls":
             real = real & (place >= prefix) & (place < length - suffix)
-        elif suffix and not prefix:  # its class token follows the patches
+        elif suffix and not prefix:  # the class token follows the patches
             real = real & (place >= length - suffix)
         take = self._kept(real, choice).flatten().nonzero().squeeze(1)
         row = take // length
@@ -227,7 +227,7 @@ class Contexts:
                 windows = self.windows(flags.shape[1], length)
         if windows is not None:
             start, stop = windows
-            beyond = nn.functional.pad(flags.long(), (0, 1))  # one position past the input, never data
+            beyond = nn.functional.pad(flags.long(), (0, 1))  # an extra last position that is never data
             counts = nn.functional.pad(beyond.cumsum(1), (1, 0))
             return counts[:, stop] - counts[:, start] == stop - start
         if whole:
@@ -258,9 +258,9 @@ def content_hash(values: Tensor, prefix: bytes = b"") -> int:
 def read_contexts(
     arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None, above: Contexts | None = None
 ) -> tuple[Contexts, list[str]]:
-    """The contexts of a pass, from the arguments of a forward, and notes on what had to be decided.
+    """The contexts of a pass, from the arguments of a forward, and notes on decisions made.
 
-    `real` overrides what the mask says; `above` are the encoder's contexts when these belong to its decoder.
+    `real` overrides the mask; `above` are the encoder's contexts if these are of its decoder.
     """
     name, content = _content(arguments)
     pixels = None
@@ -284,13 +284,13 @@ def read_contexts(
     elif real is None and name == "inputs_embeds":
         real = torch.ones(content.shape[:2], dtype=torch.bool)
     hashes = _hashes(content if ids is None else ids, real, above, pixels)
-    words = ids if ids is not None and real is not None and ids.shape == real.shape else None
+    tokens = ids if ids is not None and real is not None and ids.shape == real.shape else None
     span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
-    return Contexts(hashes, real, words, plain=name == "pixel_values", pixels=pixels, span=span), notes
+    return Contexts(hashes, real, tokens, plain=name == "pixel_values", pixels=pixels, span=span), notes
 
 
 def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None) -> Tensor:
-    """Hashes [B] of the contexts before masking: a text masked in two ways has one hash."""
+    """Hashes [B] of the contexts before masking, so that a text masked in two ways has one hash."""
     ids, labels = arguments.get("input_ids"), arguments.get("labels")
     whole = dict(arguments)
     if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
@@ -301,9 +301,9 @@ def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real:
 
 
 def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
-    """Whether labels are masked tokens: where there is a label, most ids are the same one, the mask token.
+    """Whether labels are those of masked tokens: most labelled positions then have the same id, the mask token.
 
-    Tags of a token classifier, or the target text of a translation, have the same shape but are no masked tokens.
+    Tags of a token classifier, or the target text of a translation, have the same shape but are not masked tokens.
 
     >>> _hidden_tokens(torch.tensor([[5, 3, 3, 8]]), torch.tensor([[-100, 6, 7, -100]]))
     True
@@ -331,7 +331,7 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
 
 
 def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
-    """The error for a forward whose arguments do not say what its contexts are."""
+    """The error for a forward whose arguments contain no known input."""
     return AnisoscopeError(
         f"the forward pass was given no tensor that says what its contexts are (seen: "
         f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
@@ -343,8 +343,8 @@ def stated_mask(
 ) -> Tensor | None:
     """Which positions [B, T] are data by the mask that a forward was given, on its device; None without a mask.
 
-    `attention_mask` is without cached positions where `whole`; in a mask of another name True is padding if its name
-    says so. Needs no device–host synchronisation.
+    With `whole`, cached positions are removed from `attention_mask`; in a mask of another name True means padding if
+    the name says so. Needs no device–host synchronisation.
     """
     mask = arguments.get("attention_mask")
     if isinstance(mask, Mapping):
@@ -364,9 +364,9 @@ def stated_mask(
 
 
 def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
-    """Positions [B, T] that are data where no mask was given; None where all are.
+    """Which positions are data [B, T] if no mask was given; None if all are.
 
-    Only runs of a pad token at the ends that cannot be anything else are padding. Needs no device–host synchronisation.
+    Only unambiguous runs of the pad token at the ends are padding. Needs no device–host synchronisation.
     """
     pad = getattr(config, "pad_token_id", None)
     if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
@@ -375,7 +375,7 @@ def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
     if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
         content[:, 0] = True
     inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
-    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are tokens like any other
+    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are ordinary tokens
     return content | meant
 
 
@@ -392,7 +392,7 @@ def special_ids(config: Any, *names: str) -> set[int]:
 def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
     content = content.detach().cpu()
     prefixes = [b""] * content.shape[0]
-    if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on what the encoder read
+    if above is not None and above.batch == content.shape[0]:  # a decoder's rows depend on the encoder's input
         prefixes = [int(h).to_bytes(8, "little", signed=True) for h in above.hashes]
     parts: Iterable[Tensor] = content
     if pixels is not None:
@@ -404,9 +404,9 @@ def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels
 
 
 def with_masks(arguments: dict[str, Any], outer: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a stack, with the masks of the outer model or batch that were not passed on to it.
+    """The arguments of a stack, with masks of the outer model or batch that the stack was not given.
 
-    They are the pixel mask of images, and the mask over frames of sound (Whisper passes none to its encoder).
+    These are the pixel mask of images and the mask over frames of sound (Whisper passes none to its encoder).
     """
     pixels = [given[PIXEL_MASK] for given in (arguments, outer, batch) if isinstance(given.get(PIXEL_MASK), Tensor)]
     found = {**arguments, PIXEL_MASK: pixels[0]} if pixels else arguments
@@ -419,14 +419,14 @@ def with_masks(arguments: dict[str, Any], outer: Mapping[str, Any], batch: Mappi
 
 
 def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a stack, with the ids of the outer model where the stack was only given their embeddings."""
+    """The arguments of a stack, with the ids of the outer model if the stack was only given embeddings."""
     ids, embeds = outer.get("input_ids"), arguments.get("inputs_embeds")
     lacking = arguments.get("input_ids") is None and isinstance(embeds, Tensor) and isinstance(ids, Tensor)
     return {**arguments, "input_ids": ids} if lacking and ids.shape == embeds.shape[:2] else arguments  # type: ignore[union-attr]
 
 
 def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
-    """An activation as [B, T, …]: rows of a flattened one, positions of a feature map, or one row per context."""
+    """An activation as [B, T, …], from flattened rows, a feature map, or one row per context."""
     batch, length = contexts.batch, None if contexts.real is None else contexts.real.shape[1]
     if x.shape[0] == batch and (x.dim() == 3 or site.kind in PER_HEAD):
         return x
@@ -444,16 +444,16 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
 
 
 def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:
-    """Whether a site of a layout, or a module that the user named, has its channels last."""
+    """Whether a site of a layout, or a module named by the user, has its channels last."""
     path = site.name or layout.stack(site.stack).module_at(site)
     return channels_last(model.get_submodule(path), shape)
 
 
 def channels_last(module: nn.Module, shape: torch.Size) -> bool:
-    """Whether a map of this shape that a module gave or took is [B, H, W, C] rather than [B, C, H, W].
+    """Whether a feature map of this shape at a module is [B, H, W, C] rather than [B, C, H, W].
 
-    Convolutions have the channels first, linear maps and layer norms last; the side whose size is a width of theirs
-    tells. Where both sides or neither are, a module with convolutions has them first.
+    The channel dimension is the one whose size is a width of the module's layers; if both or neither are, a module
+    with convolutions has channels first.
 
     >>> channels_last(nn.Linear(6, 8), torch.Size([2, 5, 5, 8]))
     True

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, SiteRows, Words, output_part
+from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, RowTokens, SiteRows, output_part
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
@@ -28,7 +28,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
 from anisoscope.numerics.hashing import half_of
 
-_GOLDEN = 0.6180339887498949  # its multiples are spread evenly over the unit interval
+_GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
 
 @dataclass
@@ -38,16 +38,16 @@ class MicroBatch:
     arguments: dict[str, Any]
     rows: dict[Site, Rows] = field(default_factory=dict)
     gradients: dict[Site, Tensor] = field(default_factory=dict)
-    seed: float | None = None  # the gradient that arrived at the model's own loss
+    seed: float | None = None  # gradient of the total loss in the loss that the model returned
     reading: LabelConvention | None = None
     loss: float = float("nan")  # as the model returned it
     unreached: list[Site] = field(default_factory=list)
-    shown: list[Rows | Scores] = field(default_factory=list)  # for the geometry metrics
-    real: Tensor | None = None  # which positions are data [B, T], where a rule says it
-    shared: bool = True  # whether the loss is a part of the mean over num_items_in_batch, where that is given
+    shown: list[Rows | Scores] = field(default_factory=list)  # for metrics of geometry
+    real: Tensor | None = None  # which positions are data [B, T], if a rule states it
+    shared: bool = True  # whether the loss is divided by num_items_in_batch, if that is given
 
     def feed(self, sink: Sink) -> None:
-        """Send the recorded rows and scores to a sink; only gradients show that a pass was part of the training."""
+        """Send the recorded rows and scores to a sink; delayed until gradients show that the pass was training."""
         for item in self.shown:
             if isinstance(item, Rows):
                 sink.rows(item)
@@ -55,16 +55,16 @@ class MicroBatch:
                 sink.scores(item)
 
     def learned_from(self) -> bool:
-        """Whether a backward pass came through it."""
+        """Whether a backward pass went through it."""
         return bool(self.gradients) or self.seed is not None
 
     def has_targets(self) -> bool:
-        """Whether some label is not ignored; True without labels, where the user computes the loss."""
+        """Whether any label is not ignored; True without labels, since then the user computes the loss."""
         labels = self.arguments.get("labels")
         return not isinstance(labels, Tensor) or bool((labels != gradient_pass.IGNORED).any())
 
     def tokens(self) -> int:
-        """What the mean of the loss was taken over."""
+        """The number of tokens that the mean loss is over."""
         given = self.arguments.get("num_items_in_batch")
         if given is not None and self.shared:
             return int(given)
@@ -97,14 +97,14 @@ class StepHooks:
         raise NotImplementedError
 
     def _idle(self) -> bool:
-        # an evaluation inside the step runs without gradients; neither it nor a probe is the training batch
+        # evaluations inside the step (without gradients) and probes are not the training batch
         return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
 
 
 class LiveGradients(StepHooks):
     """Records the micro-batches of a training step with rows and gradients.
 
-    Without `scaled` only the arrival of gradients matters, and the loss may be of any kind.
+    `scaled=False` skips the scale of the gradients, so that the loss may be of any kind.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LiveGradients(StepHooks):
         return self
 
     def begin(self, *, geometry: bool = False) -> None:
-        """Record every pass from now on; with `geometry` keep what metrics of the activations need."""
+        """Record every pass from now on; with `geometry` also keep rows and scores for metrics of activations."""
         self.batches, self.active, self.geometry = [], True, geometry
 
     def end(self) -> list[MicroBatch]:
@@ -141,7 +141,7 @@ class LiveGradients(StepHooks):
         return found
 
     def drop(self) -> None:
-        """Forget the passes of a step that was interrupted."""
+        """Discard the passes of an interrupted step."""
         self.end()
 
     # hooks
@@ -169,27 +169,27 @@ class LiveGradients(StepHooks):
         loss.register_hook(arrived)
 
     def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> tuple[LabelConvention, bool]:
-        """How the labels are read, and whether the loss is over the items of all micro-batches.
+        """The label convention, and whether the loss is divided by num_items_in_batch.
 
-        Some models take num_items_in_batch and ignore it (BERT does), so the loss itself has to say.
+        Some models take that argument and ignore it (BERT does), so it is inferred from the value of the loss.
         """
         given = batch.arguments.get("num_items_in_batch")
-        if self._reading is None:  # of a loss over the items given, or else over its own
+        if self._reading is None:  # try a loss over num_items_in_batch, then one over its own items
             both = () if given is None else (LabelConvention(True), LabelConvention(False))
             over = next((reading for reading in both if self._over(output, given, labels, reading)), None)
-            self._reading = over or gradient_pass.find_reading(self.model, output, labels)
+            self._reading = over or gradient_pass.find_label_convention(self.model, output, labels)
         if given is None or int(given) == self._reading.count(labels):
-            return self._reading, True  # the same number either way
+            return self._reading, True  # both interpretations give the same number
         if self._shared is None:
             self._shared = self._over(output, given, labels, self._reading)
         return self._reading, self._shared
 
     def _over(self, output: Any, given: Any, labels: Tensor, reading: LabelConvention) -> bool:
-        """Whether the loss, read so, is the summed loss of this micro-batch over the items given."""
+        """Whether the loss is the summed loss of this micro-batch divided by the given number of items."""
         scale = float(given) / max(1, reading.count(labels))
         own = {"loss": output_part(output, "loss").detach() * scale, "logits": output_part(output, "logits")}
         try:
-            return gradient_pass.find_reading(self.model, own, labels) == reading
+            return gradient_pass.find_label_convention(self.model, own, labels) == reading
         except AnisoscopeError:
             return False
 
@@ -219,7 +219,7 @@ class LiveGradients(StepHooks):
 
 
 def refuse_graphless(site: Site) -> None:
-    """Refuse a site without a graph in a pass that has one: it lies in a re-entrant checkpoint."""
+    """Raise an error for a site without a graph in a training pass: it is inside a re-entrant checkpoint."""
     if not torch.is_grad_enabled():
         raise AnisoscopeError(
             f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
@@ -237,31 +237,31 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
         rows, g = batch.rows.get(site), batch.gradients.get(site)
         if rows is None:
             continue
-        words = Words.of(rows.index, labels, batch.reading, stack=site.stack)
+        tokens = RowTokens.of(rows.index, labels, batch.reading, stack=site.stack)
         chosen = torch.arange(len(rows.x))
         if halves is not None:
             chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
         at = chosen.to(rows.x.device)
-        masked = None if words.masked is None else words.masked[chosen]
-        words = Words(words.original[chosen], words.target[chosen], masked)
+        masked = None if tokens.masked is None else tokens.masked[chosen]
+        tokens = RowTokens(tokens.original[chosen], tokens.target[chosen], masked)
         index = rows.index.taken(chosen.to(rows.index.keep.device))
-        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, words)
+        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, tokens)
     return out
 
 
 @dataclass(frozen=True)
 class SampledIndex(Index):
-    """Rows taken from a pass; rows that are not `valid` fill up to the same number at every step."""
+    """Rows sampled from a pass; rows that are not `valid` are padding to a constant number."""
 
     valid: Tensor | None = None  # [k] bool; None where all are
 
 
 @dataclass
 class SampledContexts(Contexts):
-    """Contexts of a pass whose mask lies on the device; `select` takes at most `most` positions, evenly spread."""
+    """Contexts whose mask stays on the device; `select` samples at most `most` evenly spread positions."""
 
     most: int = 2048
-    turn: float = 0.0  # which position of a stretch is taken; another at every pass
+    turn: float = 0.0  # relative position taken within each stretch; changes at every pass
     _taken: dict[tuple[int, int, int, torch.device], RowSelection] = field(default_factory=dict)
 
     def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
@@ -270,14 +270,14 @@ class SampledContexts(Contexts):
         key = (length, prefix, suffix, device)
         if key not in self._taken:
             take, valid = self._sample(length, prefix, suffix, device)
-            nothing = take[:0]  # context, position and token of these rows are not used
+            nothing = take[:0]  # context, position and token of sampled rows are not used
             index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
 
     def _sample(self, length: int, prefix: int, suffix: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
         inner = length - prefix - suffix
-        if self.real is None:  # all is data, and its number is known
+        if self.real is None:  # every position is data
             ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
             return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
         if self.real.shape[1] != length:
@@ -295,7 +295,7 @@ class SampledContexts(Contexts):
 
 
 def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`most` different numbers below `count`, one from each of equal stretches; and which of them there are.
+    """`most` different numbers below `count`, one from each of equal stretches; and which of them are valid.
 
     >>> spread(8, 4, turn=0.0, device=torch.device("cpu"))[0].tolist()
     [0, 3, 4, 7]
@@ -311,7 +311,7 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
 
 
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
-    """Which positions are data [B, T], on their device, as `read_contexts` says it; None where all are."""
+    """Which positions are data [B, T], as by `read_contexts` but on their device; None if all are."""
     stated = row.stated_mask(arguments, content, [])
     return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
 
@@ -356,7 +356,7 @@ class SampledPass:
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
     gradients: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
-    awaited: set[Site] = field(default_factory=set)  # sites that a gradient can reach
+    awaited: set[Site] = field(default_factory=set)  # sites that will receive a gradient
 
     @property
     def learned_from(self) -> bool:
@@ -365,7 +365,7 @@ class SampledPass:
 
 
 class SampledRows(StepHooks):
-    """Hooks that stay on a model for a whole training run; `take` is given every pass that was learned from."""
+    """Samples rows and gradients of every training pass and hands them to `take`."""
 
     def __init__(
         self,
@@ -390,12 +390,12 @@ class SampledRows(StepHooks):
         super().__exit__(*error)
 
     def begin(self, step: int) -> None:
-        """Record every pass from now on; which rows are taken depends on the step and the number of the pass."""
+        """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
         self._passes, self._number, self.active = [], 0, True
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
-        """Stop recording and pass on what was learned from."""
+        """Stop recording and hand over the passes that received gradients."""
         passes = self._passes
         self.drop()
         for seen in passes:
@@ -403,7 +403,7 @@ class SampledRows(StepHooks):
                 self.take(seen)
 
     def drop(self) -> None:
-        """Stop recording and forget the passes."""
+        """Stop recording and discard the passes."""
         self._passes, self.active = [], False
 
     # hooks
@@ -411,7 +411,7 @@ class SampledRows(StepHooks):
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._idle():
             return
-        # micro-batches are handed on one by one; those that still wait for gradients stay until the step ends
+        # micro-batches are handed over one by one; those still waiting for gradients stay until the step ends
         for seen in [seen for seen in self._passes if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
             self._passes.remove(seen)
             self.take(seen)
@@ -435,7 +435,7 @@ class SampledRows(StepHooks):
         seen.awaited.add(site)
 
         def arrived(g: Tensor) -> None:
-            found, earlier = rows_of(g), seen.gradients.get(site)  # several losses may come back one after the other
+            found, earlier = rows_of(g), seen.gradients.get(site)  # several backward passes add up
             seen.gradients[site] = found if earlier is None else earlier + found
 
         activation.register_hook(arrived)

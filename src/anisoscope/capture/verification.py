@@ -1,4 +1,4 @@
-"""Numerical proof that the sites of a layout are what they are called, on one forward pass.
+"""Numerical verification of the sites of a layout on one forward pass.
 
 Checked: embed, resid, stage and final against the model's own `hidden_states`; attn_out and mlp_out by the identity
 `out = h + attn_out + mlp_out`, or `out = N₂(u + mlp_out)`, `u = N₁(h + attn_out)` where norms come after the sum;
@@ -24,13 +24,13 @@ from anisoscope.models.forward import evaluating, forward, unwrapped
 
 _STREAM = ("embed", "resid", "stage", "final")
 _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
-_OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # what the model calls its probabilities
+_OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # names in the model's output
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_CONTEXTS = 2  # a pass over two contexts shows everything
+_CONTEXTS = 2  # contexts of the verification pass
 
 
 class _Record:
-    """A sink that keeps everything: for one small pass only."""
+    """A sink that keeps all rows and scores of one small pass."""
 
     def __init__(self) -> None:
         self.x: dict[Site, Tensor] = {}
@@ -47,9 +47,9 @@ class _Record:
 def verify(
     model: nn.Module, layout: Layout, batch: Batch | Mapping[str, Any], *, kinds: Sequence[str] | None = None
 ) -> list[str]:
-    """Checks the layout on the first contexts of a batch; returns notes, raises with the name of a site that is not so.
+    """Check the layout on the first contexts of a batch; returns notes, or raises an error that names a wrong site.
 
-    `kinds` limits the check to what will be captured; all that the layout offers unless told.
+    `kinds` limits the check to what will be captured; default: all kinds of the layout.
     """
     whole = batch.inputs if isinstance(batch, Batch) else batch
     inputs = {name: x[:_CONTEXTS] if isinstance(x, Tensor) and x.dim() else x for name, x in whole.items()}
@@ -69,7 +69,7 @@ class _Check:
         self.notes: list[str] = []
 
     def stream(self, inputs: Mapping[str, Any], *, added: bool) -> None:
-        """The residual stream against the model's own hidden states, and what is added to it."""
+        """Compare the residual stream with the model's hidden states and, with `added`, the parts added to it."""
         kinds = [*_STREAM, *([*_ADDED, "block_in", "cross_out"] if added else [])]
         sites = [site for stack in self.layout.stacks for site in stack.sites(kinds)]
         record = _Record()
@@ -113,7 +113,7 @@ class _Check:
             self._equal(record, site, theirs)
 
     def _maps(self, stack: Stack, record: _Record, hidden: Sequence[Tensor]) -> None:
-        """Each stage is a hidden state of the model's own, later than that of the stage before it."""
+        """Check that each stage equals one of the model's hidden states, later than that of the previous stage."""
         sites = [site for site in stack.sites(_STREAM) if site in record.x]  # padded images may leave a map empty
         same = {site: [n for n, theirs in enumerate(hidden) if self._same(record, site, theirs)] for site in sites}
         last = -1
@@ -184,16 +184,16 @@ class _Check:
         )
 
     def attention(self, inputs: Mapping[str, Any]) -> None:
-        """Softmax of the scores against the model's own attention probabilities."""
+        """Compare the softmax of the scores with the model's attention probabilities."""
         sites = [site for stack in self.layout.stacks for site in stack.sites(_OWN)]
         record = _Record()
         with _eager(self.model), Capture(self.model, sites, record, layout=self.layout):
             output = forward(self.model, inputs, **self._asked("output_attentions"))
             for stack in self.layout.stacks:
                 for kind, name in _OWN.items():
-                    mine = sorted(site for site in record.calls if (site.stack, site.kind) == (stack.name, kind))
+                    called = sorted(site for site in record.calls if (site.stack, site.kind) == (stack.name, kind))
                     theirs = _named(output, stack, name) if kind == "scores" else getattr(output, name, None)
-                    self._attentions(stack, [record.calls[site] for site in mine], theirs)
+                    self._attentions(stack, [record.calls[site] for site in called], theirs)
 
     def _attentions(self, stack: Stack, calls: Sequence[Scores], theirs: Sequence[Tensor] | None) -> None:
         stages = sorted(layer for layer, kind in stack.fixed if kind == "stage")
@@ -223,7 +223,7 @@ class _Check:
 
 
 def probabilities(call: Scores) -> Tensor:
-    """Attention probabilities [B, H, T, S] of one call: the slow twin of what the model computed."""
+    """Attention probabilities [B, H, T, S] of one call, recomputed in full."""
     groups = call.query.shape[1] // call.key.shape[1]
     key = call.key.repeat_interleave(groups, dim=1)
     scores = call.scaling * (call.query.float() @ key.float().transpose(-1, -2))
@@ -240,7 +240,7 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _rows_of(hidden: Tensor, index: Index) -> Tensor:
-    """The rows an index keeps of a hidden state, which may lack positions that the model added to its own input."""
+    """The rows of a hidden state at an index; empty if it lacks positions, such as those that the model added."""
     keep = index.keep.to(hidden.device)
     row, position = keep // index.length, keep % index.length
     if hidden.dim() != 3 or hidden.shape[0] != index.batch or int(position.max()) >= hidden.shape[1]:
@@ -267,7 +267,7 @@ def _named(output: Any, stack: Stack, what: str) -> Sequence[Tensor] | None:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Takes off the hooks that transformers installs for good when it is asked for hidden states."""
+    """Remove the permanent hooks that transformers installs when hidden states are requested."""
     mark = "_output_capturing_hooks_installed"
     before = [(part, part._forward_hooks.copy(), mark in vars(part)) for part in model.modules()]
     try:
@@ -281,7 +281,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _eager(model: nn.Module) -> Iterator[None]:
-    """The written-out attention, whose probabilities a model can show; the one in use comes back afterwards."""
+    """Switch to eager attention, which returns probabilities; the implementation in use is restored afterwards."""
     inner = unwrapped(model)
     used = getattr(getattr(inner, "config", None), "_attn_implementation", None)
     switch = getattr(inner, "set_attn_implementation", None)

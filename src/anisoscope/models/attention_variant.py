@@ -1,4 +1,4 @@
-"""GPT-NeoX decoders whose queries and keys are changed before attention, for the study of sharpness.
+"""GPT-NeoX decoders with modified queries and keys, for the sharpness study.
 
 A variant replaces the fused linear of a block by one that changes queries and keys; rotation, mask, softmax and the
 implementation of attention stay those of transformers. So a capture and the model's own attention probabilities see
@@ -37,13 +37,13 @@ class Projection(nn.Linear, abc.ABC):
     """The fused linear of an attention module with changed queries and keys."""
 
     def __init__(self, plain: nn.Linear, heads: int) -> None:
-        nn.Module.__init__(self)  # the weights are those of the plain one: none are drawn
+        nn.Module.__init__(self)  # not nn.Linear's, because the weights are those of `plain`
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.heads, self.head_width = heads, plain.out_features // (3 * heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, width] to […, heads·3·d]: each head has its query, its key and its value after each other."""
+        """[…, width] to […, heads·3·d]: query, key and value of the first head, then of the second, and so on."""
         query, key, value = super().forward(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
         query, key = self.changed(query, key)
         return torch.cat((query, key, value), dim=-1).flatten(-2)
@@ -133,7 +133,7 @@ VARIANTS: dict[str, type[Projection] | None] = {
 
 
 def vary(model: nn.Module, variant: str) -> None:
-    """Put the variant's projection into every attention module of a GPT-NeoX model, around the weights it has."""
+    """Replace the projection of every attention module of a GPT-NeoX model by the variant's, keeping the weights."""
     if variant not in VARIANTS:
         raise unknown_name("attention variant", variant, VARIANTS)
     kind = VARIANTS[variant]
@@ -148,7 +148,7 @@ def vary(model: nn.Module, variant: str) -> None:
 
 @functools.cache
 def register_variants() -> None:
-    """Make the model type known to transformers' own look-ups, so that such checkpoints load like any other."""
+    """Register the model type with transformers, so that such checkpoints load like any other."""
     import transformers
 
     class VariedNeoXConfig(transformers.GPTNeoXConfig):
@@ -175,7 +175,7 @@ def register_variants() -> None:
 
 
 def refuse_unhonoured(config: Any) -> None:
-    """Refuse a configuration that asks for a variant under a type that would not build it."""
+    """Raise an error if a configuration names a variant but has a model type that would ignore it."""
     variant = getattr(config, "attention_variant", None)
     if variant not in (None, "softmax") and config.model_type != MODEL_TYPE:
         raise AnisoscopeError(

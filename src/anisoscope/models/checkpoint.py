@@ -1,6 +1,6 @@
-"""From a source to a module: its configuration, its class, and weights of which none is silently random.
+"""Build a model from a source: configuration, class and weights, with an error if weights would stay random.
 
-Files of weights are safetensors, Lightning's `.ckpt` and plain state dicts; they are read by name or found damaged.
+Files of weights are safetensors, Lightning's `.ckpt` and plain state dicts.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from anisoscope.models.attention_variant import refuse_unhonoured, register_vari
 from anisoscope.models.placement import check_fits
 from anisoscope.models.source import WEIGHT_PATTERNS, ModelSource, architecture, hub_reachable, parse_model
 
-_INSIDE = ("state_dict", "model_state_dict", "model", "module", "model_state", "weights")  # where trainers put weights
+_INSIDE = ("state_dict", "model_state_dict", "model", "module", "model_state", "weights")  # keys of a trainer's file
 _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates")
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile and FSDP
-_KNOWN = (argparse.Namespace, pathlib.PosixPath)  # harmless, and common among hyperparameters
-_FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's words
-_TRIED = 64  # names of the model that its prefix in the file is looked for with
+_KNOWN = (argparse.Namespace, pathlib.PosixPath)  # safe to unpickle, and common among hyperparameters
+_FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's errors
+_TRIED = 64  # parameter names used to find the prefix of names in a file
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
-# Parts that no site looks at: missing ones are told, not refused.
+# Parts that no site reads: if they are missing, that is noted and no error.
 UNUSED = ("pooler", "position_ids", "seq_relationship")
 HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
 
 
 class DamagedFile(AnisoscopeError):
-    """A file of weights that is cut off, or something else altogether."""
+    """A file of weights that is truncated, damaged or of another format."""
 
 
 @dataclass(frozen=True)
 class StateFile:
-    """The weights of a file by name, and the step that it says it was written at."""
+    """The weights of a file by name, and the training step that it states."""
 
     tensors: dict[str, Tensor]
     step: int | None
 
 
 def read_state(path: Path, *, device: str = "cpu") -> StateFile:
-    """A file's weights, without the names of wrappers; a pickle is read with `weights_only` or not at all.
+    """The weights of a file, with wrapper prefixes removed from their names; pickles are read with `weights_only`.
 
-    On the device `meta` only names, shapes and the step are read.
+    With device `meta` only names, shapes and the step are read.
     """
     found, about = _contents(path, device=device)
     weights = _weights(found)
@@ -65,27 +65,27 @@ def read_state(path: Path, *, device: str = "cpu") -> StateFile:
 
 
 def step_of_file(path: Path) -> int | None:
-    """The step inside a checkpoint file; None where it says none, or cannot be read."""
+    """The step stated in a checkpoint file; None if there is none or the file cannot be read."""
     try:
         return read_state(path, device="meta").step
-    except Exception:  # whatever damaged bytes lead to: it is said when the weights are wanted
+    except Exception:  # damaged bytes can raise anything; loading the weights reports it
         return None
 
 
 def damaged_file(folder: Path) -> Path | None:
-    """The first file of weights in a folder that is damaged or incomplete; None where all are whole."""
+    """The first damaged or incomplete file of weights in a folder, or None."""
     for path in sorted(p for pattern in WEIGHT_PATTERNS[:2] for p in folder.glob(pattern)):
         try:
             _contents(path, device="meta")
         except DamagedFile:
             return path
         except AnisoscopeError:
-            continue  # whole, but refused for another reason
+            continue  # not damaged, but refused for another reason
     return None
 
 
 def _contents(path: Path, *, device: str) -> tuple[Any, Mapping[str, Any]]:
-    """What lies in a file of weights, and what the file says about itself."""
+    """The content of a file of weights, and its metadata."""
     if path.suffix != ".safetensors":
         found = _unpickled(path, device=device)
         return found, found
@@ -105,15 +105,15 @@ def _contents(path: Path, *, device: str) -> tuple[Any, Mapping[str, Any]]:
 def _unpickled(path: Path, *, device: str) -> Any:
     allowed: Any = getattr(torch.serialization, "safe_globals", None)  # torch 2.5 and later
     with allowed(list(_KNOWN)) if allowed is not None else contextlib.nullcontext(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the protocol that damaged bytes seem to be of
+        warnings.simplefilter("ignore")  # damaged bytes cause warnings about the pickle protocol
         try:
             return torch.load(path, map_location=device, weights_only=True)
         except MemoryError:
-            raise  # of the machine, not of the file
-        except Exception as error:  # bytes that are no pickle can lead to any: KeyError, IndexError, struct.error, …
+            raise  # not a fault of the file
+        except Exception as error:  # unpickling arbitrary bytes can raise anything
             if isinstance(error, PermissionError | FileNotFoundError):
                 raise AnisoscopeError(f"{str(path)!r} cannot be read ({error.strerror}); check it.") from error
-            if isinstance(error, pickle.UnpicklingError) and any(words in str(error) for words in _FOREIGN):
+            if isinstance(error, pickle.UnpicklingError) and any(text in str(error) for text in _FOREIGN):
                 raise AnisoscopeError(
                     f"{str(path)!r} holds more than weights, and unpickling that would run its code; save its "
                     "state_dict alone."
@@ -122,7 +122,7 @@ def _unpickled(path: Path, *, device: str) -> Any:
 
 
 def _weights(found: Any) -> dict[str, Tensor]:
-    """The state dict itself, or the one inside of what a trainer saved."""
+    """The state dict in the content of a file: the content itself, or an entry of a trainer's checkpoint."""
     if not isinstance(found, Mapping):
         return {}
     for name in _INSIDE:
@@ -145,7 +145,7 @@ def _step(about: Mapping[str, Any]) -> int | None:
 
 
 def _unwrapped(name: str) -> str:
-    """A name without what torch.compile and FSDP put into it.
+    """A parameter name without the prefixes of torch.compile and FSDP.
 
     >>> _unwrapped("model._orig_mod.h.0.weight")
     'model.h.0.weight'
@@ -168,7 +168,7 @@ class LoadOptions:
 
 
 def hub_options(source: ModelSource, wanted: LoadOptions) -> dict[str, Any]:
-    """What every `from_pretrained` of one source is given."""
+    """The keyword arguments of every `from_pretrained` call for a source."""
     local = source.kind != "hub" or not hub_reachable()
     options: dict[str, Any] = {"trust_remote_code": wanted.trust_remote_code, "local_files_only": local}
     return options | ({"revision": source.revision or "main"} if source.kind == "hub" else {})
@@ -194,7 +194,7 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
         return config
     fields = config.to_dict() | _fields(config, source.overrides)
     if "num_hidden_layers" in source.overrides:
-        fields.pop("layer_types", None)  # one entry per layer, made again for the new number
+        fields.pop("layer_types", None)  # one entry per layer, recomputed for the new number of layers
     return type(config).from_dict(fields)
 
 
@@ -217,7 +217,7 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 
 
 def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a configuration to be changed, by their own names; synonyms such as hidden_size are known."""
+    """Overrides by the configuration's own field names; synonyms such as hidden_size are translated."""
     synonyms = getattr(type(config), "attribute_map", {})
     known = {*config.to_dict(), *synonyms}
     for key in overrides:
@@ -227,7 +227,7 @@ def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
-    """A configuration that does not say its model type: told by its architecture, or by the names of its weights."""
+    """A configuration without model type, which is inferred from its architecture or the names of its weights."""
     from transformers import CONFIG_MAPPING
 
     file = folder / "config.json"
@@ -247,9 +247,9 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
 
 
 def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
-    """The model type by the stated class, by the first part of most weight names, or by the name of the folder.
+    """The model type inferred from the stated class, the first part of most weight names, or the folder's name.
 
-    Weight names are such as `bert.encoder.layer.0…`; of a folder `bert_ft` the longest known name in it counts.
+    Examples: a weight `bert.encoder.layer.0…`, or a folder `bert_ft`, where the longest known type in the name counts.
     """
     import transformers
     from transformers import CONFIG_MAPPING
@@ -267,7 +267,7 @@ def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
 
 
 def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
-    """Auto classes to try in order: those with a head that the checkpoint may hold, last the bare model."""
+    """Auto classes to try, in order: those with a head that the checkpoint may contain, then the bare model."""
     import transformers
 
     heads = [getattr(transformers, name) for name in _HEADS]
@@ -276,7 +276,7 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
         return [*usable, transformers.AutoModel] if with_head else [transformers.AutoModel]
     named = {auto: class_of(auto, config).__name__ for auto in heads if type(config) in auto._model_mapping}
     stated = (getattr(config, "architectures", None) or [""])[0]
-    alone = type(config) not in transformers.AutoModel._model_mapping  # vision-encoder-decoder: no bare model
+    alone = type(config) not in transformers.AutoModel._model_mapping  # such as vision-encoder-decoder
     if (stated.endswith("EncoderModel") or alone) and hasattr(transformers, stated):
         return [getattr(transformers, stated)]
     if not with_head:
@@ -284,12 +284,12 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
     exact = [auto for auto, name in named.items() if name == stated]
     order = list(named)[::-1] if getattr(config, "is_decoder", False) else list(named)
     if stated and hasattr(transformers, stated) and not stated.endswith("ForPreTraining"):
-        order = []  # the bare model, or a head that gives no words
+        order = []  # the bare model, or a head without logits over a vocabulary
     return [*(exact[:1] or order), transformers.AutoModel]
 
 
 def class_of(auto: Any, config: Any) -> Any:
-    """The class that an auto class stands for with this configuration; a class that is none stays as it is."""
+    """The class that an auto class resolves to for this configuration; another class is returned unchanged."""
     mapping = getattr(auto, "_model_mapping", None)
     if mapping is None:
         return auto
@@ -304,14 +304,14 @@ def class_of(auto: Any, config: Any) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generator and restore it: parts that a checkpoint lacks (a pooler) are equal at every load."""
+    """Seed the global generator and restore it, so that parts a checkpoint lacks (a pooler) are reproducible."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def fresh_model(config: Any, wanted: LoadOptions) -> nn.Module:
-    """A new model of that configuration, its weights given by the seed; the global generator stays as it was."""
+    """A model with random weights determined by the seed; the state of the global generator is restored."""
     auto = classes(config, with_head=wanted.with_head)[0]
     check_fits(_size(auto, config), dtype=wanted.dtype or torch.float32, device=wanted.device)
     with seeded(wanted.seed):
@@ -321,9 +321,9 @@ def fresh_model(config: Any, wanted: LoadOptions) -> nn.Module:
 
 
 def with_own_loss(model: Any) -> Any:
-    """Set the loss that the model was trained with: `objective` in the configuration of our own trainings tells it.
+    """Set the loss that the model was trained with, by `objective` in the configuration of models trained here.
 
-    transformers does not derive the loss from names such as GPT2LMHeadModel, so it is set for them as well.
+    It is also set for classes such as GPT2LMHeadModel, from whose names transformers does not derive it.
     """
     if getattr(getattr(model, "config", None), "objective", None) == "masked":
         model.loss_type = "ForMaskedLM"
@@ -333,7 +333,7 @@ def with_own_loss(model: Any) -> Any:
 
 
 def _size(auto: Any, config: Any, *, remote: bool = False) -> int:
-    """Number of parameters, counted without allocating them; 0 where the class cannot be built that way."""
+    """Number of parameters, counted on the meta device; 0 if the class cannot be built there."""
     build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
     options = {"trust_remote_code": True} if remote else {}
     try:
@@ -346,7 +346,7 @@ def _size(auto: Any, config: Any, *, remote: bool = False) -> int:
 def stored_model(
     source: ModelSource, config: Any, wanted: LoadOptions, *, options: dict[str, Any], notes: list[str]
 ) -> nn.Module:
-    """The model with the checkpoint's weights, with its head where that is stored, and never with random blocks."""
+    """The model with the checkpoint's weights, including a stored head; missing weights of blocks are an error."""
     if source.kind == "gguf":
         notes.append("the quantised weights of the GGUF file were expanded to full precision")
     candidates = classes(config, with_head=wanted.with_head, remote=wanted.trust_remote_code)
@@ -391,12 +391,12 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
     from peft import PeftModel
 
     base = base_source(source)
-    for with_head in (wanted.with_head, not wanted.with_head):  # the adapter's names are those of one of the two
+    for with_head in (wanted.with_head, not wanted.with_head):  # the adapter's names fit one of the two
         trial = replace(wanted, with_head=with_head)
-        said: list[str] = []
+        base_notes: list[str] = []
         options = hub_options(base, trial)
-        config = read_config(base, options=options, notes=said)
-        model = stored_model(base, config, trial, options=options, notes=said)
+        config = read_config(base, options=options, notes=base_notes)
+        model = stored_model(base, config, trial, options=options, notes=base_notes)
         adapted = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -406,7 +406,7 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
         if adapted is not None and not any("missing adapter keys" in str(w.message) for w in caught):
             merged = hasattr(adapted.base_model, "merge_and_unload")
             how = "was merged into the weights" if merged else "cannot be merged and stays around the model"
-            notes.extend([*said, f"adapter {source.name} on {base.name}", f"the adapter {how}"])
+            notes.extend([*base_notes, f"adapter {source.name} on {base.name}", f"the adapter {how}"])
             return (adapted.merge_and_unload() if merged else adapted), config
     raise AnisoscopeError(
         f"the adapter {source.spec!r} does not fit its base {base.spec!r}: the weights it changes are not there."
@@ -414,7 +414,7 @@ def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) ->
 
 
 def base_source(source: ModelSource) -> ModelSource:
-    """The base model of an adapter: relative to the working directory, to the adapter's own folder, or a hub id."""
+    """The base model of an adapter: a path relative to the working directory or the adapter's folder, or a hub id."""
     about = json.loads((Path(source.place) / "adapter_config.json").read_text(encoding="utf-8"))
     name = about.get("base_model_name_or_path")
     if not name:
@@ -432,32 +432,32 @@ def base_source(source: ModelSource) -> ModelSource:
 
 
 def prefix_of(names: Collection[str], wanted: Collection[str]) -> str:
-    """What stands before the model's own names in a file: the prefix that most of them are found with.
+    """The prefix of the model's parameter names in a file: the one with which most of them are found.
 
     >>> prefix_of(["module.net.a.weight", "module.net.b.weight", "loss.c"], ["a.weight", "b.weight"])
     'module.net.'
     """
     some = sorted(wanted, key=len, reverse=True)[:_TRIED]
-    found = [name[: -len(mine)] for mine in some for name in names if name.endswith(mine)]
+    found = [name[: -len(suffix)] for suffix in some for name in names if name.endswith(suffix)]
     prefixes = {prefix for prefix in found if not prefix or prefix.endswith(".")}
     there = set(names)
-    return max(sorted(prefixes), key=lambda p: sum(p + mine in there for mine in wanted), default="")
+    return max(sorted(prefixes), key=lambda p: sum(p + name in there for name in wanted), default="")
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """One class with the weights of a file."""
+    """A model class loaded with the weights of a file, and the names that do not match."""
 
     model: nn.Module
     missing: list[str]
     surplus: list[str]
-    beside: list[str]  # names of the file that lie beside the body of the model
+    beside: list[str]  # names of the file outside the prefix of the model
 
 
 def model_of_state(source: ModelSource, config: Any, wanted: LoadOptions, *, notes: list[str]) -> nn.Module:
-    """A model of the architecture with the weights of a file; what does not match is named and refused.
+    """A model of the architecture with the weights of a file; names that do not match are an error.
 
-    Heads that give no words (a classifier), and whatever else lies beside the model, are left out with a note.
+    Heads without logits over a vocabulary (a classifier), and weights outside the model, are left out with a note.
     """
     path = _file(source)
     tensors = read_state(path).tensors
@@ -473,10 +473,10 @@ def model_of_state(source: ModelSource, config: Any, wanted: LoadOptions, *, not
             return with_own_loss(fit.model)
         fits.append(fit)
     best = min(fits, key=lambda fit: len(fit.missing) + len(fit.surplus))
-    words = [f"the file lacks {_some(best.missing)}"] if best.missing else []
-    words += [f"the architecture has no place for {_some(best.surplus)}"] if best.surplus else []
+    reasons = [f"the file lacks {_some(best.missing)}"] if best.missing else []
+    reasons += [f"the architecture has no place for {_some(best.surplus)}"] if best.surplus else []
     raise AnisoscopeError(
-        f"the weights of {str(path)!r} do not fit {type(best.model).__name__}: {' and '.join(words)}; check "
+        f"the weights of {str(path)!r} do not fit {type(best.model).__name__}: {' and '.join(reasons)}; check "
         "--architecture."
     )
 
@@ -490,18 +490,18 @@ def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOpti
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         shapes = {name: tuple(value.shape) for name, value in kind(config).state_dict().items()}
     prefix = prefix_of(tensors, shapes)
-    mine = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    for name, value in mine.items():
+    weights = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    for name, value in weights.items():
         if name in shapes and shapes[name] != tuple(value.shape) and not _idle(name):
             raise AnisoscopeError(
                 f"{name} has the shape {list(value.shape)} in the file and {list(shapes[name])} in {kind.__name__}; "
                 "check the sizes of --architecture."
             )
     extra: dict[str, Any] = {} if wanted.device_map is None else {"device_map": wanted.device_map}
-    dtype = wanted.dtype or next((t.dtype for t in mine.values() if t.is_floating_point()), torch.float32)
+    dtype = wanted.dtype or next((t.dtype for t in weights.values() if t.is_floating_point()), torch.float32)
     with seeded(wanted.seed):
         model, info = kind.from_pretrained(
-            None, config=config, state_dict=mine, output_loading_info=True, dtype=dtype, **extra
+            None, config=config, state_dict=weights, output_loading_info=True, dtype=dtype, **extra
         )
     surplus = [name for name in sorted(info["unexpected_keys"]) if not _idle(name)]
     body = f"{model.base_model_prefix}."
@@ -515,5 +515,5 @@ def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOpti
 
 
 def _idle(name: str) -> bool:
-    """Whether a tensor is a part that no site looks at, or a constant that older versions stored."""
+    """Whether a tensor belongs to a part that no site reads, or is a constant that older versions stored."""
     return any(part in name for part in UNUSED) or name.endswith((".attn.bias", ".attn.masked_bias", "inv_freq"))

@@ -1,4 +1,4 @@
-"""Revisions of a hub model: which there are, fetched one ahead of their use, and removed after it if asked."""
+"""Revisions of a hub model: list them, download each while the previous one is in use, and optionally remove them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NEVER = ("*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite", "*.pdf", "*.png", "
 
 
 def cache_folder(model: str) -> Path:
-    """Where the hub's cache keeps a model."""
+    """The folder of a model in the hub's cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
 
 
 def revisions_of(model: str, *, online: bool) -> list[str]:
-    """The branches and tags of a hub model; of its local cache where the hub cannot be reached."""
+    """The branches and tags of a hub model; those in the local cache if not `online`."""
     if not online:
         refs = cache_folder(model) / "refs"
         return sorted(str(path.relative_to(refs)) for path in refs.rglob("*") if path.is_file())
@@ -34,7 +34,7 @@ def revisions_of(model: str, *, online: bool) -> list[str]:
 
     try:
         found = HfApi().list_repo_refs(model)
-    except Exception as error:  # whatever the hub's client raises: the model is private, gone, or misspelt
+    except Exception as error:  # the client raises many types: the model is private, removed, or misspelt
         raise AnisoscopeError(
             f"the revisions of {model!r} cannot be listed ({_reason(error)}); check the name, or name them with "
             "--revisions step0,step1000,…."
@@ -43,7 +43,7 @@ def revisions_of(model: str, *, online: bool) -> list[str]:
 
 
 def log_spaced_steps(steps: Sequence[int], most: int = LOG_REVISIONS) -> list[int]:
-    """About `most` of the steps that there are: those nearest to log-spaced ones, with the first and the last.
+    """About `most` of the steps: those nearest to log-spaced values, including the first and the last.
 
     >>> log_spaced_steps([0, *range(1000, 17000, 1000)], 5)
     [0, 1000, 3000, 6000, 16000]
@@ -54,18 +54,18 @@ def log_spaced_steps(steps: Sequence[int], most: int = LOG_REVISIONS) -> list[in
     early, rest = [s for s in ordered if s <= 0], [s for s in ordered if s > 0]
     count = most - len(early)
     low, high = math.log(rest[0]), math.log(rest[-1])
-    wished = [low + (high - low) * k / (count - 1) for k in range(count)]
-    return sorted({*early, *(min(rest, key=lambda s: abs(math.log(s) - wish)) for wish in wished)})
+    targets = [low + (high - low) * k / (count - 1) for k in range(count)]
+    return sorted({*early, *(min(rest, key=lambda s: abs(math.log(s) - target)) for target in targets)})
 
 
 def _reason(error: BaseException) -> str:
-    words = str(error).strip().splitlines()
-    return (words[0] if words else type(error).__name__).rstrip(".")[:200]
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
 
 
 @dataclass
 class _Fetch:
-    """One download in a thread of its own, which dies with the program."""
+    """One download in a daemon thread."""
 
     act: Callable[[], Path]
     path: Path | None = None
@@ -79,15 +79,15 @@ class _Fetch:
     def _run(self) -> None:
         try:
             self.path = self.act()
-        except Exception as error:  # handed to whoever waits for it
+        except Exception as error:  # raised by `Downloads.ready`
             self.error = error
 
 
 @dataclass
 class Downloads:
-    """The revisions of one model in the order they are wanted; while one is used, the next is on its way.
+    """The revisions of one model in the order of their use; while one is used, the next is downloaded.
 
-    `journal` is a file that keeps, over interruptions, which of them this run downloaded: only those are ever removed.
+    The file `journal` records which revisions this run downloaded, also before an interruption; only those are removed.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Downloads:
     fetches: dict[str, _Fetch] = field(default_factory=dict)
 
     def ready(self, revision: str) -> Path | None:
-        """Wait until a revision is here and begin with the next; its folder, or None where the hub is out of reach."""
+        """Wait for a revision and start the next download; returns its folder, or None if the hub is unreachable."""
         if not self._online:
             return None
         fetch = self._begin(revision)
@@ -114,7 +114,7 @@ class Downloads:
         return fetch.path
 
     def finished(self, revision: str) -> None:
-        """A revision was used: it is removed from the cache if that was asked for and this run had fetched it."""
+        """Remove a used revision from the cache, if `remove` is set and this run downloaded it."""
         fetch = self.fetches.pop(revision, None)
         ours = self._ours()
         if not self.remove or revision not in ours or fetch is None or fetch.path is None:
@@ -126,7 +126,7 @@ class Downloads:
 
     @cached_property
     def _online(self) -> bool:
-        """Whether the hub can be reached; asked once: without network nobody should wait at every checkpoint."""
+        """Whether the hub can be reached; tested once, to avoid a timeout at every checkpoint."""
         return sources.hub_reachable()
 
     def _begin(self, revision: str) -> _Fetch:
@@ -141,18 +141,18 @@ class Downloads:
         there = {p.name for p in (folder / "snapshots").glob("*")}
         new = not (folder / "refs" / revision).is_file() and revision not in there
         if new:
-            self._note([*self._ours(), revision])  # before a byte is here, so that a kill does not make it the user's
+            self._note([*self._ours(), revision])  # before the download, in case the run is killed
         # files of other frameworks are not needed, nor pickled weights beside safetensors
         safe = any(name.endswith(".safetensors") for name in HfApi().list_repo_files(self.model, revision=revision))
         code = [] if self.trust_remote_code else ["*.py"]
         unwanted = [*_NEVER, *code, *(["*.bin", "*.pt", "*.pth", "*.ckpt"] if safe else [])]
         path = Path(snapshot_download(self.model, revision=revision, ignore_patterns=unwanted))
-        if new and path.name in there:  # another name of what the user had
+        if new and path.name in there:  # the same commit as a revision that the user already had
             self._note([name for name in self._ours() if name != revision])
         return path
 
     def _ours(self) -> list[str]:
-        """The revisions that this run downloaded, by its journal."""
+        """The revisions that this run downloaded, from its journal."""
         try:
             found = json.loads(self.journal.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):

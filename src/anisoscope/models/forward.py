@@ -1,6 +1,6 @@
-"""How a model is called: the names of its forward's arguments, wrappers around it, one pass over some inputs.
+"""Calling a model: names of its forward's arguments, wrappers around it, a forward pass over inputs, its modality.
 
-Its modality is told by the argument its forward reads, what it is made of, and its tokenizer.
+The modality is inferred from the main argument of its forward, its layers and its tokenizer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from anisoscope.results.modality import CHARACTERS, MODALITIES, SOUNDS_DATA, TEX
 
 SOUND = SOUNDS_DATA.inputs
 MEDIA = tuple(name for medium in modality.MEDIA.values() if medium is not TEXT_DATA for name in medium.inputs)
-# The names under which models take their content, in the order in which they identify a context.
+# Argument names of model inputs; the first one that is given identifies a context.
 CONTENT = (*TEXT_DATA.inputs, *MEDIA)
 PIXEL_MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image
-# An additive mask hides what is at or below this, whatever the precision: half precision ends at -65504.
+# Additive masks hide positions at or below this value in every precision (the smallest float16 is -65504).
 MASKED = -9999.0
 _FLOATS = CONTENT[1:]  # all but token ids
-# Projections to queries and keys: their names say more than the word attention, which gates of channels go by, too.
+# Names of query and key projections; the name "attention" alone is ambiguous, since channel gates have it, too.
 _PROJECTIONS = re.compile(
     r"^((to_|c_|W|projection_)?(q|k|qk|kv|qkv|query|key|query_key_value|attn)(_proj|_lin)?|queries_.*)$"
 )
 _CHARACTER_FAMILIES = ("canine", "byt5")
-_CONVOLUTION_FAMILIES = ("cvt",)  # attends, but between convolutions: the literature counts it with them
+_CONVOLUTION_FAMILIES = ("cvt",)  # has attention between convolutions; the literature counts it as convolutional
 _CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
@@ -50,7 +50,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def attends(module: nn.Module) -> bool:
-    """Whether any part of a module makes queries and keys."""
+    """Whether any part of a module computes queries and keys."""
     if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
         return True
     return any(_PROJECTIONS.match(path.rpartition(".")[2]) for path, _ in module.named_modules())
@@ -70,7 +70,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
     if "logits_to_keep" in accepted and moved.get("labels") is None:
         moved.setdefault("logits_to_keep", 1)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-        # a plain module has a name of its own for images, and may read no pixel mask
+        # a plain module may have another name for images and no pixel mask
         if "pixel_values" in moved and "pixel_values" not in accepted and "" not in moved:
             moved[""] = moved.pop("pixel_values")
         if PIXEL_MASK not in accepted:
@@ -82,7 +82,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its inputs: the device of its embedding, or of its first parameter that is not offloaded."""
+    """The device of a model's inputs: that of its embedding, or of its first parameter that is not offloaded."""
     with contextlib.suppress(AttributeError, NotImplementedError):
         device = unwrapped(model).get_input_embeddings().weight.device  # type: ignore[operator]
         if device.type != "meta":
@@ -104,7 +104,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward by name, those of *args and **kwargs included."""
+    """The arguments of a forward call by name, including those passed as *args and **kwargs."""
     signature = inspect.signature(module.forward)
     named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
@@ -134,9 +134,9 @@ def _search(value: Any) -> Tensor | None:
 
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
-    """The modality of what a model reads first."""
+    """The modality of a model's input (of its encoder, if it has one)."""
     whole = unwrapped(model)
-    # the outermost part that names its input (a user's module may hold such a model); of two the encoder
+    # from the outermost part that names its input, since a user's module may wrap such a model
     named = (part for part in whole.modules() if hasattr(part, "main_input_name") and hasattr(part, "config"))
     inner = next(named, whole)
     encoder = getattr(inner, "encoder", None)  # it may not name its input
@@ -150,7 +150,7 @@ def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
 
 
 def _reading(name: str) -> list[Modality]:
-    """The modalities other than text whose medium a forward takes under this name."""
+    """The modalities other than text whose input a forward takes under this argument name."""
     return [modality for modality in MODALITIES.values() if name in modality.medium.inputs and not modality.is_text]
 
 
@@ -163,7 +163,7 @@ def modalities_of(model: nn.Module, stacks: Iterable[str], tokenizer: Any = None
 
 
 def _main_input(model: nn.Module) -> str:
-    """The name of what a model reads; for a module of no library, by its first layers."""
+    """The name of a model's main input; for a plain module inferred from its first layers."""
     if (name := getattr(model, "main_input_name", None)) is not None:
         return str(name)
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
@@ -176,7 +176,7 @@ def _main_input(model: nn.Module) -> str:
 
 
 def _token_modality(config: Any, tokenizer: Any) -> Modality:
-    """Characters where tokens are single characters or bytes, by the family or by the tokenizer."""
+    """CHARACTERS if tokens are single characters or bytes, by the family or the tokenizer; else TEXT."""
     family = str(getattr(config, "model_type", ""))
     named = str(getattr(config, "tokenizer_class", "") or "")
     byt5 = family == "t5" and getattr(config, "vocab_size", None) == _BYT5_WORDS

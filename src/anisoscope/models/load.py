@@ -1,6 +1,6 @@
-"""Load a model to be measured: its weights, its tokenizer or processor, and notes on what was decided.
+"""Load a model for measurement: weights, tokenizer or processor, and notes on decisions made.
 
-transformers works without its messages meanwhile, and its failures become one sentence.
+Messages of transformers are silenced meanwhile, and its exceptions become one-sentence errors.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from anisoscope.models.processor import PROCESSORS, load_processor
 from anisoscope.models.source import ModelSource, hub_reachable, is_checkpoint, parse_model
 from anisoscope.results.modality import TEXT, Medium, Modality
 
-_LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # whose own errors are failures of a model, too
+_LIBRARIES = ("safetensors", "safetensors_rust", "huggingface_hub")  # their exceptions are load failures, too
 _FAILURES = (OSError, ValueError, RuntimeError, ImportError, AttributeError, TypeError)
-# what reading damaged bytes as a pickle can end in
+# exceptions of unpickling damaged bytes
 _DAMAGE = (pickle.UnpicklingError, EOFError, AssertionError, ArithmeticError, LookupError, SyntaxError, struct.error)
 _TWO_SIDES = (("vision_model", "vision_config"), ("text_model", "text_config"))  # of CLIP and its relatives
 UNLIMITED = 1 << 20  # positions, for a model that states no limit
@@ -43,7 +43,7 @@ _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 
 @contextlib.contextmanager
 def quiet(source: ModelSource | None = None) -> Iterator[None]:
-    """transformers without log lines and progress bars, for as long as this lasts; downloads keep their own bars."""
+    """Silence the log lines and progress bars of transformers, except for downloads."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -52,7 +52,7 @@ def quiet(source: ModelSource | None = None) -> Iterator[None]:
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:
             warnings.simplefilter("ignore")
-            if source is not None and source.kind == "gguf":  # its converter draws a bar that cannot be switched off
+            if source is not None and source.kind == "gguf":  # the progress bar of its converter cannot be disabled
                 stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             yield
     finally:
@@ -63,7 +63,7 @@ def quiet(source: ModelSource | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable_errors(source: ModelSource) -> Iterator[None]:
-    """Whatever goes wrong inside transformers becomes an `AnisoscopeError`; the cause stays attached."""
+    """Turn exceptions inside transformers into an `AnisoscopeError` with the original as its cause."""
     try:
         yield
     except AnisoscopeError:
@@ -99,7 +99,7 @@ def _failure(source: ModelSource, error: BaseException) -> str:
 def _hub_failure(source: ModelSource, text: str) -> str:
     from transformers import CONFIG_MAPPING
 
-    hint = ""  # for a name that is, or nearly is, an architecture that could be built afresh
+    hint = ""  # for a name that is, or resembles, an architecture that --random-init can build
     if source.name in CONFIG_MAPPING:
         hint = f", or add --random-init for fresh weights of {source.name}"
     elif "/" not in source.name:
@@ -118,7 +118,7 @@ def _hub_failure(source: ModelSource, text: str) -> str:
 
 @dataclass
 class Loaded:
-    """A model in evaluation mode and everything that measuring it needs to know."""
+    """A model in evaluation mode, with everything that measuring it needs."""
 
     model: nn.Module
     tokenizer: Any
@@ -132,19 +132,19 @@ class Loaded:
     decoder_start: int | None
     parameters: int
     device: torch.device
-    main_input: str = "input_ids"  # what the model's forward reads first; `input_features` for speech
+    main_input: str = "input_ids"  # name of the main argument of its forward; `input_features` for speech
     notes: list[str] = field(default_factory=list)
-    processor: Any = None  # feature extractor or image processor of a model that reads sounds or pictures
-    modality: Modality = TEXT  # of what the model reads first; a decoder under it reads tokens
+    processor: Any = None  # feature extractor or image processor of a model of sounds or pictures
+    modality: Modality = TEXT  # of the main input; a decoder after it reads tokens
 
     @property
     def reads_text(self) -> bool:
-        """Whether tokens are what the model reads, and not sounds or pictures."""
+        """Whether the model's input are tokens, not sounds or pictures."""
         return self.modality.is_text
 
     @property
     def predicts_next(self) -> bool:
-        """Whether its loss is that of the next token; a causal model may have been trained on masked ones."""
+        """Whether its loss is next-token prediction; a causal model may have been trained on masked tokens."""
         masked = getattr(getattr(self.model, "config", None), "objective", None) == "masked"
         return (self.is_decoder or self.is_encoder_decoder) and not masked
 
@@ -191,8 +191,8 @@ def load_model(
         if device_map is None:
             model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
         beside = _Companions(_places(source, plan), config, wanted, notes)
-        words = beside.tokenizer(model, given=tokenizer, needed=need_tokenizer)
-        loaded = _described(model.eval(), words, source, config, wanted=wanted, notes=notes)
+        used = beside.tokenizer(model, given=tokenizer, needed=need_tokenizer)
+        loaded = _described(model.eval(), used, source, config, wanted=wanted, notes=notes)
         if not loaded.reads_text:
             loaded.processor = beside.processor(loaded.modality.medium)
         return loaded
@@ -212,7 +212,7 @@ def _check_options(source: ModelSource, wanted: LoadOptions, *, random_init: boo
 
 
 def _places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
-    """Where the tokenizer of a model may lie: with it, with its base or architecture, or above a checkpoint of many."""
+    """Where the tokenizer of a model may be: its folder, its base or architecture, or the folder above a checkpoint."""
     if source.kind == "peft":
         return [source, base_source(source)]
     places = [plan] if plan is source else [plan, replace(source, kind="folder")]
@@ -225,7 +225,7 @@ def _places(source: ModelSource, plan: ModelSource) -> list[ModelSource]:
 
 @dataclass(frozen=True)
 class _Companions:
-    """The tokenizer and the processor of a model: `places` are where they may lie."""
+    """Finds the tokenizer and the processor of a model in `places`."""
 
     places: list[ModelSource]
     config: Any
@@ -233,7 +233,7 @@ class _Companions:
     notes: list[str]
 
     def tokenizer(self, model: nn.Module, *, given: str | None, needed: bool) -> Any:
-        """The tokenizer that the user names, the model's own, or bytes."""
+        """The tokenizer named by the user, else the model's own, else UTF-8 bytes."""
         found, rows = self._found(given), _vocabulary(model, self.config)
         if found is not None:
             if rows is not None and len(found) > rows:
@@ -250,7 +250,7 @@ class _Companions:
             raise AnisoscopeError(
                 f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
             )
-        if not needed or _main_input(model) != "input_ids":  # a decoder under sounds or pictures writes its own text
+        if not needed or _main_input(model) != "input_ids":  # models of sounds or pictures are measured without text
             return None
         if (above := self._above(rows)) is not None:
             return above
@@ -276,20 +276,20 @@ class _Companions:
         return None
 
     def _above(self, rows: int | None) -> Any | None:
-        """The tokenizer one folder up, as packages of several models keep it, where it has one word for each id."""
+        """The tokenizer in the folder above, shared by several models, if its size equals the embedding table's."""
         source = self.places[0]
         if source.kind != "folder" or source.path is None:
             return None
         above = Path(source.place).resolve().parent
-        told: list[str] = []
-        found = tokenizers.load_tokenizer(str(above), config=None, notes=told, local_files_only=True)
+        notes: list[str] = []
+        found = tokenizers.load_tokenizer(str(above), config=None, notes=notes, local_files_only=True)
         if found is None or len(found) != rows:
             return None
-        self.notes.extend([*told, f"the tokenizer is that of the folder above, {above.name!r}"])
+        self.notes.extend([*notes, f"the tokenizer is that of the folder above, {above.name!r}"])
         return found
 
     def processor(self, medium: Medium) -> Any:
-        """What turns sounds or pictures into the model's input: its own, or one by the sizes of its configuration."""
+        """The model's processor of sounds or pictures, or one built from the sizes in its configuration."""
         for where in (where for where in self.places if where.kind in ("folder", "hub")):
             options = checkpoints.hub_options(where, self.wanted)
             if (found := load_processor(where.place, medium=medium, notes=self.notes, **options)) is not None:
@@ -300,7 +300,7 @@ class _Companions:
 
 
 def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
-    """Two encoders side by side, as CLIP's, have no layers of one model."""
+    """Raise an error for two parallel encoders (as in CLIP), whose layers do not form one model."""
     if all(hasattr(model, model_) and hasattr(config, config_) for model_, config_ in _TWO_SIDES):
         names = [getattr(config, name).model_type for _, name in _TWO_SIDES]
         raise AnisoscopeError(
@@ -314,7 +314,7 @@ def _main_input(model: nn.Module) -> str:
 
 
 def _vocabulary(model: nn.Module, config: Any) -> int | None:
-    """Rows of the input embedding table, or None where ids are not looked up in one (CANINE hashes them)."""
+    """Rows of the input embedding table; None if there is none (CANINE hashes ids)."""
     try:
         table = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
@@ -331,7 +331,7 @@ def _described(
     decodes = any(name.rpartition(".")[2] == "decoder" for name, _ in model.named_modules())
     both = bool(getattr(config, "is_encoder_decoder", False)) and decodes
     revision = ""
-    if source.kind == "hub":  # the commit, as the hub's cache knows it: a branch or tag may move
+    if source.kind == "hub":  # the commit, because a branch or tag may move
         from huggingface_hub import try_to_load_from_cache
 
         file = try_to_load_from_cache(source.name, "config.json", revision=source.revision or "main")
@@ -365,7 +365,7 @@ def _described(
 
 
 def is_causal(config: Any) -> bool:
-    """Whether a position sees only those before it: a causal architecture that has no masked-language-model twin."""
+    """Whether positions attend only to earlier ones: a causal architecture without a masked-language-model class."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     if getattr(config, "is_decoder", False):
@@ -378,7 +378,7 @@ def is_causal(config: Any) -> bool:
 
 
 def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:
-    """The most positions a model takes, special tokens included."""
+    """The maximum number of positions of a model, including special tokens."""
     for name, module in model.named_modules():
         # RoBERTa and its kin count positions from the padding index on, so the table holds fewer than it has rows.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -394,9 +394,9 @@ def max_context(model: nn.Module, config: Any, tokenizer: Any = None) -> int:
 
 
 def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
-    """Refuse what is neither a folder with config.json, nor a hub id, nor a known architecture with its fields.
+    """Raise an error unless `spec` is a folder with config.json, a hub id, or a known architecture with valid fields.
 
-    A local configuration is read, so that a mistake is reported once and not at every checkpoint.
+    A local configuration is read, so that an error in it is reported once and not at every checkpoint.
     """
     source = parse_model(spec, random_init=True)
     if source.kind == "hub" and "/" not in source.name:
@@ -407,5 +407,5 @@ def check_architecture(spec: str, *, trust_remote_code: bool = False) -> None:
         )
     if source.kind != "hub":
         with quiet(source), readable_errors(source):
-            words = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-            checkpoints.read_config(source, options=words, notes=[])
+            options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            checkpoints.read_config(source, options=options, notes=[])

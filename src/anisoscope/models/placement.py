@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.float16, torch.bfloat16)
 HASHED_WHOLE = 256 << 20  # bytes of weights up to which every byte enters the fingerprint
-SAMPLE = 1 << 14  # elements of each tensor that enter it above
+SAMPLE = 1 << 14  # elements of each tensor that enter the fingerprint of larger models
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -35,7 +35,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """The precision of that name, or None for the checkpoint's own."""
+    """The dtype of that name; None for that of the checkpoint."""
     if name == "auto":
         return None
     if name not in DTYPES:
@@ -46,7 +46,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def place(model: nn.Module, *, device: torch.device, dtype: torch.dtype | None, notes: list[str]) -> nn.Module:
-    """The model on its device; half precision becomes float32 on a CPU unless it was asked for."""
+    """Move the model to its device; half precision becomes float32 on a CPU unless `dtype` requests it."""
     stored = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float32)
     if dtype is None and device.type == "cpu" and stored in HALF:
         notes.append(f"the checkpoint is {str(stored).removeprefix('torch.')}; computed in float32 on the CPU")
@@ -65,7 +65,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def check_fits(parameters: int, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses a model whose weights alone exceed the free memory of the device, before anything is read."""
+    """Raise an error, before anything is read, if the weights alone exceed the free memory of the device."""
     free, needed = free_memory(device), parameters * dtype.itemsize
     if needed > free:
         raise _does_not_fit(needed, free, device)

@@ -1,6 +1,6 @@
-"""From sounds and pictures to what a model reads: its own feature extractor or image processor, or one by its sizes.
+"""Model inputs from sounds and pictures, by the model's processor or one built from the sizes in its configuration.
 
-Nothing here needs torchvision: image processors are taken in the form that works on arrays.
+torchvision is not needed: image processors are used in the form that works on arrays.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, Medium
 
 FILES = ("preprocessor_config.json", "processor_config.json", "image_processor_config.json")
 RATE = 16_000
-SIDE = 224  # pixels, where a configuration names no size
+SIDE = 224  # pixels, if the configuration states no size
 _MELS = ("num_mel_bins", "input_feat_per_channel", "feature_size")
 _UNNORMALISED = ("moonshine", "moonshine_streaming")  # trained on samples as they are
 
 
 @dataclass(frozen=True)
 class PlainImages:
-    """Resizes to one size, scales to 0 … 1, subtracts `mean` and divides by `std`: for models without their own."""
+    """An image processor for models without one: resize, scale to 0 … 1, subtract `mean`, divide by `std`."""
 
     height: int
     width: int
@@ -48,13 +48,13 @@ class PlainImages:
 
 
 def load_processor(place: str, *, medium: Medium, notes: list[str], **options: Any) -> Any | None:
-    """The processor that lies at `place` (a folder or hub id), or None where there is none or it cannot be used."""
+    """The processor at `place` (a folder or hub id); None if there is none or it cannot be used."""
     folder = Path(place).expanduser()
     if folder.exists() and not any((folder / name).is_file() for name in FILES):
         return None
     try:
         return PROCESSORS[medium].load(place, **options)
-    except Exception as error:  # each class has failures of its own: an optional library, a field it does not know
+    except Exception as error:  # classes raise various errors: a missing optional library, an unknown field
         if folder.exists():
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             notes.append(
@@ -80,7 +80,7 @@ def _load_image_processor(place: str, **options: Any) -> Any:
 
 
 def plain_images(config: Any) -> PlainImages:
-    """An image processor by image size, channels and patch size.
+    """An image processor from the image size, channels and patch size of a configuration.
 
     >>> from types import SimpleNamespace as Config
     >>> plain_images(Config(image_size=30, patch_size=8, num_channels=1))
@@ -95,7 +95,7 @@ def plain_images(config: Any) -> PlainImages:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    """Height and width of what may be one number, two, or named ones."""
+    """Height and width from one number, a pair, or a mapping."""
     if isinstance(size, Mapping):
         return int(size["height"]), int(size["width"])
     if isinstance(size, (list, tuple)):
@@ -130,7 +130,7 @@ def _extractor(config: Any) -> Any:
 
 @dataclass(frozen=True)
 class ProcessorKind:
-    """How the processor of one medium is loaded, and made from the sizes in a configuration where there is none."""
+    """Functions that load the processor of one medium, and build one from the sizes in a configuration."""
 
     load: Callable[..., Any]
     make: Callable[[Any], Any]
@@ -158,7 +158,7 @@ def sampling_rate(processor: Any) -> int:
 
 
 def longest(processor: Any) -> float | None:
-    """Seconds after which a feature extractor cuts its input off, or None."""
+    """Seconds after which a feature extractor truncates its input, or None."""
     if hasattr(processor, "nb_max_frames"):
         return float(processor.n_samples / processor.sampling_rate)
     if type(processor).__name__ == "ASTFeatureExtractor":  # 25 ms every 10 ms
@@ -167,10 +167,10 @@ def longest(processor: Any) -> float | None:
 
 
 def sound_inputs(processor: Any, samples: np.ndarray, model: nn.Module) -> dict[str, Tensor]:
-    """What the model is given for one context of samples [T]; a mask says what of it is padding.
+    """The model's inputs for one context of samples [T], with a mask of padding where there is any.
 
-    A context by itself is never padded, except where the model reads a fixed length by design (Whisper): there the
-    mask is over frames, and a frame counts where its whole analysis window lies within the samples.
+    A single context is padded only if the model reads a fixed length (Whisper): then the mask is over frames, and a
+    frame is data if its whole analysis window lies within the samples.
     """
     found = processor(samples, sampling_rate=sampling_rate(processor), return_tensors="pt")
     inputs = _accepted(found, model)
@@ -183,13 +183,13 @@ def sound_inputs(processor: Any, samples: np.ndarray, model: nn.Module) -> dict[
         ends = torch.arange(content.shape[-1]) * processor.hop_length + processor.n_fft // 2
         whole = len(samples) >= processor.n_samples
         inputs["attention_mask"] = (torch.ones_like(ends) if whole else (ends <= len(samples)).long())[None]
-    elif content.dim() == 2:  # else silence at the end of a recording could be taken for padding
+    elif content.dim() == 2:  # without a mask, silence at the end of a recording could be taken for padding
         inputs["attention_mask"] = torch.ones(content.shape, dtype=torch.int64)
     return inputs
 
 
 def picture_inputs(processor: Any, array: np.ndarray, model: nn.Module) -> dict[str, Tensor]:
-    """What the model is given for one picture [H, W, 3], by itself and so never padded to the size of another."""
+    """The model's inputs for one picture [H, W, 3]; a single picture is not padded."""
     if isinstance(processor, PlainImages):
         return processor(array)
     options: dict[str, Any] = {"return_tensors": "pt", "input_data_format": "channels_last"}
@@ -201,7 +201,7 @@ def picture_inputs(processor: Any, array: np.ndarray, model: nn.Module) -> dict[
 
 
 def _accepted(found: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that the model's forward has a name for."""
+    """The tensors that the model's forward has arguments for."""
     known = inspect.signature(unwrapped(model).forward).parameters
     inputs = {name: value for name, value in found.items() if isinstance(value, Tensor) and name in known}
     if not inputs:

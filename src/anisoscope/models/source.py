@@ -1,4 +1,4 @@
-"""What a MODEL on the command line means: a folder, a hub id, a GGUF file, an architecture, an adapter, or rows."""
+"""Parse a MODEL argument: a folder, a hub id, a GGUF file, an architecture, an adapter, or a file of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(c
 CHECKPOINT = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update|epoch)[-_=]?\d+[kKM]?", re.IGNORECASE
 )
-# Names people use for an architecture that transformers knows under another word.
+# Common names of architectures that have another name in transformers.
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "gpt-j": ("gptj", {}),
@@ -43,7 +43,7 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from; `overrides` change the configuration of a fresh model."""
+    """Where a model comes from; `overrides` change the configuration of a model with random weights."""
 
     spec: str
     kind: Kind
@@ -54,16 +54,16 @@ class ModelSource:
 
     @property
     def place(self) -> str:
-        """What `from_pretrained` is given: a folder or a hub id."""
+        """The first argument of `from_pretrained`: a folder or a hub id."""
         if self.path is None:
             return self.spec.partition("@")[0] if self.kind == "hub" else self.name
         return str(self.path.parent if self.path.is_file() else self.path)
 
 
 def parse_model(spec: str, *, random_init: bool = False, state: bool = False) -> ModelSource:
-    """What `spec` means; paths that exist come first, then architectures (for fresh weights), then hub ids.
+    """The source that `spec` names: an existing path, else an architecture (with `random_init`), else a hub id.
 
-    With `state` a file of weights is the checkpoint of an architecture that is given apart from it.
+    With `state` it may be a file of weights, whose architecture is given separately.
 
     >>> parse_model("org/name@step1000").revision
     'step1000'
@@ -120,16 +120,16 @@ def _pieces(text: str, spec: str) -> list[str]:
 
 
 def _value(text: str, spec: str = "") -> Any:
-    """An override's value as the type it looks like.
+    """The value of an override, converted to the type it looks like.
 
     >>> [_value(t) for t in ("4", "1e-3", "true", "none", "relu", "[1,[2,3]]")]
     [4, 0.001, True, None, 'relu', [1, [2, 3]]]
     """
     if text[:1] + text[-1:] in ("[]", "()"):
         return [_value(piece.strip(), spec) for piece in _pieces(text[1:-1], spec) if piece.strip()]
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     for number in (int, float):
         try:
             return number(text)
@@ -139,7 +139,7 @@ def _value(text: str, spec: str = "") -> Any:
 
 
 def _architecture(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The transformers model type behind a name, and what the name implies."""
+    """The transformers model type of a name, and the overrides that the name implies; None if it is unknown."""
     from transformers import CONFIG_MAPPING
 
     if name in CONFIG_MAPPING:
@@ -151,7 +151,7 @@ def _architecture(name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def architecture(name: str) -> str:
-    """The transformers model type behind a name, or an error that names the nearest."""
+    """The transformers model type of a name; an unknown one is an error that suggests similar names."""
     known = _architecture(name)
     if known is None:
         from transformers import CONFIG_MAPPING
@@ -162,7 +162,7 @@ def architecture(name: str) -> str:
 
 
 def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) -> AnisoscopeError:
-    """An error for a name that is not among very many: the nearest, and where all of them are.
+    """An error for a name that is not in a long list: similar names, and where the whole list is found.
 
     >>> str(unknown_of_many("field", "widht", ["width", "depth"], all_of="config.json lists them"))
     "unknown field 'widht'; did you mean 'width'? Nearest: width, depth (2 in all: config.json lists them)."
@@ -174,7 +174,7 @@ def unknown_of_many(what: str, name: str, known: Iterable[str], *, all_of: str) 
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name that is no existing file was meant as a path."""
+    """Whether a name that is not an existing file was probably meant as a path."""
     suffixes = (*ROW_SUFFIXES, *STATE_SUFFIXES, ".gguf", ".json", ".npz")
     parent = Path(name).parent
     return (
@@ -232,7 +232,7 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder is called after a step, as those that training leaves are.
+    """Whether a folder's name is that of a training checkpoint, such as checkpoint-500.
 
     >>> is_checkpoint("checkpoint-500"), is_checkpoint("step1000"), is_checkpoint("bert-2")
     (True, True, False)
@@ -241,7 +241,7 @@ def is_checkpoint(name: str) -> bool:
 
 
 def short_name(path: Path) -> str:
-    """A name to show for a local model; a parent is added where the last part says little.
+    """A display name of a local model; the parent folder is added if the last part is not specific.
 
     >>> short_name(Path("runs/tiny/checkpoint-500")), short_name(Path("bert_ft")), short_name(Path("m/model"))
     ('tiny/checkpoint-500', 'bert_ft', 'm/model')
@@ -256,7 +256,7 @@ def short_name(path: Path) -> str:
 
 
 def hub_reachable(timeout: float = 4.0) -> bool:
-    """Whether the hub answers at all; asked once, so that a machine without network does not wait for retries."""
+    """Whether the hub can be reached; tested once, so that a machine without network does not wait for retries."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
@@ -271,7 +271,7 @@ def hub_reachable(timeout: float = 4.0) -> bool:
         except OSError:
             answers.append(False)
 
-    # A thread, because looking up a name can hang far longer than any timeout of the connection itself.
+    # in a thread, because a DNS lookup can hang far longer than the timeout of the connection
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -285,7 +285,7 @@ _EXPECTED = "expected floating-point rows of shape (rows, width)"
 
 
 def load_rows(path: str | Path) -> dict[str, Tensor]:
-    """Named 2-D floating-point tensors of a file; `.npy` is mapped, not read; NaN is left for the statistics."""
+    """The 2-D floating-point tensors of a file by name; `.npy` is memory-mapped; NaN values are kept."""
     path = Path(path).expanduser()
     if not path.exists():
         raise missing_path(path)

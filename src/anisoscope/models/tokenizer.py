@@ -55,7 +55,7 @@ class ByteTokenizer:
         return {"input_ids": [byte + self.offset for byte in text.encode("utf-8")]}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; bytes that a cut left incomplete are shown as replacement characters."""
+        """The text of some ids; incomplete byte sequences become replacement characters."""
         return bytes(i - self.offset for i in ids).decode("utf-8", errors="replace")
 
 
@@ -71,12 +71,12 @@ class Frame:
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text without special tokens, and without the warning that it is longer than the model takes."""
+    """Ids of a text without special tokens, and without the warning about its length."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def special_frame(tokenizer: Any) -> Frame:
-    """The special tokens around a text, found by encoding a word with and without them."""
+    """The special tokens around a text, found by encoding words with and without them."""
     for probe in _PROBES:
         plain = plain_ids(tokenizer, probe)
         full = list(tokenizer(probe)["input_ids"])
@@ -89,7 +89,7 @@ def special_frame(tokenizer: Any) -> Frame:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that stand for no text. The unknown token does stand for text, unless it also has another role."""
+    """Ids that represent no text. The unknown token represents text, unless it also has another role."""
     ids = set(tokenizer.all_special_ids)
     roles = ("bos", "eos", "cls", "sep", "pad", "mask")
     others = {getattr(tokenizer, f"{role}_token_id", None) for role in roles}
@@ -100,7 +100,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 def load_tokenizer(
     place: str, *, config: Any, notes: list[str], gguf_file: str | None = None, **options: Any
 ) -> Any | None:
-    """The tokenizer that lies at `place` (a folder, a file or a hub id), or None where there is none."""
+    """The tokenizer at `place` (a folder, a file or a hub id), or None."""
     path = Path(place).expanduser()
     if path.is_file():
         return tokenizer_from_file(path)
@@ -110,10 +110,10 @@ def load_tokenizer(
 
     options |= {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = None
-    # everything these errors mean is "no usable tokenizer here"; the caller says so, or takes bytes with a note
+    # all of these errors mean that there is no usable tokenizer; the caller reports it or uses bytes with a note
     with contextlib.suppress(OSError, ValueError, ImportError, KeyError, TypeError, AttributeError):
         tokenizer = AutoTokenizer.from_pretrained(place, config=config, **options)
-    # with special tokens alone it is what transformers builds when the vocabulary is not found
+    # transformers builds a tokenizer of special tokens alone if it does not find the vocabulary
     if tokenizer is not None and len(tokenizer) > len(set(tokenizer.all_special_ids)):
         return tokenizer
     if (path / "vocab.txt").exists():
@@ -136,7 +136,7 @@ def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = Fa
 
 
 def architecture_tokenizer(name: str) -> Any | None:
-    """The tokenizer of an architecture that needs no vocabulary: ByT5's bytes, CANINE's code points."""
+    """The tokenizer of an architecture without a vocabulary file: ByT5's bytes, CANINE's code points; else None."""
     import transformers
 
     known = {"byt5": "ByT5Tokenizer", "canine": "CanineTokenizer"}.get(name.lower())
@@ -164,7 +164,7 @@ def tokenizer_from_file(path: Path) -> Any:
         raise AnisoscopeError(
             f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
         )
-    if all(len(word) == 1 for word in words if not word.startswith("[")):  # residues of proteins are written unspaced
+    if all(len(word) == 1 for word in words if not word.startswith("[")):  # protein sequences have no spaces
         inner, letters = tokenizer.backend_tokenizer, pre_tokenizers.Split(Regex("."), "isolated")
         inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
     return tokenizer

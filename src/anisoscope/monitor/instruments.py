@@ -371,7 +371,7 @@ class Probe:
             with untouched(self.model), evaluating(self.model), torch.no_grad():
                 output = forward(self.model, few)
             try:
-                return gradient_pass.find_reading(self.model, output, few["labels"])
+                return gradient_pass.find_label_convention(self.model, output, few["labels"])
             except AnisoscopeError:
                 if self.loss is None and self.gradients:
                     raise

@@ -80,7 +80,7 @@ class Half:
 
 
 def _labels(rows: SiteRows) -> dict[str, Tensor]:
-    index, words = rows.index, rows.words
+    index, words = rows.index, rows.tokens
     masked = torch.full((len(rows.x),), -1) if words.masked is None else words.masked
     targets = {"token": words.original, "target": words.target, "masked": masked}
     return {"context": index.context, "position": index.position, **targets}

@@ -1,4 +1,4 @@
-"""Blocks: their parts, recognised by name, and the stages they form in convolutional and hierarchical models.
+"""Find the parts of blocks by name, and the stages that blocks form in convolutional and hierarchical models.
 
 A stage is an element of a list (`stages`, `features`), or one of numbered siblings (`layer1` … `layer4`), that holds a
 list of blocks. In a flat list of blocks one begins where a block changes the resolution or the number of channels.
@@ -19,7 +19,7 @@ from torch import nn
 from anisoscope.capture.sites.site import CALLED_KINDS, CROSS_KINDS, ROTARY_KINDS, SELF_KINDS
 
 KINDS_OF_BLOCK = ("attn_in", "attn_out", "mlp_in", "mlp_out", *CALLED_KINDS)
-ABSENT = {  # why most models have no such site, which is no lack
+ABSENT = {  # kinds of sites that most models do not have, and why
     **dict.fromkeys(ROTARY_KINDS, "its attention calls no rotary function"),
     **dict.fromkeys(CROSS_KINDS, "its blocks do not attend to another stack"),
 }
@@ -36,20 +36,20 @@ _AFTER_FEED = ("layer_scale2", "post_feedforward_layernorm", "post_ffw_layernorm
 _NUMBERED = re.compile(r"^(layer|stage|block|level|group|res)_?(\d+)$")
 _LISTS = (nn.ModuleList, nn.Sequential)
 _POOLED = re.compile(r"pool|flatten", re.IGNORECASE)
-_PIXELS = 4  # channels of an image at most: what reads as few is a stem
-_INNER = 2  # levels below a stage at which its list of blocks may lie
+_PIXELS = 4  # maximum channels of an image; a module that reads so few is a stem
+_INNER = 2  # maximum depth of a stage's list of blocks below the stage
 
 Item = tuple[str, nn.Module]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The input ("in") or output ("out") of a module, times a scale where the block scales what it adds."""
+    """The input ("in") or output ("out") of a module, multiplied by the scale that the block applies to it."""
 
     path: str
     side: str
     scale: float = 1.0
-    gain: str = ""  # path of a weight that multiplies each channel on top
+    gain: str = ""  # path of a weight that also multiplies each channel
 
 
 def child(module: nn.Module, paths: Iterable[str]) -> str:
@@ -69,7 +69,7 @@ def attention_of(block: nn.Module) -> str:
 
 
 def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str, Place]:
-    """Where each kind is read in a block, by kind; kinds that cannot be found are left out."""
+    """The place of each kind in a block; kinds that are not found are left out."""
     found: dict[str, Place] = {}
     # weights of the block itself that scale what a sublayer adds (BEiT)
     names = ("lambda_1", "lambda_2")
@@ -99,7 +99,7 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
 
 
 def _added_by_attention(block: nn.Module, path: str) -> str:
-    """The module whose output is what the attention adds, where the attention itself already contains the sum."""
+    """The module whose output the attention adds, if the attention module's own output already contains the sum."""
     attention = block.get_submodule(path)
     inner = child(attention, ("output.dense",))
     if inner:
@@ -130,7 +130,7 @@ def _takes_residual(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """Blocks in the order of their application, and the module whose output is the feature map that they end in."""
+    """Blocks in the order of their application, and the path of the module whose output is their final feature map."""
 
     path: str
     blocks: tuple[str, ...]
@@ -141,7 +141,7 @@ class Trunk:
     """The stages of a model, and the modules around them that are known by construction."""
 
     stages: tuple[Stage, ...]
-    stem: str = ""  # module whose output is the embedding, where the first block is not what reads it
+    stem: str = ""  # module whose output is the embedding, if that is not the input of the first block
     final: Place | None = None  # a head of convolutions or norms between the last stage and the pooling
 
     @property
@@ -160,7 +160,7 @@ class Trunk:
 
 
 def find_trunk(model: nn.Module, prefix: str = "") -> Trunk | None:
-    """The stages of a model, by paths after `prefix`; None where more of its weights lie in blocks without stages."""
+    """The stages of a model, with paths prefixed by `prefix`; None if most weights are in blocks without stages."""
     if not _convolves(model):
         return None
     found = list(_candidates(model, prefix))
@@ -211,7 +211,7 @@ def _listed(items: Sequence[Item]) -> tuple[list[Stage], str] | None:
 
 
 def _nested(items: Sequence[Item]) -> dict[str, list[str]]:
-    """Blocks of the elements that hold a list of them; others of the same class have theirs at the same place."""
+    """The blocks of each element that contains a list of blocks; elements of one class have it at the same path."""
     found = {at: blocks for at, child in items if (blocks := _blocks(child, at))}
     places = {type(child): found[at][0][len(at) + 1 :].rpartition(".")[0] for at, child in items if at in found}
     for at, child in items:
@@ -323,7 +323,7 @@ def _channels(module: nn.Module, side: str) -> int:
 
 
 def _normed(module: nn.Module) -> frozenset[int]:
-    """The widths of a stream, by its layer norms."""
+    """The widths of a module's layer norms, which are those of the residual stream."""
     return frozenset(part.normalized_shape[-1] for part in module.modules() if isinstance(part, nn.LayerNorm))
 
 
@@ -332,9 +332,9 @@ def _size(module: nn.Module) -> int:
 
 
 def rotates(attention: nn.Module) -> bool:
-    """Whether an attention module rotates its queries and keys, by what its code calls."""
+    """Whether an attention module rotates its queries and keys, judged by the functions its code calls."""
     config = getattr(attention, "config", None)
-    # configurations that have the code of a rotation and another kind of position
+    # some configurations have the code of a rotation but use another position encoding
     other = getattr(config, "alibi", None) or getattr(config, "rotary", True) is False
     return not other and bool(rotary_functions(attention))
 

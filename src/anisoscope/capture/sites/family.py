@@ -1,4 +1,4 @@
-"""The table of model families: a row only where the general rules of `layout.py` do not suffice.
+"""The table of model families for which the general rules of `layout.py` do not suffice.
 
 A new family needs no row when its blocks are the one list of the configured length and its parts have usual names.
 Otherwise add a `Family` to `FAMILIES` under the configuration's `model_type`, and a tiny configuration to
@@ -28,10 +28,10 @@ class Family:
 
     `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
     `hidden` maps the number of blocks to the layer that each entry of the model's own `hidden_states` must equal, None
-    where it has no site. `windows` relates a lower resolution to the input's. `final` False: what looks like a
-    final norm is none. `attention` says why query, key and scores cannot be had. `prefix` counts the leading positions
-    that are no part of the input: class, distillation and register tokens; `prefixed` are the layers that have them
-    where not all do. `staged`: its blocks lie in stages. `without` names kinds that cannot be read as rows, and why.
+    where it has no site. `windows` relates a lower resolution to the input's. `final=False`: the apparent final norm is
+    not one. `attention` says why query, key and scores are unavailable. `prefix` counts leading positions that are not
+    part of the input: class, distillation and register tokens; `prefixed` are the layers that have them, if not all do.
+    `staged`: its blocks form stages. `without` maps kinds that cannot be read as rows to the reason.
     """
 
     about: str
@@ -46,12 +46,12 @@ class Family:
     without: Mapping[str, str] = field(default_factory=dict)
 
     def has_final(self, config: Any, found: bool) -> bool:
-        """Whether something follows the last block: as the family says it, else as found."""
+        """Whether something follows the last block: as stated by the family, else `found`."""
         given = self.final(config) if callable(self.final) else self.final
         return found if given is None else given
 
     def prefix_of(self, config: Any) -> int:
-        """Leading positions that are no part of the input."""
+        """The number of leading positions that are not part of the input."""
         return self.prefix(config) if callable(self.prefix) else self.prefix
 
 
@@ -77,7 +77,7 @@ def canine_windows(config: Any, length: int, rows: int) -> Reads:
 
 
 def padding_windows(config: Any, length: int, rows: int) -> Reads:
-    """A model that lengthens its input on the right: row j reads position j, and what it added is no data."""
+    """For a model that pads its input on the right: row j reads position j, and added positions are not data."""
     start = torch.arange(rows).clamp(max=length)
     return start, start + 1
 
@@ -96,7 +96,7 @@ def speech_windows(config: Any, length: int, rows: int) -> Reads:
 
 
 def squeezed_windows(config: Any, length: int, rows: int) -> Reads:
-    """SEW: blocks read the mean of several frames, and what they give is spread over as many frames again."""
+    """SEW: blocks read means of several frames, and their outputs are expanded to as many frames again."""
     return squeezed(length, rows, _convolutions(config), factor=int(config.squeeze_factor))
 
 
@@ -106,7 +106,7 @@ def _convolved(*layers: tuple[int, int, int]) -> Callable[[Any, int, int], Reads
 
 
 def spectrogram_windows(config: Any, length: int, rows: int) -> Reads:
-    """Patches of a spectrogram, by frequency and then by time, after two tokens that read none of it."""
+    """Patches of a spectrogram, by frequency and then by time, after two tokens that read no input."""
     across = (length - config.patch_size) // config.time_stride + 1
     start = (torch.arange(rows) - 2) % across * config.time_stride
     stop = start + config.patch_size
@@ -210,7 +210,7 @@ FAMILIES: dict[str, Family] = {
     "swinv2": Family("as Swin, sublayers normed before they are added", staged=True, without={**_WINDOWED, **_NORMED}),
 }
 
-# Found by the general rules; the words are for people, the numbers are checked in tests/capture/test_family.py.
+# Found by the general rules; these are descriptions only, the layouts are checked in tests/capture/test_family.py.
 GENERAL: dict[str, str] = {
     "bert": "encoder, norm after each sublayer",
     "roberta": "encoder, as BERT",
@@ -248,7 +248,7 @@ GENERAL: dict[str, str] = {
 }
 
 
-# Families that cannot be looked into, and why.
+# Families that are not supported, and why.
 REFUSED: dict[str, str] = {
     "funnel": "its encoder shortens the sequence between several lists of blocks, and its decoder reads two of them",
     "mobilevit": (

@@ -1,8 +1,8 @@
 """Where the sites of a model are: block lists found by their configured length, parts found by their usual names.
 
-Positions of an image model that are no patches (class, distillation, register and detection tokens) are counted by a
-family's row in `family.py`. Any other model has them as parameters beside its patch projection; a pass then checks
-them: positions of the first block = patches + tokens, P + k = T.
+Positions of an image model that are not patches (class, distillation, register and detection tokens) are given by the
+family in `family.py`, or else counted by the parameters next to the patch projection; a pass then checks the count:
+positions of the first block = patches + tokens, T = P + k.
 
 `verify` checks every site found here numerically against the model's own outputs.
 """
@@ -32,7 +32,7 @@ _NAMES = re.compile(
     r"^(cls|class|dist|distill|distillation|reg|register|registers|storage|det|detection)_?(tokens?|embeddings?|emb)$"
 )
 _LAST = re.compile(r"^det")  # detection tokens follow the patches
-_PIXELS = 4  # channels of an image at most
+_PIXELS = 4  # maximum channels of an image
 CUTTING = (nn.Conv2d, nn.Conv3d)
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
 _ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
@@ -41,7 +41,7 @@ _STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for ea
 
 @dataclass(frozen=True)
 class SpecialPositions:
-    """How many positions before and after the patches are none; `names` are the parameters that say so."""
+    """The numbers of positions before and after the patches; `names` are the parameters they were inferred from."""
 
     before: int = 0
     after: int = 0
@@ -58,7 +58,7 @@ class Stack:
     """One chain of blocks: `blocks` names the module applied at each layer, a shared one several times."""
 
     name: str
-    owner: str  # path of the module whose forward is given ids and mask
+    owner: str  # path of the module whose forward takes ids and mask
     blocks: tuple[str, ...]
     places: dict[tuple[int, str], Place]
     final: Place
@@ -66,12 +66,12 @@ class Stack:
     config: Any = field(repr=False, default=None)
     windows: Windows | None = field(repr=False, default=None)
     family: Family = field(repr=False, default=OTHER)
-    missing: dict[str, str] = field(default_factory=dict)  # kind -> why it cannot be had
-    fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # read at one module each
+    missing: dict[str, str] = field(default_factory=dict)  # kind -> why it is unavailable
+    fixed: dict[tuple[int, str], Place] = field(default_factory=dict)  # sites that exist at some layers only
     prefix: int = 0  # leading positions that are no part of the input: class, distillation and register tokens
     prefixed: frozenset[int] | None = None  # the layers that have them; None: all
     suffix: int = 0  # trailing positions that are no part of the input: detection tokens
-    tokens: SpecialPositions | None = None  # both by parameter names, to be checked in a pass; None where a family says
+    tokens: SpecialPositions | None = None  # both by parameter names, checked in a pass; None if the family states them
 
     @property
     def depth(self) -> int:
@@ -85,7 +85,7 @@ class Stack:
 
     @property
     def staged(self) -> bool:
-        """Whether it ends in several feature maps."""
+        """Whether its blocks form stages, each with a feature map."""
         return any(kind == "stage" for _, kind in self.fixed)
 
     def labelled(self, note: str) -> str:
@@ -147,14 +147,14 @@ class Layout:
         raise AnisoscopeError(f"{self.model} has no stack {name!r}; it has {', '.join(s.name for s in self.stacks)}.")
 
     def sites(self, kinds: list[str] | None = None, layers: Iterable[int] | None = None) -> list[Site]:
-        """The sites of these kinds (embed, resid and final unless told) at these layers (all unless told)."""
+        """The sites of these kinds (default: embed, resid and final) at these layers (default: all)."""
         asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
         wanted = None if layers is None else set(layers)
         for kind in asked:
             if kind not in self.kinds and kind != "final":
                 reason = next((f" ({stack.missing[kind]})" for stack in self.stacks if kind in stack.missing), "")
                 raise AnisoscopeError(f"{self.model} has no site {kind!r}{reason}; it has {', '.join(self.kinds)}.")
-        alone = asked == ["final"]  # beside others it is dropped where it would repeat the last block
+        alone = asked == ["final"]  # with other kinds, `final` is dropped if it equals the last block
         found = [s for stack in self.stacks for s in stack.sites(asked) if stack.has_norm or alone or s.kind != "final"]
         last = self.stacks[-1]
         tables = {"embed_weight": Site(0, "embed_weight", last.name), "unembed": Site(last.depth, "unembed", last.name)}
@@ -169,7 +169,7 @@ class Layout:
 
 
 def find_layout(model: nn.Module) -> Layout:
-    """The layout of a model, or an error that says how to help."""
+    """The layout of a model; an error that suggests a remedy if it cannot be found."""
     refuse_compiled(model)
     kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
@@ -184,9 +184,9 @@ def find_layout(model: nn.Module) -> Layout:
 
 
 def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
-    """Whether the row that a pool takes of a context means something: a class token, the last position of a text.
+    """Whether a pooling is meaningful for a model: a class token exists, or the last position is that of a text.
 
-    Of sounds and pictures the first and the last position are frames or patches like any other.
+    The first and last positions of sounds and pictures are ordinary frames or patches.
     """
     if pool not in ("cls", "last") or modality_of(model).is_text:
         return True
@@ -194,7 +194,7 @@ def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Hooks added after torch.compile never fire, so a compiled model is refused."""
+    """Raise an error for a compiled model, because hooks added after torch.compile never fire."""
     for path, module in model.named_modules():
         inside = getattr(module, "_compiled_call_impl", None) is not None
         if inside or type(module).__name__ == "OptimizedModule":
@@ -247,7 +247,7 @@ def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
 
 
 def _candidates(names: dict[str, nn.Module]) -> list[str]:
-    """Outermost module lists of the configured length; of too many, those with attention inside."""
+    """Outermost module lists of the configured length; if there are too many, those that contain attention."""
     lengths = {length for module in names.values() for length in _lengths(getattr(module, "config", None))}
     lists = [path for path, module in names.items() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     if lengths:
@@ -264,7 +264,7 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
 
 
 def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
-    """The block lists of an encoder and its decoder, or nothing."""
+    """The block lists of an encoder and its decoder; empty if they are not found."""
     names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
     sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
     apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
@@ -288,7 +288,7 @@ def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
     config = getattr(model.get_submodule(owner), "config", None) or _config(model)
     family = family_of(config)
     places, missing = _places(model, blocks, family, scale=float(getattr(config, "residual_multiplier", None) or 1.0))
-    reason = ""  # why the softmax sees something else than scaled products and a bias
+    reason = ""  # why the softmax input is not scaled products plus a bias
     if getattr(config, "attn_logit_softcapping", None) is not None:
         reason = "its scores are capped before the softmax"
     elif any(name.endswith("sinks") for name, _ in model.get_submodule(blocks[0]).named_parameters()):
@@ -313,7 +313,7 @@ def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
     stack = _stack(model, "single", trunk.blocks)
     family, config, missing = stack.family, stack.config, dict(stack.missing)
     final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
-    if not hasattr(config, "model_type"):  # what a plain module returns is the answer of its head
+    if not hasattr(config, "model_type"):  # a plain module returns the output of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
     else:
         has_norm = family.has_final(config, has_norm)
@@ -382,9 +382,9 @@ def _places(
 
 
 def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
-    """The tokens that a model of images puts beside its patches, by the parameters around its patch projection.
+    """The tokens that an image model adds to its patches, by the parameters next to its patch projection.
 
-    None where it reads no images. A token elsewhere, such as the query of an attention pooling, is no position of the
+    None if it reads no images. Tokens elsewhere, such as the query of attention pooling, are not positions of the
     blocks.
     """
     root = model.get_submodule(owner)
@@ -395,7 +395,7 @@ def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
     if not pixels or "input_ids" in takes:
         return None
     cuts = (path for path, part in modules.items() if isinstance(part, CUTTING) and part.in_channels <= _PIXELS)
-    first = next(cuts, None)  # what cuts the image into patches; None where they come cut, or unfolded
+    first = next(cuts, None)  # the patch projection; None if the input is already cut into patches or unfolded
     sizes: dict[str, int] = {}
     for path, parameter in root.named_parameters():
         holder, _, name = path.rpartition(".")
@@ -408,7 +408,7 @@ def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
 
 
 def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
-    """The number of patches by the pixels: they come cut into patches, or the configuration has the patch size."""
+    """Possible numbers of patches, from pixels that are already cut into patches, or from the configured patch size."""
     pixels, size = arguments.get("pixel_values"), getattr(config, "patch_size", None)
     if isinstance(pixels, Tensor) and pixels.dim() == 3:
         return [int(pixels.shape[1])]
@@ -418,10 +418,10 @@ def patch_counts(arguments: Mapping[str, Any], config: Any) -> list[int]:
 
 
 def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple[SpecialPositions, str]:
-    """The tokens among the positions of the first block's input x [B, T, d], and a note where they cannot be told.
+    """The tokens among the positions of the first block's input x [B, T, d], and a note if they cannot be identified.
 
-    Tokens are the same for every image: of several images, the last positions are the tokens where they, and not the
-    first ones, are equal in all.
+    Tokens are the same for every image: if the last positions, and not the first, are equal in all images of a batch,
+    they are the tokens.
     """
     positions, k, names = int(x.shape[1]), tokens.count, ", ".join(tokens.names)
     fitting = [count for count in patches if 0 < count <= positions]

@@ -1,4 +1,4 @@
-"""The vocabulary of places: the same words for every model.
+"""The vocabulary of sites, which is the same for every model.
 
 Layer 0 is the embedding, layer l is block l (1-based), `final` and `unembed` carry layer L (the number of blocks).
 """
@@ -73,22 +73,22 @@ def check_kinds(kinds: list[str]) -> list[str]:
     return kinds
 
 
-EVERY = "all"  # in place of the names of sites: all that a model has
+EVERY = "all"  # instead of names of sites: all that a model has
 
 
-def names_of(words: Sequence[str] | str | None) -> list[str] | None:
-    """Names as a list, also where one string holds several.
+def names_of(names: Sequence[str] | str | None) -> list[str] | None:
+    """Names as a list; a string may hold several, separated by commas.
 
     >>> names_of("resid, cls"), names_of(("embed",)), names_of(None)
     (['resid', 'cls'], ['embed'], None)
     """
-    if isinstance(words, str):
-        return [word.strip() for word in words.split(",")]
-    return None if words is None else list(words)
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",")]
+    return None if names is None else list(names)
 
 
 def too_deep(layers: set[int] | None, depth: int) -> list[str]:
-    """A note where some of the layers asked for are not there; where none is, they are refused.
+    """A note if some of the requested layers do not exist; if none does, that is an error elsewhere.
 
     >>> too_deep({1, 2, 3, 4}, 2), too_deep({2}, 2)
     (['layers 3, 4 are not there: the last one is 2'], [])
@@ -96,6 +96,6 @@ def too_deep(layers: set[int] | None, depth: int) -> list[str]:
     beyond = sorted(layer for layer in layers or () if layer > depth)
     if not beyond:
         return []
-    words = ", ".join(map(str, beyond)) if len(beyond) < 4 else f"{beyond[0]} to {beyond[-1]}"
+    listed = ", ".join(map(str, beyond)) if len(beyond) < 4 else f"{beyond[0]} to {beyond[-1]}"
     verb = "layers {} are" if len(beyond) > 1 else "layer {} is"
-    return [f"{verb.format(words)} not there: the last one is {depth}"]
+    return [f"{verb.format(listed)} not there: the last one is {depth}"]

@@ -23,7 +23,7 @@ from anisoscope.capture.gradient_pass import (
     IGNORED,
     Collector,
     LabelConvention,
-    find_reading,
+    find_label_convention,
     output_part,
     unlabelled,
     untouched,
@@ -154,7 +154,7 @@ def label_convention(model: nn.Module, pieces: Sequence[TextPiece]) -> LabelConv
     """The label convention of the model, determined on its first contexts."""
     inputs = pieces[0].inputs
     with quiet(), untouched(model), evaluating(model), torch.no_grad():  # transformers logs which loss it fell back to
-        return find_reading(model, forward(model, inputs), inputs["labels"])
+        return find_label_convention(model, forward(model, inputs), inputs["labels"])
 
 
 def collect_rows(
