@@ -23,7 +23,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks examples tools
 	$(BIN)/mypy
 
-docs: $(VENV)/.dev  ## write docs/metrics.md and docs/sites.md again, from the declarations
+docs: $(VENV)/.dev  ## write docs/metrics.md, docs/sites.md and docs/claims.md again, from the declarations
 	$(BIN)/python -m anisoscope.commands.reference docs
 
 bench: $(VENV)/.dev $(PEERS)/.installed  ## every job beside its peers; writes benchmarks/RESULTS.md and docs/performance.md

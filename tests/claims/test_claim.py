@@ -77,14 +77,14 @@ def test_a_claim_is_decided_as_it_was_planted(claim: str, effects: dict[str, Any
         assert found.high < found.margin
 
 
-_HOMES = ("tangent", "training", "frequency", "comparison")
+_HOMES = ("tangent", "training", "comparison")
 
 
 TANGENT = [n for n, c in claims().items() if c.function.__module__.rpartition(".")[2] in _HOMES]
 
 
 def test_every_claim_was_planted_in_all_three_ways() -> None:
-    """Those about depth and training are planted in test_claims_shape, _phases and _ablation."""
+    """Those about depth and training are planted in test_depth, test_phases and test_ablation."""
     for name in TANGENT:
         assert {status for claim, _, status in CASES if claim == name} == {"holds", "fails", "undecided"}, name
 

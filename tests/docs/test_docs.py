@@ -81,6 +81,12 @@ def test_links_of_the_documentation_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_source_files_named_in_the_documentation_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:src|tests|benchmarks|tools)/[\w/]+\.\w+|[\w]+/[\w/]+\.py)`", page.read_text("utf-8")):
+        assert any((base / name).exists() for base in (ROOT, ROOT / "src" / "anisoscope")), f"{page.name} names {name}"
+
+
 def test_python_of_the_documentation_uses_names_that_exist() -> None:
     import anisoscope
 

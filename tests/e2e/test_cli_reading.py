@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.query import Table
+from anisoscope.view.console import print_run
 from support.command_lines import ALBERT, GPT, Command, Profiled, process
 
 
@@ -47,6 +49,18 @@ def test_the_long_table_is_narrowed(command: Command, plain: RunFolder) -> None:
     assert {(row["metric"], row["kind"]) for row in found} == {("drift", "resid"), ("two_nn", "resid")}
     heads = command("show", plain.path, "--kind", "query", "--heads").out
     assert len(heads.splitlines()) > len(command("show", plain.path, "--kind", "query").out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("steps", "columns"), [((0, 7), ["model", "step", "layer"]), ((0,), ["model", "layer", "kind"])]
+)
+def test_several_steps_can_be_told_apart(
+    steps: tuple[int, ...], columns: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"model": "m", "layer": 1, "kind": "resid", "metric": "average_cosine", "value": 0.5, "seed": 0}
+    table = Table.from_records([{**place, "step": step} for step in steps])
+    print_run(table, {"status": "complete"}, form="table", wanted={}, heads=False)
+    assert capsys.readouterr().out.split()[:3] == columns
 
 
 def test_a_model_compared_with_itself_differs_nowhere(command: Command, plain: RunFolder, profiled: Profiled) -> None:

@@ -138,7 +138,8 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
     about = run.about()
-    finished = about.get("status") == "complete" or study == "sharpness"  # its finished arms can already be compared
+    entry = STUDIES.get(study)
+    finished = about.get("status") == "complete" or (entry is not None and entry.partial)
     if about.get("study") != study or not finished:
         raise AnisoscopeError(
             f"{str(folder)!r} holds no finished {study} study (study: {about.get('study')!r}, "
@@ -149,7 +150,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
         raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
     view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
     declared: Any = _figures_of(study)
-    arrays = {"histograms": run.arrays("histograms")} if study == "untrained" else {}
+    arrays = {name: run.arrays(name) for name in (entry.arrays if entry is not None else ())}
     return write_page(run.path, declared.study_page(view, registry(), **arrays))
 
 

@@ -1,7 +1,7 @@
 """The table of all studies; a new study needs an entry here and a module or folder beside it. Imports no torch.
 
-A study is a configuration (a dataclass whose fields are options of the command) and a class whose `run` writes the run
-folder: both in one file if that needs no heavy imports, else the class in `protocol`; its page is in `figures`.
+A study is a configuration (a dataclass whose fields are options of the command) and a class whose `measure` fills
+the run folder: both in one file if that needs no heavy imports, else the class in `protocol`; its page is in `figures`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class StudyEntry:
     build: Callable[..., Any] | None = None  # constructs the configuration from further options
     resumes: bool = True
     parallel: bool = False  # trains arms in parallel; its configuration is an ArmsConfig
+    partial: bool = False  # its page can be drawn from the arms that are finished
+    arrays: tuple[str, ...] = ()  # files of arrays/ that its page reads, as keyword arguments of `study_page`
 
     @property
     def jobs_help(self) -> str:
@@ -82,12 +84,14 @@ _ALL = (
         SharpnessConfig,
         "anisoscope.studies.sharpness:Sharpness",
         parallel=True,
+        partial=True,
     ),
     StudyEntry(
         "untrained",
         "A transformer block at initialisation with biased inputs: is it anisotropic, is its attention sharp?",
         UntrainedConfig,
         "anisoscope.studies.untrained.protocol:Untrained",
+        arrays=("histograms",),
     ),
 )
 STUDIES = {entry.name: entry for entry in _ALL}

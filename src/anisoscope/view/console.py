@@ -122,7 +122,8 @@ def print_run(
     if about.get("status") != "complete":
         status = about.get("status", "unfinished")
         print_note(f"this run is {status}; the table holds what was finished", style="yellow")
-    _print_rows(rows, form, names or ["model", "stack", "layer", "kind", "head", "group", *_NUMBERS])
+    several = [name for name in ("seed", "step") if len(set(table.arrow[name].to_pylist())) > 1]
+    _print_rows(rows, form, names or ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS])
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:

@@ -141,7 +141,7 @@ class Run:
         variants = self.of(metric).where(seed=self.seed, group="", head=None).values("variant")
         near = sorted(name for name in variants if undirected(name) == undirected(with_options("", **wanted)))
         where = f" for group {group}" if group else ""
-        how = f"it was measured with {' and '.join(near[:3])}" if near else MEASURE
+        how = f"it was measured with {' and '.join(near[:3])}" if any(near) else MEASURE
         raise Missing(f"{metric}{where} with {listing(wanted)}", how)
 
     def stacks(self) -> list[str]:
