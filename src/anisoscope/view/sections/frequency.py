@@ -92,7 +92,7 @@ def _strata(found: Gradients) -> list[Any]:
         return []
     sites, readings = _enriched(found, [k for k in found.keys([ENRICHMENT]) if k[3].partition(":")[0] in groups])
     bins, choices = Bins(found, groups, readings), (sites, list(groups), readings)
-    look: Look = {"told": bins.told, "title": "enrichment"}
+    look: Look = {"alt": bins.told, "title": "enrichment"}
     moving = found.switched("frequency", choices, bins.over_training, **look) if len(found.rows.steps) > 1 else ()
     final = found.switched("frequency", choices[:2], bins.at_last, height=260, **look)
     if not final:

@@ -206,7 +206,7 @@ class Gradients:
         """
         every = product(*map(enumerate, choices))
         chosen = {"|".join(str(i) for i, _ in at): [value for _, value in at] for at in every}
-        views = {one.index: {at: draw(one, *scaled) for at, scaled in chosen.items()} for one in self.rows.subjects}
+        views = {one.index: {at: draw(one, *picked) for at, picked in chosen.items()} for one in self.rows.subjects}
         values: dict[str, list[float]] = {}
         for key, view in (pair for by_choice in views.values() for pair in by_choice.items()):
             levels = [level.value for level in view.levels if isinstance(level.value, float)]
