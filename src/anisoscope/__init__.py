@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from anisoscope.moved import keep_moved_paths
+
 __version__ = "0.1.0"
 
 _METRICS = {
@@ -58,6 +60,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     return __all__
 
+
+keep_moved_paths()
 
 if TYPE_CHECKING:
     from anisoscope.capture.capture import Capture as Capture

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": _TRAINED | {"claims", "studies", "integrations", "view"},
     "cli": _TRAINED | {"claims", "studies", "integrations", "view", "commands"},
 }
-EVERYONES = {"errors", "option", "anisoscope"}
+EVERYONES = {"errors", "option", "moved", "anisoscope"}
 TORCHLESS = ("results", "claims", "view")
 MANY_FILES = {"commands", "integrations"}  # one file per verb or framework
 MOST_FILES, MOST_LINES = 12, 600

@@ -392,3 +392,7 @@ def test_even_an_unforeseen_error_is_one_sentence_unless_debugging(
     refused(command("show", plain.path), f"{type(error).__name__}: ", code=1)
     with pytest.raises(type(error)):
         command("--debug", "show", plain.path)
+
+
+def test_an_error_before_any_work_is_one_line(command: Command) -> None:
+    assert len(command("sweep", "/nope").err.splitlines()) == 1

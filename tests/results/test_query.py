@@ -98,6 +98,8 @@ def test_a_table_is_filtered_by_variant_keys_and_misspelt_ones_are_told() -> Non
     table = energies().where(metric="gradient_energy", proxy="pca", control=None)
     assert len(table) == 3 and table.about == {"kind": "training"}
     assert table.value(step=9) == 0.9 and len(table.where()) == 3
+    plain = Table.from_records([{"metric": "drift", "variant": ""}])
+    assert len(plain.where(metric="drift", control=None)) == 1  # none of its rows has that key
     with pytest.raises(AnisoscopeError, match="did you mean 'proxy'"):
         energies().where(prxy="pca")
     with pytest.raises(AnisoscopeError, match="did you mean 'metric'"):

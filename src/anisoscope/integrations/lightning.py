@@ -51,6 +51,11 @@ class LightningMonitorCallback(FollowerCallback):
         self._numbers: dict[str, float] = {}
         self._number = 0
 
+    @property
+    def state_key(self) -> str:
+        """The name under which checkpoints keep its state, which must not follow the name of the class."""
+        return "MonitorCallback"
+
     # hooks of the Trainer, in their order
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

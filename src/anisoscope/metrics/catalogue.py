@@ -55,7 +55,7 @@ def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
             continue
         name, _, rest = word.partition(":")
         if name not in known:
-            raise unknown_name("metric", name, known)
+            raise unknown_name("metric", name, [m.name for m in known.values() if not m.measured_by])
         if known[name].measured_by:
             raise known[name].refusal()
         pairs = dict(part.partition("=")[::2] for part in rest.split(":") if part)

@@ -427,7 +427,7 @@ def amplification_p(value: float, draws: Tensor) -> float:
     title="Overlap with PCA",
     formula="‖Q_TᵀQ_PCA‖² / r",
     convention="both of rank r; over the smaller rank where the rows span fewer dimensions",
-    reference="",
+    reference="Björck & Golub 1973",
 )
 def proxy_overlap(first: Tensor, second: Tensor) -> float:
     """How much of the proxy's span PCA of the same rank shares; 1 = the same span."""
@@ -439,6 +439,7 @@ def proxy_overlap(first: Tensor, second: Tensor) -> float:
     title="Turn of the span",
     formula="mean principal angle, degrees",
     convention="between the refitted spans of two measured steps",
+    reference="Björck & Golub 1973",
     bounds=(0.0, 90.0),
 )
 def concept_turn(first: Tensor, second: Tensor) -> float:
@@ -453,7 +454,8 @@ def concept_turn(first: Tensor, second: Tensor) -> float:
 @_change(
     title="Match of concepts",
     formula="mean |cos| after optimal assignment",
-    convention="one to one, with the largest sum of cosines (Kuhn 1955)",
+    convention="one to one, with the largest sum of cosines",
+    reference="Kuhn 1955",
 )
 def concept_match(first: Tensor, second: Tensor) -> float:
     """How alike the concepts are to those of the measured step before, each to its partner."""

@@ -108,8 +108,8 @@ class Table:
         """
         query = Query(self)
         known = query.fields() if any(name not in SCHEMA.names for name in fields) else SCHEMA.names
-        for name in fields:
-            if name not in known:
+        for name, value in fields.items():
+            if name not in known and value is not None:  # None: rows without that variant key, here all of them
                 raise unknown_name("column", name, known)
         return Table(query.where(**fields).arrow(), self.about) if fields else self
 

@@ -24,7 +24,7 @@ from anisoscope.metrics.tangent import Draws, Measured
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.proxy import Half, Label
 
@@ -257,15 +257,15 @@ class TangentTest:
     rank: int
 
 
-_FIELDS = {
-    "energy": ("gradient_energy", ""),
-    "energy_by_row": ("gradient_energy", "average=row"),
-    "enrichment": ("gradient_enrichment", ""),
-    "ratio": ("gradient_ratio", ""),
-    "share": ("gradient_share", ""),
-    "isoscore_gain": ("gradient_isoscore_gain", ""),
-    "normal": ("gradient_energy", "control=normal"),
-    "random": ("gradient_energy", "control=random"),
+_FIELDS: dict[str, tuple[str, tuple[str, str] | None]] = {  # metric, and the variant key that tells its row apart
+    "energy": ("gradient_energy", None),
+    "energy_by_row": ("gradient_energy", ("average", "row")),
+    "enrichment": ("gradient_enrichment", None),
+    "ratio": ("gradient_ratio", None),
+    "share": ("gradient_share", None),
+    "isoscore_gain": ("gradient_isoscore_gain", None),
+    "normal": ("gradient_energy", ("control", "normal")),
+    "random": ("gradient_energy", ("control", "random")),
 }
 
 
@@ -306,10 +306,11 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
     return TangentTest(**{name: _pick(found, *field) for name, field in _FIELDS.items()}, p=p, rank=rank)
 
 
-def _pick(records: list[Record], metric: str, extra: str) -> Estimate:
+def _pick(records: list[Record], metric: str, option: tuple[str, str] | None) -> Estimate:
     for row in records:
-        plain = not any(key in row["variant"] for key in ("control=", "average="))
-        if row["metric"] == metric and (extra in row["variant"] if extra else plain):
+        options = options_of(row["variant"])
+        matches = options.keys().isdisjoint({"control", "average"}) if option is None else option in options.items()
+        if row["metric"] == metric and matches:
             names = ("low", "high", "n", "contexts", "dropped", "note", "sd")
             return Estimate(row["value"], **{name: row[name] for name in names if name in row})
     raise LookupError(metric)

@@ -25,7 +25,7 @@ from anisoscope.metrics.tangent import Measured
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
@@ -419,7 +419,7 @@ class TangentStudy:
                 targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
             energies = [row for row in found if row["metric"] == "gradient_energy"]
             for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
-                mine = (row for row in energies if ("average=row" in row["variant"]) == bool(average))
+                mine = (row for row in energies if options_of(row["variant"]).get("average", "") == average)
                 columns = next(row for row in mine if row["group"] == group)
                 yield from energy.control_records(measured, Q, label, columns, group=group, average=average)
 

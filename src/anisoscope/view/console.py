@@ -47,17 +47,22 @@ def progress_bars() -> Iterator[Any]:
     columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
     columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
     columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
-    with progress.Progress(*columns, console=errors, transient=not errors.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+    bars = progress.Progress(*columns, console=errors, transient=not errors.is_terminal)
+    tasks: dict[str, Any] = {}
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what in tasks and bars.tasks[tasks[what]].finished and done < total:
-                del tasks[what]  # so that the next model starts a new bar
-            if what not in tasks:
-                tasks[what] = bars.add_task(_LABELS.get(what, what), total=total)
-            bars.update(tasks[what], completed=done, total=total)
+    def tell(what: str, done: int, total: int) -> None:
+        if what in tasks and bars.tasks[tasks[what]].finished and done < total:
+            del tasks[what]  # so that the next model starts a new bar
+        if what not in tasks:
+            bars.start()  # not before there is work, so that an error in the options stays one line
+            tasks[what] = bars.add_task(_LABELS.get(what, what), total=total)
+        bars.update(tasks[what], completed=done, total=total)
 
+    try:
         yield tell
+    finally:
+        if tasks:
+            bars.stop()
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------

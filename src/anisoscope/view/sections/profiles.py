@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.results.query import Query, Row, Table, with_options
+from anisoscope.results.query import Query, Row, Table, options_of, with_options
 from anisoscope.view import figure, subjects
 from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, wants_log
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
@@ -180,7 +180,8 @@ def _line_series(line: Line, depth: Depth, groups: list[str], variants: list[str
         hue = variants.index(line.variant) if line.variant in variants else 0
     family = 0 if several and not line.group else hue // len(figure.LIGHT)
     # the variant as text; only the variant if lines differ in nothing else
-    variant = line.variant.replace("first=out", "without first position").replace(";", ", ")
+    options = options_of(line.variant).items()
+    variant = ", ".join("without first position" if o == ("first", "out") else "=".join(o) for o in options)
     label = line.group or " · ".join(part for part in ("" if several else subject.label, variant) if part)
     look: dict[str, Any] = {"colour": figure.series(hue), "owner": subject.index, "hollow": dropped}
     body = [row for row in line.rows if row.kind != "final"]
