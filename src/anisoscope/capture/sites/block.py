@@ -75,11 +75,11 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     names = ("lambda_1", "lambda_2")
     gains = {name: name if isinstance(getattr(block, name, None), nn.Parameter) else "" for name in names}
     attention = attention_of(block)
-    sandwich = child(block, _AFTER_FEED)
-    if not sandwich and child(block, ("input_layernorm",)):
-        sandwich = child(block, ("post_mlp_layernorm",))
+    norm_after_feed = child(block, _AFTER_FEED)
+    if not norm_after_feed and child(block, ("input_layernorm",)):
+        norm_after_feed = child(block, ("post_mlp_layernorm",))
     if attention:
-        added = (child(block, _AFTER_ATTENTION) if sandwich else "") or _added_by_attention(block, attention)
+        added = (child(block, _AFTER_ATTENTION) if norm_after_feed else "") or _added_by_attention(block, attention)
         found["attn_in"] = Place(attention, "in")
         found["attn_out"] = Place(added, "out", scale, gains["lambda_1"])
         kinds = (*SELF_KINDS, *ROTARY_KINDS) if rotates(block.get_submodule(attention)) else SELF_KINDS
@@ -87,7 +87,7 @@ def places_of(block: nn.Module, prefix: str, *, scale: float = 1.0) -> dict[str,
     reads, adds = _feed_forward(block)
     if reads:
         found["mlp_in"] = Place(reads, "in")
-        found["mlp_out"] = Place(sandwich or adds, "out", scale, gains["lambda_2"])
+        found["mlp_out"] = Place(norm_after_feed or adds, "out", scale, gains["lambda_2"])
     cross = child(block, _CROSS)
     if cross:
         found["cross_out"] = Place(_added_by_attention(block, cross), "out", scale)

@@ -32,9 +32,9 @@ FEWEST_BLOCKS = 5  # with fewer blocks a bell has no middle
 DRAWS = 4000
 NORMAL_95 = 1.959964  # half-widths without folds are those of normal intervals
 END_MARGIN = 0.05
-AWAY = 0.2 - 1e-9  # tolerance: a peak at exactly .2 counts
+LEAST_DISTANCE = 0.2 - 1e-9  # tolerance: a peak at exactly .2 counts
 SMOOTH = 0.9
-FLAT = 0.8
+LEAST_EVENNESS = 0.8
 METRICS = ("svd_ratio", "svd_ratio_squared")
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
 _BELL = {  # the parts of a bell, and whether they decide
@@ -261,7 +261,7 @@ def bell_parts(profile: Curve) -> list[Part]:
     smooth = profile.quantity(lambda y: 1 - roughness(y))
     depths, peaks = profile.depths, profile.draws().argmax(1)
     near = np.minimum(depths, 1 - depths)  # relative distance of each block from the nearer end
-    away = {"margin": AWAY, "guard": True, "reason": TOO_FEW if profile.thin else ""}
+    away = {"margin": LEAST_DISTANCE, "guard": True, "reason": TOO_FEW if profile.thin else ""}
     return [
         Part.of(_FIRST, profile.above(0), margin=END_MARGIN),
         Part.of(_LAST, profile.above(len(profile) - 1), margin=END_MARGIN),
@@ -296,7 +296,7 @@ def _others(parts: Parts, names: Iterable[str]) -> str:
     statement="Anisotropy is uniform over depth.",
     source=SOURCE,
     metrics=METRICS,
-    margin=FLAT,
+    margin=LEAST_EVENNESS,
 )
 def flat_profile(stack: BlockStack) -> Finding:
     """1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean."""
@@ -306,7 +306,7 @@ def flat_profile(stack: BlockStack) -> Finding:
 def flat_parts(profile: Curve) -> list[Part]:
     """The parts of a flat profile."""
     return [
-        Part.of("evenness", profile.quantity(lambda y: 1 - spread(y)), margin=FLAT, p=math.nan),
+        Part.of("evenness", profile.quantity(lambda y: 1 - spread(y)), margin=LEAST_EVENNESS, p=math.nan),
         Part.described("mean", float(profile.values.mean())),
     ]
 
@@ -314,7 +314,7 @@ def flat_parts(profile: Curve) -> list[Part]:
 def _flat_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
     turned = replace(part, effect=1 - part.effect, low=1 - part.high, high=1 - part.low)
     text = f"{where} is {figure(parts['mean'].effect)} on average and its range is {span(turned)} of that, where a "
-    return f"{text}uniform profile stays below {figure(1 - FLAT)}" + _others(parts, ["evenness"])
+    return f"{text}uniform profile stays below {figure(1 - LEAST_EVENNESS)}" + _others(parts, ["evenness"])
 
 
 @claim(
