@@ -93,7 +93,7 @@ class Sink(Protocol):
 
 
 Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
-"""(input length T, site length) -> first and one-past-last input position of each row; T itself is outside the input."""
+"""(input length T, site length) -> first and one-past-last input position of each row; T is outside."""
 
 
 @dataclass(frozen=True)
