@@ -272,10 +272,10 @@ def test_commands_that_measure_exist() -> None:
 
     from anisoscope.cli import app
 
-    group: Any = typer.main.get_command(app)
     for words in {command for metric in MEASURED.values() for command in metric.measured_by}:
-        found = group
+        found: Any = typer.main.get_command(app)
         for word in words.split():
+            assert word in found.commands, words
             found = found.commands[word]
 
 

@@ -11,6 +11,7 @@ Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -72,7 +73,7 @@ class MicroBatch:
         return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
 
 
-class StepHooks:
+class StepHooks(ABC):
     """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
 
     They must be attached before torch.compile and are kept out of the compiled graph.
@@ -93,8 +94,9 @@ class StepHooks:
             handle.remove()
         self._capture._stack.close()
 
+    @abstractmethod
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Called before each forward pass of the model."""
 
     def _idle(self) -> bool:
         # evaluations inside the step (without gradients) and probes are not the training batch
