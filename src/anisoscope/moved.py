@@ -19,6 +19,8 @@ MOVED = {
     "anisoscope.runs.profile": "anisoscope.measurement.config",
     "anisoscope.runs.schedule": "anisoscope.monitor.schedule",
     "anisoscope.runs.table": "anisoscope.results.query",
+    "anisoscope.studies.page": "anisoscope.studies.page_parts",
+    "anisoscope.studies.study": "anisoscope.studies.study_run",
 }
 
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError
 
+Progress = Callable[[str, int, int], None]  # reports the progress of a run: (phase, number done, total)
+
 
 @dataclass(frozen=True)
 class Option:

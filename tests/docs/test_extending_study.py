@@ -37,7 +37,7 @@ from typing import ClassVar
 import numpy as np
 
 from anisoscope.results.query import Table
-from anisoscope.studies.study import Study
+from anisoscope.studies.study_run import Study
 
 
 @dataclass

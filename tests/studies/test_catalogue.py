@@ -13,15 +13,15 @@ from anisoscope.studies import curvature
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.studies.performance import PENALTIES
 from anisoscope.studies.sharpness import ARMS
-from anisoscope.studies.study import Study
-from anisoscope.studies.untrained import INITS, block
+from anisoscope.studies.study_run import Study
+from anisoscope.studies.untrained import INITS, fresh_block
 
 
 def test_names_in_configurations_are_those_of_what_they_name() -> None:
     assert tuple(VARIANTS) == ARMS
     assert tuple(MANIFOLDS) == curvature.MANIFOLDS
     assert GRID == PENALTIES
-    assert tuple(block.INITS) == INITS
+    assert tuple(fresh_block.INITS) == INITS
 
 
 def test_every_row_leads_to_a_study_of_its_name() -> None:

@@ -31,7 +31,7 @@ from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import Table
-from anisoscope.studies.performance.rows import (
+from anisoscope.studies.performance.row_set import (
     FREE,
     SHARE,
     ProbeScores,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from anisoscope.capture.attention_call import Call
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, build_block, direction, initialise
 from anisoscope.studies.untrained.figures import REFERENCE, prediction
+from anisoscope.studies.untrained.fresh_block import UntrainedBlock, biased, build_block, direction, initialise
 from anisoscope.studies.untrained.protocol import (
     EDGES,
     BiasPoint,

@@ -8,7 +8,8 @@ import time
 from typing import NoReturn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.studies.config import Progress, StudyArm
+from anisoscope.option import Progress
+from anisoscope.studies.config import StudyArm
 
 
 def light_work(arm: StudyArm, progress: Progress | None) -> None:

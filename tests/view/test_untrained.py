@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
-from anisoscope.studies.page import over_seeds
+from anisoscope.studies.page_parts import over_seeds
 from anisoscope.studies.untrained.figures import (
     LINES,
     REFERENCE,

@@ -20,6 +20,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
+from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
@@ -27,12 +28,10 @@ from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor
 from anisoscope.studies.catalogue import StudyEntry
 from anisoscope.studies.config import schedule_of
-from anisoscope.studies.study import judge
+from anisoscope.studies.study_run import judge
 from anisoscope.training import loop
 from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.record import options_of
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

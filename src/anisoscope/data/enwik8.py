@@ -25,7 +25,7 @@ import shutil
 import struct
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ import psutil
 from anisoscope.data.markup import CleaningStats, clean, read_raw
 from anisoscope.data.text import ARTICLES, Document, read_documents, suffix_of
 from anisoscope.errors import AnisoscopeError
+from anisoscope.option import Progress
 
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the plain 100,000,000 bytes
 SIZE = 100_000_000
@@ -53,8 +54,6 @@ BYTE_OF_ID = np.array(SYMBOLS, dtype=np.uint8)
 ID_OF_BYTE = np.full(256, NO_SYMBOL, dtype=np.uint8)
 ID_OF_BYTE[BYTE_OF_ID] = np.arange(len(SYMBOLS), dtype=np.uint8)
 BYTE_OF_ID.flags.writeable = ID_OF_BYTE.flags.writeable = False
-
-Progress = Callable[[str, int, int], None]
 
 
 def encode(text: str | bytes) -> np.ndarray:

@@ -24,6 +24,7 @@ from anisoscope.metrics.engine.estimation import Estimate, Part, View
 from anisoscope.metrics.engine.folds import Graph, Neighbours, sample_graphs
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS
+from anisoscope.option import Progress
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, variant_name
 from anisoscope.stats.directions import Coherence, Directions, Keys
@@ -34,7 +35,6 @@ HALVED_KINDS = ("embed", "resid", "final")
 HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
 OUTLIER = 4.0  # ratio of mean squared norms from which first positions count as outliers, or its inverse
 _TOGETHER = 2**26  # bytes of covariance matrices of sites whose spectra are computed in one batch
-Progress = Callable[[str, int, int], None]  # phase, number done, total
 Records = list[dict[str, Any]]
 
 

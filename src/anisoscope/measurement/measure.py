@@ -18,8 +18,9 @@ from anisoscope.capture.sites.layout import pool_fits, weight_rows
 from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
-from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_notes
+from anisoscope.measurement.evaluation import evaluate_bank, row_notes
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.option import Progress
 from anisoscope.results.query import Table
 
 _CHUNK = 4096

@@ -33,7 +33,7 @@ from anisoscope.measurement import bank as banks
 from anisoscope.measurement import evaluation
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, applies, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
-from anisoscope.measurement.evaluation import Progress, Records, evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.evaluation import Records, evaluate_bank, row_counts, row_notes
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, available, check_sites, describe, plan_passes
 from anisoscope.measurement.measure import capture_batches, feed_rows, feed_tables, joined_sinks
@@ -42,6 +42,7 @@ from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table

@@ -24,13 +24,14 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup, make_plan
-from anisoscope.measurement.evaluation import Progress, evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
 from anisoscope.measurement.measure import leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
 from anisoscope.metrics.training import probe_loss
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, half_of
+from anisoscope.option import Progress
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
 from anisoscope.tangent.parameters import (

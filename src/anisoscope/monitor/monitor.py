@@ -30,7 +30,6 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, prepare
-from anisoscope.measurement.evaluation import Progress
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
@@ -39,6 +38,7 @@ from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.instruments import Instruments, LossScale, make_probe
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, ResultSinks
+from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
 from anisoscope.monitor.sink import MonitorStore, in_order
+from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table
@@ -33,7 +34,6 @@ from anisoscope.series.integrity import NON_FINITE, REPEATED, Entry
 from anisoscope.series.measurer import CheckpointMeasurer, CheckpointResult
 from anisoscope.tangent.row_map import RowMap, write_map
 
-Progress = Callable[[str, int, int], None]
 LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
 LARGE = 50_000_000  # parameters from which memory is freed explicitly
 

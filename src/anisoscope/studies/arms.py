@@ -24,8 +24,9 @@ from torch import Tensor
 from anisoscope.capture.gradient_pass import untouched
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
+from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.config import Progress, StudyArm, schedule_of
+from anisoscope.studies.config import StudyArm, schedule_of
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,6 @@ PAPER = "paper"  # the preset that measures published models and trains nothing
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
 PRENORM = "prenorm"  # the only family that supports both masks and both objectives with the same parameters
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 PaperPreset = Annotated[str, Option("tiny (2 cores, minutes), small (one GPU), paper (hub models).")]
 TrainedPreset = Annotated[str, Option("tiny (2 cores, minutes) or small (one GPU).")]

@@ -18,7 +18,7 @@ from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
 from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
-from anisoscope.studies.study import ArmsStudy
+from anisoscope.studies.study_run import ArmsStudy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Device, Option, Rank, Text, listed, seed_numbers
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset, StudyArm
-from anisoscope.studies.study import ArmsStudy
+from anisoscope.studies.study_run import ArmsStudy
 
 _ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
 ARMS = ("decoder", "encoder", "decoder-flat")  # decoder-flat is the intervention on token frequency

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from anisoscope.option import Option, listed, seed_numbers
 from anisoscope.studies.config import PaperModels, PaperPreset, Preset, RemoveDownloads, SizedArmsConfig
-from anisoscope.studies.study import SHAPE, ArmsStudy
+from anisoscope.studies.study_run import SHAPE, ArmsStudy
 
 ARMS: dict[str, dict[str, Any]] = {  # attention and objective of each arm
     "causal-next": {"arch": "decoder", "objective": "next"},

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,7 @@ from anisoscope.models.checkpoint import LoadOptions, fresh_config, fresh_model
 from anisoscope.models.load import quiet
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import mix, row_hash
+from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.training.config import TrainConfig, choose_family
 from anisoscope.training.corpus import Corpus, CorpusPart, prepare_corpus
@@ -42,7 +42,6 @@ _RANGE = 62  # bits of a random draw
 _PROBE_SEED = 0x9806E  # of the probe's masks: the same for all arms and seeds
 _CPU = torch.device("cpu")
 Batch = dict[str, Tensor]
-Progress = Callable[[str, int, int], None]  # phase, number done, total
 
 
 def make_stream(

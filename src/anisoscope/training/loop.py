@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from anisoscope.monitor.sink import MonitorStore
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
-from anisoscope.training.language_model import Progress, build_model, make_stream
+from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.record import WAIT, Checkpoints, TrainingLog, TrainingRecord, options_of, restore
 
 

@@ -19,10 +19,11 @@ from anisoscope.models.checkpoint import fresh_config, seeded
 from anisoscope.models.load import quiet
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.option import Progress
 from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, SPEECH, VISION, Modality
 from anisoscope.training.config import CommonTrainConfig
 from anisoscope.training.language_model import MICRO
-from anisoscope.training.loop import Progress, Recipe, train
+from anisoscope.training.loop import Recipe, train
 from anisoscope.training.media_examples import RATE, Examples, ExampleShape, prepare_examples
 
 # All models are classifiers with one cross-entropy per picture or clip, which trains stably from scratch in minutes,

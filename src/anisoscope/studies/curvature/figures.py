@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.studies.page import Mark, caption, files, numeric, page_of, prose, verdict_section
+from anisoscope.studies.page_parts import Mark, caption, files, numeric, page_of, prose, verdict_section
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
 from anisoscope.view.page import DataTable, Fold, Page, Section, Swatch, Swatches, TableCell
 from anisoscope.view.sections.findings import verdict_claims

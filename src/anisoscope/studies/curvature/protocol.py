@@ -37,7 +37,7 @@ from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
 from anisoscope.results.query import Table, options_of, variant_name
 from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
-from anisoscope.studies.study import Study
+from anisoscope.studies.study_run import Study
 
 FEWEST_SCALES = 3
 CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its point

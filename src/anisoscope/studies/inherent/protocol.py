@@ -29,7 +29,7 @@ from anisoscope.studies import published
 from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
 from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
-from anisoscope.studies.study import INHERENT, ArmsStudy
+from anisoscope.studies.study_run import INHERENT, ArmsStudy
 from anisoscope.tangent.study import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query, variant_name
-from anisoscope.studies.page import Mark, caption, files, numeric, page_of, prose, verdict_section, words_of
+from anisoscope.studies.page_parts import Mark, caption, files, numeric, page_of, prose, verdict_section, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series
 from anisoscope.view.matplotlib_renderer import slug

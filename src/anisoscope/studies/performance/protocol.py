@@ -30,14 +30,13 @@ from anisoscope.models.load import load_model
 from anisoscope.models.tokenizer import special_ids, tokenizer_fingerprint
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.numerics.linear_fits import LinearProbe, Repair, choose_probe, fit_centroids, fit_probe, fit_repairs
+from anisoscope.option import Progress
 from anisoscope.results.folder import slug
 from anisoscope.results.query import Table, variant_name
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
-from anisoscope.studies.config import Progress
-from anisoscope.studies.performance import AUTO, PerformanceConfig
-from anisoscope.studies.performance import rows as study_rows
-from anisoscope.studies.performance.rows import FREE, LOSS, SHARE, Material, ProbeScores, RowSet, TextPiece
-from anisoscope.studies.study import Study
+from anisoscope.studies.performance import AUTO, PerformanceConfig, row_set
+from anisoscope.studies.performance.row_set import FREE, LOSS, SHARE, Material, ProbeScores, RowSet, TextPiece
+from anisoscope.studies.study_run import Study
 from anisoscope.training.corpus import Corpus
 from anisoscope.training.loop import train
 
@@ -176,7 +175,7 @@ class Performance(Study):
             words = {"text_field": c.text_field, "label_field": c.label_field}
             given, more = labelled_units(c.labels, loaded.tokenizer, length=long, **words)
             units, tasks = [*given, *(units if c.asked_tasks else [])], {**more, **tasks}
-        shown = study_rows.make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
+        shown = row_set.make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
         self.material = {known: shown}  # keep only one in memory
         return shown
 
@@ -187,7 +186,7 @@ class Performance(Study):
         for name in names:
             results = PerformanceResults(measured, name)
             columns = {"run": self.folder.path.name, "model": name, "seed": self.config.seed, "revision": ""}
-            found += [{**columns, "data": self.config.data, **row} for row in study_rows.correlations(results)]
+            found += [{**columns, "data": self.config.data, **row} for row in row_set.correlations(results)]
             verdicts += performance_verdicts(results)
         if found:
             self.tables.append(Table.from_records(found))
@@ -249,7 +248,7 @@ class Measurement:
 
     @cached_property
     def reading(self) -> LabelConvention:
-        return study_rows.label_convention(self.loaded.model, self.material.asked)
+        return row_set.label_convention(self.loaded.model, self.material.asked)
 
     @cached_property
     def tested(self) -> list[TextPiece]:
@@ -265,7 +264,7 @@ class Measurement:
     @cached_property
     def own(self) -> ProbeScores:
         """The model's own loss, without any repair."""
-        return ProbeScores(*study_rows.token_losses(self.loaded.model, self.tested, reading=self.reading))
+        return ProbeScores(*row_set.token_losses(self.loaded.model, self.tested, reading=self.reading))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Records of the table, site by site; rows are captured for as many sites at a time as fit into memory."""
@@ -274,7 +273,7 @@ class Measurement:
         width = int(getattr(getattr(self.loaded.model, "config", None), "hidden_size", 1024) or 1024)
         size = max(1, MEMORY // max(1, 4 * rows * width))
         special = torch.tensor(sorted(special_ids(self.loaded.tokenizer)), dtype=torch.int64)
-        collect = partial(study_rows.collect_rows, self.loaded.model, layout=self.layout, special=special)
+        collect = partial(row_set.collect_rows, self.loaded.model, layout=self.layout, special=special)
         for start in range(0, len(sites), size):
             group = sites[start : start + size]
             predicting = collect(m.asked, group, reading=self.reading)
@@ -316,7 +315,7 @@ class Measurement:
                 if metric == "two_nn" and name == "mean":  # a shift does not change distances
                     found = kept[metric]
                 else:
-                    found = study_rows.metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
+                    found = row_set.metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
                 kept.setdefault(metric, found)
                 yield metric, {"repair": name}, found
 
@@ -326,8 +325,8 @@ class Measurement:
         for name, repair in repairs.items():
             scores = base
             if name != "raw":
-                patch = partial(study_rows.patching, model, self.layout, site, partial(repair, rescaled=True))
-                scores = ProbeScores(*study_rows.token_losses(model, self.tested, reading=self.reading, patch=patch))
+                patch = partial(row_set.patching, model, self.layout, site, partial(repair, rescaled=True))
+                scores = ProbeScores(*row_set.token_losses(model, self.tested, reading=self.reading, patch=patch))
             yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, base, LOSS)
 
     def _readout(self, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
@@ -356,7 +355,7 @@ class Measurement:
 
     def _context_task(self, name: str, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
         label = self.material.labels(name)
-        pool, unit = study_rows.pooled(rows, self.config.pool, units=len(self.material.units))
+        pool, unit = row_set.pooled(rows, self.config.pool, units=len(self.material.units))
         used = label[unit] != NONE
         pool, unit = pool[used.to(pool.device)], unit[used]
         key, label = self.material.key[unit], label[unit]
@@ -407,7 +406,7 @@ class Measurement:
         return chosen, label[chosen.unit]
 
     def _choose(self, x: Tensor, y: Tensor, key: Tensor, *, classes: int) -> LinearProbe:
-        held = fold_of(key) >= FOLDS - study_rows.VALIDATION
+        held = fold_of(key) >= FOLDS - row_set.VALIDATION
         return choose_probe(x, y, held, classes=classes, grid=self.config.penalties)
 
     def _note(self, text: str) -> None:
@@ -416,7 +415,7 @@ class Measurement:
 
 
 def _with_gain(
-    metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: study_rows.Bounds, **more: Any
+    metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: row_set.Bounds, **more: Any
 ) -> Iterator[Found]:
     """The estimate of the scores, and of their paired difference from the scores of raw rows."""
     yield metric, variant, scores.estimate(bounds, **more)

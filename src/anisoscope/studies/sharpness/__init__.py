@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from anisoscope.option import Option, listed
 from anisoscope.studies.config import Preset, SizedArmsConfig
-from anisoscope.studies.study import INHERENT, ArmsStudy
+from anisoscope.studies.study_run import INHERENT, ArmsStudy
 
 ARMS = ("softmax", "qk-norm", "mean-removed", "fixed-sharp", "uniform")  # as in models.attention_variant
 PRESETS = {

@@ -12,7 +12,7 @@ from typing import Any
 from anisoscope.claims.engine.claim import Bounds
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Query
-from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section
+from anisoscope.studies.page_parts import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section
 from anisoscope.view import page
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, TableCell, text

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, check_least, listed, numbers, seed_numbers
 
-INITS = ("normal", "xavier", "orthogonal", "own")  # see `block.INITS`
+INITS = ("normal", "xavier", "orthogonal", "own")  # see `fresh_block.INITS`
 HEAD_WIDTH = 64  # width of a head if the number of heads is not given
 INPUT_NORMS = {"both": (True, False), "yes": (True,), "no": (False,)}
 _BIASES = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)

@@ -17,7 +17,17 @@ from rich.table import Table as RichTable
 
 from anisoscope.claims.engine.claim import Bounds
 from anisoscope.results.query import Query
-from anisoscope.studies.page import Mark, caption, files, numeric, over_seeds, page_of, prose, verdict_section, words_of
+from anisoscope.studies.page_parts import (
+    Mark,
+    caption,
+    files,
+    numeric,
+    over_seeds,
+    page_of,
+    prose,
+    verdict_section,
+    words_of,
+)
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug

@@ -40,10 +40,9 @@ from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.folder import slug
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import Table, with_options
-from anisoscope.studies.study import Study
-from anisoscope.studies.untrained import BlockArm, UntrainedConfig
-from anisoscope.studies.untrained import block as blocks
-from anisoscope.studies.untrained.block import UntrainedBlock, biased
+from anisoscope.studies.study_run import Study
+from anisoscope.studies.untrained import BlockArm, UntrainedConfig, fresh_block
+from anisoscope.studies.untrained.fresh_block import UntrainedBlock, biased
 
 CLAIMS = ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias")
 HISTOGRAMS = "histograms"  # name of the file of arrays
@@ -216,7 +215,7 @@ class Untrained(Study):
     def measure(self) -> None:
         """Measure every block except finished ones, then write the verdicts."""
         for family in self.config.families:  # check all names before the first is measured
-            blocks.known_family(family)
+            fresh_block.known_family(family)
         parts = [self._arm(arm) for arm in self.config.arms()]
         table = Table.concat(parts)
         self.folder.write_table(table)
@@ -251,9 +250,9 @@ class Untrained(Study):
     def _measured(self, arm: BlockArm) -> Table:
         c, size = self.config, self.config.size
         block = self._block_of(arm)
-        blocks.initialise(block, arm.init, seed=arm.seed)
+        fresh_block.initialise(block, arm.init, seed=arm.seed)
         x = block.rows(size.sequences, size.length, seed=arm.seed).to(self._device())
-        b = blocks.direction(arm.width, seed=arm.seed)
+        b = fresh_block.direction(arm.width, seed=arm.seed)
         columns = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
         records: list[dict[str, Any]] = []
         counts: dict[str, list[int]] = {}
@@ -274,7 +273,7 @@ class Untrained(Study):
             size, heads = self.config.size, self.config.heads_of(arm.width)
             shape = {"width": arm.width, "heads": heads, "length": size.length, "sequences": size.sequences}
             self._block = None  # free the old block before the new one is built
-            self._block = key, blocks.build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
+            self._block = key, fresh_block.build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
         return self._block[1]
 
 

@@ -11,7 +11,14 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import first_tensor
-from anisoscope.studies.untrained.block import UntrainedBlock, biased, block_config, build_block, direction, initialise
+from anisoscope.studies.untrained.fresh_block import (
+    UntrainedBlock,
+    biased,
+    block_config,
+    build_block,
+    direction,
+    initialise,
+)
 
 SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
 
@@ -37,7 +44,7 @@ FAMILIES = ["bert", "prenorm", "gpt2", "llama", "gpt_neox", "falcon", "bloom", "
 def test_a_block_alone_gives_what_it_gives_inside_its_model(family: str) -> None:
     from anisoscope.models.checkpoint import LoadOptions, fresh_model
     from anisoscope.models.forward import forward
-    from anisoscope.studies.untrained.block import _random_inputs
+    from anisoscope.studies.untrained.fresh_block import _random_inputs
 
     shape = {"width": 32, "heads": 2, "length": 24}
     block = build_block(family, **shape, sequences=2, seed=3)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.option import Progress
 from anisoscope.results.manifest import new_manifest
-from anisoscope.studies.config import PAPER, ArmRun, Progress, StudyArm
+from anisoscope.studies.config import PAPER, ArmRun, StudyArm
 
 if TYPE_CHECKING:
     from anisoscope.results.folder import RunFolder
