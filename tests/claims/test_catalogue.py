@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
-from anisoscope.claims.engine.claim import t_interval
+from anisoscope.results.quantity import t_interval
 from anisoscope.results.query import Table
 from support.fake_training import edited, table
 

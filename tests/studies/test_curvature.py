@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from anisoscope.claims.dynamics import EXPECTED_SLOPES, ZonePart, repetitions
-from anisoscope.claims.engine.claim import judge, t_interval, verdicts_from_dicts
+from anisoscope.claims.engine.claim import judge, verdicts_from_dicts
 from anisoscope.commands.page import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.quantity import t_interval
 from anisoscope.results.query import SCHEMA, Query, Table
 from anisoscope.studies.curvature import CurvatureConfig
 from anisoscope.studies.curvature.protocol import (

@@ -18,6 +18,7 @@ from anisoscope.claims.inherent.drift import correlations
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.commands.page import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.folder import MappedRows
 from anisoscope.results.query import Table
 from anisoscope.view.console import short_tables
 from anisoscope.view.figure import Figure, Panel
@@ -27,8 +28,7 @@ from anisoscope.view.plotly_renderer import panel_spec
 from anisoscope.view.sections.drift import drift_axis, drift_section, modality_findings
 from anisoscope.view.sections.findings import find, mean_over_blocks
 from anisoscope.view.sections.profiles import head_maps, head_title, heat_section, spectrum_panel
-from anisoscope.view.sections.record import data_phrase, model_facts, row_noun, row_nouns
-from anisoscope.view.sections.rows import COLUMNS
+from anisoscope.view.sections.provenance import data_phrase, model_facts, row_noun, row_nouns
 from anisoscope.view.subjects import ProfileRows, RunView, random_models
 from anisoscope.view.words import Catalogue, estimate, p_words
 from support.fake_modalities import Media, media_table
@@ -288,7 +288,7 @@ def test_rows_of_stages_are_drawn_over_training_and_the_page_says_what_rows_are(
          "x": 1.0 * row, "y": 2.0, "token": "", "frequency": None, "position": row, "group": ""}
         for layer in (2, 4) for step in (0, 10) for row in range(9)
     ]  # fmt: skip
-    drawn = pa.Table.from_pylist(rows).select(COLUMNS)
+    drawn = MappedRows.of(pa.Table.from_pylist(rows))
     path = write_report(tmp_path, [RunView(table, dict(table.about), map=drawn)], catalogue=CATALOGUE)
     text = path.read_text(encoding="utf-8")
     assert "9 positions of a map, the same at every step" in text

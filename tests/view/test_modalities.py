@@ -23,7 +23,7 @@ from anisoscope.view.sections.drift import (
     pooled_series,
 )
 from anisoscope.view.sections.findings import block_rows
-from anisoscope.view.sections.record import model_facts
+from anisoscope.view.sections.provenance import model_facts
 from anisoscope.view.subjects import ProfileRows, RunView, TrainingRows
 from anisoscope.view.words import interval_words
 from support.fake_modalities import Media, media_table

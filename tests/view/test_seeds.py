@@ -26,7 +26,7 @@ from anisoscope.view.sections.drift import (
     pool_size,
 )
 from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts
-from anisoscope.view.sections.record import dropped, page_table, warnings
+from anisoscope.view.sections.provenance import dropped, page_table, warnings
 from anisoscope.view.subjects import RunView
 from support.fake_modalities import Course, Media, media_table
 from support.fake_runs import CATALOGUE

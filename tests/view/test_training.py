@@ -13,15 +13,15 @@ import pytest
 from anisoscope.commands.page import run_view, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.query import Query, Table
+from anisoscope.results.query import Query, StepMean, Table
 from anisoscope.view.figure import Time
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.sections.gradients import Gradients
-from anisoscope.view.sections.record import PAGE_ROWS, page_table
-from anisoscope.view.sections.rows import concept_cards
+from anisoscope.view.sections.provenance import PAGE_ROWS, page_table
 from anisoscope.view.sections.shape import logged_series
-from anisoscope.view.sections.training import find_training
-from anisoscope.view.subjects import Dot, RunView, TrainingRows
+from anisoscope.view.sections.single_rows import concept_cards
+from anisoscope.view.sections.training_page import find_training
+from anisoscope.view.subjects import RunView, TrainingRows
 from anisoscope.view.words import Catalogue
 from support.fake_runs import ENCODER, HOSTILE
 from support.fake_runs import run_view as profile_view
@@ -274,7 +274,7 @@ def test_cards_that_do_not_fit_are_left_out_from_the_middle_and_that_is_said(mon
     steps = [0, *(2**i for i in range(12))]
     many = [concept(step, concept=i, layer=layer) for step in steps for layer in range(4) for i in range(8)]
     assert not concept_cards(many)["cut"]
-    monkeypatch.setattr("anisoscope.view.sections.rows.BUDGET", 40_000)
+    monkeypatch.setattr("anisoscope.view.sections.single_rows.BUDGET", 40_000)
     cards = concept_cards(many)
     assert cards["cut"]
     assert {0, 2048} <= set(cards["models"][0]["steps"])
@@ -313,7 +313,7 @@ def test_step_zero_stands_apart_on_a_logarithmic_axis() -> None:
 
 
 def test_a_long_log_is_averaged_and_a_short_one_is_kept() -> None:
-    line = [Dot(step, float(step % 7)) for step in range(5000)]
+    line = [StepMean(step, float(step % 7)) for step in range(5000)]
     time = Time.of(range(5000))
     short = logged_series(line, time, 240, label="loss")
     assert len(short.x) <= 241

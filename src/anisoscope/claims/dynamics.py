@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, Verdict, judge, outcome, span, verdict_of
 from anisoscope.claims.engine.evidence import Cell, figure
-from anisoscope.results.quantity import correlate, jackknife
+from anisoscope.results.quantity import correlate, jackknife, t_interval
 from anisoscope.results.query import Query, Row, Table, variant_name
 
 MARGIN = 0.1
@@ -77,8 +76,8 @@ class ZonePart(Part):
         if len(x) < 2 or not np.isfinite(x).all():
             return cls(name, math.nan, margin=MARGIN, zone=zone)
         undo = math.exp if log else float
-        half = engine.t_interval(x.tolist())[0]
-        tests = [engine.t_interval(beyond.tolist())[1] for beyond in (x - least, most - x) if np.isfinite(beyond).all()]
+        half = t_interval(x.tolist())[0]
+        tests = [t_interval(beyond.tolist())[1] for beyond in (x - least, most - x) if np.isfinite(beyond).all()]
         mean = float(x.mean())
         return cls(name, undo(mean), undo(mean - half), undo(mean + half), margin=MARGIN, p=max(tests), zone=zone)
 

@@ -54,7 +54,7 @@ def run_view(folder: RunFolder) -> RunView:
         concept | {"arm": path.parent.name} for path in arms for concept in _read_records(path)
     ]
     verdicts = _read_records(folder.path / "verdicts.json")
-    return RunView(table, about, spectra, cka or None, str(folder.path), verdicts=verdicts, concepts=concepts)
+    return RunView(table, about, spectra, cka or None, str(folder.path), verdicts, concepts, folder.row_map())
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def write_report(
 def compare(runs: Sequence[RunView]) -> Comparison:
     """Anisotropy and drift of all stacks of all runs; empty where neither was measured."""
     # for speed: a table over training has a hundred times as many rows as these readers need
-    narrow = [Table(Query(run.table).where(head=None, metric=METRICS).arrow(), dict(run.about)) for run in runs]
+    narrow = [Query(run.table).where(head=None, metric=METRICS).table(run.about) for run in runs]
     if not any(map(len, narrow)):
         return Comparison()
     table = joint(narrow, [run.path for run in runs])

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -190,6 +190,20 @@ class RunFolder:
         matching = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
         return {key: value for path in matching for key, value in load_file(path).items()}
 
+    def row_map(self) -> MappedRows | None:
+        """The content of map.parquet; None if the run has none."""
+        path = self.path / MAP_FILE
+        if not path.is_file():
+            return None
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise AnisoscopeError(f"{str(path)!r} is not a readable map ({error}); delete it or run again.") from error
+        missing = [name for name in MAPPED if name not in table.column_names]
+        if missing:
+            raise AnisoscopeError(f"{str(path)!r} has no column {missing[0]!r}; delete it or run again.")
+        return MappedRows.of(table)
+
     def partial_path(self, name: str) -> Path:
         """The file with the statistics of an unfinished pass."""
         return self.path / "partial" / f"{name}.safetensors"
@@ -227,6 +241,20 @@ def shares_in(table: pa.Table) -> dict[str, Any]:
     """The share of variance of each axis, by model and site, from the metadata of a map."""
     text = (table.schema.metadata or {}).get(_SHARES.encode())
     return dict(json.loads(text)) if text else {}
+
+
+MAPPED = ("model", "seed", "stack", "layer", "kind", "step", "row", "x", "y", "token", "frequency", "position", "group")
+
+
+class MappedRows(NamedTuple):
+    """The rows of a map as plain tuples in the order of `MAPPED`, and the shares of variance of its axes."""
+
+    rows: list[tuple[Any, ...]]
+    shares: dict[str, Any]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> MappedRows:
+        return cls(list(zip(*(table[name].to_pylist() for name in MAPPED), strict=True)), shares_in(table))
 
 
 def map_name(model: str, seed: int | None) -> str:

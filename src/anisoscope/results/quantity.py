@@ -15,18 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+Bounds = tuple[float | None, float | None]  # possible values; None = no end
 FEWEST_FOLDS = 3  # minimum number of live folds for an interval
+FEWEST_SEEDS = 3  # needed for a statement that generalises beyond one run
 THIN = (math.nan,)  # the folds of a number without live ones
 # two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom: FOLDS is 8, so 7 is the usual one
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
 
 
-def jackknife(
-    value: float, replicates: Sequence[float], *, bounds: tuple[float | None, float | None]
-) -> tuple[float, float]:
+def jackknife(value: float, replicates: Sequence[float], *, bounds: Bounds) -> tuple[float, float]:
     """A 95 % interval from leave-one-fold-out values: value ± t·√((G−1)/G Σ(θ₍ⱼ₎−θ̄)²), cut to the possible range.
 
     Efron and Stein (1981). With fewer than two folds there is no interval (NaN).
@@ -37,7 +38,11 @@ def jackknife(
     finite = [r for r in replicates if math.isfinite(r)]
     if len(finite) < 2 or not math.isfinite(value):
         return math.nan, math.nan
-    half = _T95[min(len(finite) - 1, len(_T95)) - 1] * _error(finite)
+    return _within(value, _T95[min(len(finite) - 1, len(_T95)) - 1] * _error(finite), bounds)
+
+
+def _within(value: float, half: float, bounds: Bounds) -> tuple[float, float]:
+    """The ends of value ± half, cut to the possible range."""
     low, high = bounds
     lower = value - half if low is None else max(value - half, min(low, value))
     upper = value + half if high is None else min(value + half, max(high, value))
@@ -221,6 +226,49 @@ def t_tail(value: float, error: float, *, degrees: float) -> float:
     if error == 0:
         return 0.0 if value > 0 else 1.0
     return float(stdtr(degrees, -value / error))
+
+
+def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
+    """Half-width of the 95 % t interval of the mean (simultaneous for `looks` means), and the one-sided p of mean ≤ 0.
+
+    >>> half, p = t_interval([1.0, 2.0, 3.0])
+    >>> round(half, 3), round(p, 4)
+    (2.484, 0.0371)
+    """
+    n = len(values)
+    centre = sum(values) / n
+    error = math.sqrt(sum((v - centre) ** 2 for v in values) / (n - 1) / n)
+    return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
+
+
+class SeedMean(NamedTuple):
+    """A mean over seeds and its interval; NaN without one."""
+
+    value: float
+    low: float
+    high: float
+
+
+def over_seeds(
+    values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0, fewest: int = FEWEST_SEEDS
+) -> SeedMean | None:
+    """Mean and Student's 95 % interval over seeds, cut to `bounds`; no interval with fewer than `fewest` seeds.
+
+    >>> over_seeds([2.0]).value, over_seeds([])
+    (2.0, None)
+    >>> over_seeds([0.9, 1.0, 1.0], bounds=(0.0, 1.0)).high
+    1.0
+    """
+    if not values or not np.isfinite(values).all():
+        return None
+    centre = sum(values) / len(values)
+    half = t_interval(values)[0] * widen if len(values) >= fewest else math.nan
+    return SeedMean(centre, *_within(centre, half, bounds))
+
+
+def share_by_chance(chance: float, rank: int) -> float:
+    """The gradient share of a proxy unrelated to the gradients, (r/d)² (r + 1)/r, from chance = r/d."""
+    return chance * chance * (rank + 1) / rank
 
 
 def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -111,7 +112,7 @@ class Table:
         for name, value in fields.items():
             if name not in known and value is not None:  # None: rows without that variant key, here all of them
                 raise unknown_name("column", name, known)
-        return Table(query.where(**fields).arrow(), self.about) if fields else self
+        return query.where(**fields).table(self.about) if fields else self
 
     def value(self, **fields: Any) -> float:
         """The value of the single row that matches; an error when there is none or more than one."""
@@ -400,9 +401,9 @@ class Query:
             raise LookupError(f"{len(found)} rows match {fields}, expected at most one")
         return next(iter(found), None)
 
-    def arrow(self) -> pa.Table:
-        """The same rows as an Arrow table."""
-        return self._columns.arrow.take(pa.array(self._rows))
+    def table(self, about: Mapping[str, Any] | None = None) -> Table:
+        """The same rows as a table of their own."""
+        return Table(self._columns.arrow.take(pa.array(self._rows)), dict(about or {}))
 
 
 def _matches(word: Any, wanted: Any, field: str) -> bool:
@@ -423,6 +424,54 @@ def pairs(one: Iterable[Row], two: Iterable[Row], *by: str) -> dict[Any, tuple[R
     """Pairs of rows from two series with equal values of some fields, for differences of runs, controls or variants."""
     other = {tuple(row[name] for name in by): row for row in two}
     return {key: (row, other[key]) for row in one if (key := tuple(row[name] for name in by)) in other}
+
+
+class StepMean(NamedTuple):
+    """The mean of several rows, such as seeds, at one step; the interval is their range."""
+
+    step: int | None
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    sd: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.value)
+
+
+def step_mean(step: int | None, rows: Sequence[Any]) -> StepMean:
+    values, spreads = [row.value for row in rows], [row.sd for row in rows if math.isfinite(row.sd)]
+    low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
+    return StepMean(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan)
+
+
+def seeds_mean(lines: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """A single line unchanged; for several the mean at each step."""
+    if len(lines) == 1:
+        return lines[0]
+    steps: dict[Any, list[Any]] = {}
+    for row in (row for line in lines for row in line if row.known):
+        steps.setdefault(row.step, []).append(row)
+    return [step_mean(step, steps[step]) for step in sorted(steps)]
+
+
+def last_mean(lines: Iterable[Sequence[Any]]) -> float | None:
+    """The mean over several lines, such as those of all blocks, at the last step that any of them has."""
+    ends = [rows[-1] for line in lines if (rows := [row for row in line if row.known])]
+    last = max((row.step for row in ends), default=None)
+    return fmean(row.value for row in ends if row.step == last) if ends else None
+
+
+def median_ratio(pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> float | None:
+    """The median over steps of the ratio of two lines; None if no step has both."""
+    ratios: list[float] = []
+    for above, below in pairs:
+        numerators = {row.step: row.value for row in above}
+        ratios += [
+            numerators[row.step] / row.value for row in below if row.known and row.value and numerators.get(row.step)
+        ]
+    return median(ratios) if ratios else None
 
 
 def is_missing(value: float | None) -> bool:

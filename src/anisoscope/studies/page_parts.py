@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from markupsafe import Markup
 
-from anisoscope.claims.engine.claim import FEWEST_SEEDS, Bounds, Part, t_interval
+from anisoscope.results import quantity
+from anisoscope.results.quantity import Bounds
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.page import Page, Prose, Section, TableCell, Verdicts, text
 from anisoscope.view.sections.findings import common_scope
-from anisoscope.view.sections.record import record_section, terms_section
+from anisoscope.view.sections.provenance import record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate
 
@@ -42,19 +42,9 @@ def words_of(mark: Mark | None) -> str:
 
 
 def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0) -> Mark | None:
-    """Mean and Student's 95 % interval over seeds, clipped to `bounds`; no interval with fewer than three seeds.
-
-    >>> over_seeds([2.0]).value, over_seeds([])
-    (2.0, None)
-    >>> over_seeds([0.9, 1.0, 1.0], bounds=(0.0, 1.0)).high
-    1.0
-    """
-    if not values or not np.isfinite(values).all():
-        return None
-    half = t_interval(values)[0] * widen if len(values) >= FEWEST_SEEDS else math.nan
-    centre = sum(values) / len(values)
-    part = Part("", centre, centre - half, centre + half, bounds=bounds)
-    return Mark(part.effect, part.low, part.high)
+    """`results.quantity.over_seeds` as a mark of a page."""
+    mean = quantity.over_seeds(values, bounds=bounds, widen=widen)
+    return None if mean is None else Mark(*mean)
 
 
 def prose(words: str, **values: Any) -> Prose:

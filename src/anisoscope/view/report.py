@@ -11,11 +11,11 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import DataTable, LegendEntry, Page, Piece, Section, TableCell, render
-from anisoscope.view.sections import profiles, record
+from anisoscope.view.sections import profiles, provenance
 from anisoscope.view.sections.attention import attention_sections
 from anisoscope.view.sections.drift import Comparison, drift_section, modality_findings, modality_section
 from anisoscope.view.sections.findings import find, mean_over_blocks
-from anisoscope.view.sections.training import training_page
+from anisoscope.view.sections.training_page import training_page
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import OF_TRAINING, Catalogue
 
@@ -62,9 +62,9 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
     """The page of some runs: profiles of models, or a training page for series over steps."""
     if any(is_training(run.table) for run in runs):
         names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
-        return training_page(runs, catalogue, comparison, record.masthead(list(names), [run.about for run in runs]))
+        return training_page(runs, catalogue, comparison, provenance.masthead(list(names), [run.about for run in runs]))
     rows = ProfileRows(runs)
-    head = record.masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
+    head = provenance.masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
     sections = [
         Section("summary", "Summary", _summary(rows, catalogue, comparison, head), "Summary"),
         profiles.profiles_section(rows, catalogue),
@@ -76,16 +76,16 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
         *attention_sections(runs, catalogue),
         profiles.cka_section(runs, rows),
         profiles.groups_section(rows, catalogue),
-        record.table_section(rows.query),
-        record.dropped_section(rows.abouts, record.profile_notes(rows, catalogue)),
-        record.record_section(runs),
-        record.glossary_section(catalogue, rows.metrics()),
+        provenance.table_section(rows.query),
+        provenance.dropped_section(rows.abouts, provenance.profile_notes(rows, catalogue)),
+        provenance.record_section(runs),
+        provenance.glossary_section(catalogue, rows.metrics()),
     ]
     deck = ", ".join(part for part in (f"Measured on {head['data']}" if head["data"] else "", head["started"]) if part)
     every = [LegendEntry(s.index, s.label, s.index % 8 + 1, s.role, s.marker) for s in rows.subjects]
     look = {"deck": f"{deck}." if deck else "", "version": head["version"], "legend": every if len(every) > 1 else []}
     shown = [section for section in sections if section is not None]
-    return Page(head["title"], record.heading(head, "layer by layer"), shown, **look)
+    return Page(head["title"], provenance.heading(head, "layer by layer"), shown, **look)
 
 
 def is_training(table: Table) -> bool:
@@ -101,7 +101,7 @@ def is_training(table: Table) -> bool:
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:
     """The summary: findings, warnings, facts about the models and, for several models, their means over blocks."""
     findings = [*modality_findings(comparison), *find(rows, catalogue)]
-    facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+    facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     metrics = catalogue.main(rows.default_metrics())
     body = []
     for subject in rows.subjects if len(rows.subjects) > 1 else ():
@@ -110,6 +110,6 @@ def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, he
             if any(means):
                 body.append([TableCell(label, head=True), *(mean.text if mean else "" for mean in means)])
     heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
-    parts = [*record.partial_banner(head), *([Piece("findings", findings)] if findings else [])]
-    parts += [*record.warnings_box(record.warnings(rows.abouts)), *record.facts_parts(facts)]
+    parts = [*provenance.partial_banner(head), *([Piece("findings", findings)] if findings else [])]
+    parts += [*provenance.warnings_box(provenance.warnings(rows.abouts)), *provenance.facts_parts(facts)]
     return [*parts, *([DataTable([heads], [body], "Means over blocks")] if body else [])]

@@ -13,17 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from anisoscope.results.folder import MappedRows
 from anisoscope.results.modality import modality_in
 from anisoscope.results.query import Query, Row, Table, options_of
 from anisoscope.view.words import site_name
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 STREAM = ("embed", "resid", "final")
 APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # key of a profile's subject
@@ -39,7 +36,7 @@ class RunView:
 
     `spectra`: eigenvalues (descending) by site, such as `3.resid` or `encoder.3.resid`, prefixed with `MODEL/` if a run
     has several models. `cka`: for each model the names of its layers and the CKA matrix. `verdicts`, `concepts` and
-    `map`: contents of `verdicts.json`, `concepts.json` and `map.parquet`; a map that is not given is read from `path`.
+    `map`: contents of `verdicts.json`, `concepts.json` and `map.parquet`.
     """
 
     table: Table
@@ -49,7 +46,7 @@ class RunView:
     path: str = ""
     verdicts: Sequence[Mapping[str, Any]] = ()
     concepts: Sequence[Mapping[str, Any]] = ()
-    map: pa.Table | None = None
+    map: MappedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -89,16 +86,6 @@ class DrawnSite(NamedTuple):
     def short(self) -> str:
         plain = {"embed": "embed", "resid": str(self.layer), "stage": str(self.layer), "final": "final"}
         return plain.get(self.kind, f"{self.layer} · {self.kind}")
-
-
-class Dot(NamedTuple):
-    """A value at one step with its interval: of one row, or a mean over seeds."""
-
-    step: int
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    sd: float = math.nan
 
 
 class RunRows:
@@ -291,22 +278,6 @@ def place_of(row: Row) -> str:
 def without_first(variant: str) -> bool:
     """Whether a variant leaves the first position out; it is drawn dashed beside the default."""
     return options_of(variant).get("first") == "out"
-
-
-def seeds_mean(lines: Sequence[Sequence[Any]]) -> list[Any]:
-    """A single line unchanged; for several the mean at each step, with the range as interval."""
-    if len(lines) == 1:
-        return list(lines[0])
-    steps: dict[int, list[Any]] = defaultdict(list)
-    for row in (row for line in lines for row in known(line)):
-        steps[row.step].append(row)
-    means = []
-    for step, rows in sorted(steps.items()):
-        values = [row.value for row in rows]
-        spreads = [row.sd for row in rows if math.isfinite(row.sd)]
-        low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
-        means.append(Dot(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan))
-    return means
 
 
 def short_names(models: Iterable[str]) -> Callable[[str], str]:

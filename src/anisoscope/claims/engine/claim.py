@@ -24,11 +24,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
-from anisoscope.results.quantity import FEWEST_FOLDS, Quantity, among, no_effect_p, t_quantile, t_tail
+from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Quantity, no_effect_p, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
 ALPHA = 0.05
-FEWEST_SEEDS = 3  # needed for a verdict that generalises beyond one run
 ONE_MODEL = "for this model"
 Bounds = tuple[float | None, float | None]
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
@@ -210,19 +209,6 @@ def _pooled(parts: Sequence[Part]) -> Part:
         p = max(part.p for part in parts)
     reason = reason if first.needed else ""
     return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason)
-
-
-def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float]:
-    """Half-width of the 95 % t interval of the mean (simultaneous for `looks` means), and the one-sided p of mean ≤ 0.
-
-    >>> half, p = t_interval([1.0, 2.0, 3.0])
-    >>> round(half, 3), round(p, 4)
-    (2.484, 0.0371)
-    """
-    n = len(values)
-    centre = sum(values) / n
-    error = math.sqrt(sum((v - centre) ** 2 for v in values) / (n - 1) / n)
-    return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
 
 
 def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:

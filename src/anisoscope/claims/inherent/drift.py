@@ -31,7 +31,7 @@ from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, St
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Readings, Study, figure, stacks
 from anisoscope.results import modality
-from anisoscope.results.quantity import Quantity, combine, mean
+from anisoscope.results.quantity import Quantity, combine, mean, t_interval
 from anisoscope.results.query import Row, Table
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
@@ -457,7 +457,7 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
     values = [sum(of_model) / len(of_model) for of_model in shares.values()]
     if not values:
         return Part.absent(_SHARE, Missing("explained_by_drift", _HOW), margin=SHARE_MARGIN)
-    half = engine.t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
+    half = t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else math.nan
     centre = sum(values) / len(values)
     more: dict[str, Any] = {"margin": SHARE_MARGIN, "guard": True, "bounds": engine.SHARE}
     more["reason"] = "" if math.isfinite(half) else _FEW_MODELS

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, outcome, span, t_interval
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, outcome, span
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, figure, listed, studies, whole
 from anisoscope.claims.inherent import drift
 from anisoscope.claims.inherent.drift import CONVOLUTION, MODALITIES, SOURCE, Stream, trained_streams, uncounted_note
 from anisoscope.results.modality import VISION
-from anisoscope.results.quantity import Quantity, among, combine, mean, t_quantile, t_tail
+from anisoscope.results.quantity import Quantity, among, combine, mean, t_interval, t_quantile, t_tail
 from anisoscope.results.query import Table
 
 ANISOTROPIC = 0.1

@@ -6,20 +6,19 @@ both at the last step, on the mean over blocks 1..L.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
 from typing import Any
 
-from anisoscope.results.quantity import t_quantile
+from anisoscope.results.quantity import over_seeds
+from anisoscope.results.query import last_mean
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, series
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.findings import leading
 from anisoscope.view.sections.gradients import Measure, measure_choice
 from anisoscope.view.sections.shape import Arm, Shape, arms_of, arms_profile, beside, measures_of
-from anisoscope.view.subjects import Subject, TrainingRows, known
+from anisoscope.view.subjects import Subject, TrainingRows
 from anisoscope.view.words import Catalogue, estimate, finite, number
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -59,13 +58,8 @@ def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
 def block_mean(rows: TrainingRows, subject: Subject, measure: Measure) -> float | None:
     """The mean over blocks 1..L at the subject's last step."""
     kind = "resid" if measure.family == "stream" else measure.family
-    ends = []
-    for site in (s for s in {key[2] for key in rows.keys.get(measure.metric, [])} if s.kind == kind and s.layer > 0):
-        marks = known(rows.line(subject, measure.metric, site, measure.variant))
-        ends += [(marks[-1].step, marks[-1].value)] if marks else []
-    last = max((step for step, _ in ends), default=None)
-    values = [value for step, value in ends if step == last and math.isfinite(value)]
-    return fmean(values) if values else None
+    sites = [site for site in rows.sites([measure.metric], (kind,)) if site.layer > 0]
+    return last_mean(rows.line(subject, measure.metric, site, measure.variant) for site in sites)
 
 
 def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
@@ -110,14 +104,11 @@ def _difference(
     by_seed = [{x.seed: block_mean(rows, x, measure) for x in arm.subjects} for arm in (one, other)]
     pairs = [(by_seed[0][s], by_seed[1][s]) for s in by_seed[0] if s in by_seed[1]]
     gaps = [a - b for a, b in pairs if a is not None and b is not None]
-    if not gaps:
+    mean = over_seeds(gaps, fewest=2)
+    if mean is None:
         return None
-    middle = fmean(gaps)
-    if len(gaps) < 2:
-        return Effect(name, size, measure.metric, middle, None, None, "one seed")
-    half = t_quantile(len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
-    scope = f"over {len(gaps)} seeds" if half else "one seed"
-    return Effect(name, size, measure.metric, middle, middle - half, middle + half, scope)
+    scope = f"over {len(gaps)} seeds" if mean.high > mean.low else "one seed"
+    return Effect(name, size, measure.metric, mean.value, finite(mean.low), finite(mean.high), scope)
 
 
 def ablation_section(

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
-from statistics import median
 from typing import Any
 
-from anisoscope.results.query import options_of, variant_name
+from anisoscope.results.quantity import share_by_chance
+from anisoscope.results.query import median_ratio, options_of, variant_name
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
@@ -141,16 +141,12 @@ class Gradients:
 
     def _chance(self, subject: Subject) -> float | None:
         """The chance level r/d, from the table or from the recorded width of the model."""
-        ratios = []
-        for key in self.keys([ENRICHMENT]):
-            if key[0] == subject.index and options_of(key[4]).get("rank") == self.rank:
-                energy = {row.step: row.value for row in self.rows.lines.get((key[0], ENERGY, *key[2:]), [])}
-                line = known(self.rows.lines[key])
-                ratios += [energy[row.step] / row.value for row in line if row.value and energy.get(row.step)]
-        if ratios:
-            return median(ratios)
+        keys = [k for k in self.keys([ENRICHMENT]) if k[0] == subject.index]
+        keys = [k for k in keys if options_of(k[4]).get("rank") == self.rank]
+        lines = self.rows.lines
+        chance = median_ratio((lines.get((k[0], ENERGY, *k[2:]), []), lines[k]) for k in keys)
         width = self.rows.width(subject)
-        return int(self.rank) / width if width and self.rank.isdigit() else None
+        return int(self.rank) / width if chance is None and width and self.rank.isdigit() else chance
 
     def levels(self, subject: Subject, metric: str = ENERGY, label: str = "chance") -> tuple[Level, ...]:
         """The level of a metric if gradients are unrelated to the proxy."""
@@ -158,7 +154,7 @@ class Gradients:
         if metric == "gradient_isoscore_gain":
             level = 0.0
         elif metric == "gradient_share" and share and self.rank.isdigit():
-            level = share * share * (int(self.rank) + 1) / int(self.rank)
+            level = share_by_chance(share, int(self.rank))
         return () if level is None else (Level(level, label, colour="@ink"),)
 
     def drawn(self, label: str, line: Sequence[Any], **look: Any) -> Series:

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from anisoscope.results.query import seeds_mean, step_mean
 from anisoscope.view import figure, words
 from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Series, Switch, choice, series, value_axis
 from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
 from anisoscope.view.sections import gradients
 from anisoscope.view.sections.gradients import Gradients, Measure
-from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known, seeds_mean
+from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
 from anisoscope.view.words import LOOP, MOVEMENT, TANGENT, Catalogue, few
 
 SIZE = 2_600_000  # limit of the JSON arrays in characters
@@ -130,7 +131,7 @@ def sites_of(rows: TrainingRows, measure: Measure) -> list[DrawnSite]:
     return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
 
 
-def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> list[Any]:
+def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> Sequence[Any]:
     """The line of an arm: of its only seed, else means with the range over seeds."""
     return seeds_mean([rows.line(one, measure.metric, site, measure.variant) for one in arm.subjects])
 
@@ -400,7 +401,7 @@ def logged_series(line: Sequence[Any], time: figure.Time, most: int, **look: Any
         parts.setdefault(int((time.place(row.step or 0) - low) / width) if len(line) > most else n, []).append(row)
     means = [part for _, part in sorted(parts.items())]
     steps = [part[len(part) // 2].step or 0 for part in means]
-    values = [figure.brief(sum(row.value for row in part) / len(part)) for part in means]
+    values = [figure.brief(step_mean(step, part).value) for step, part in zip(steps, means, strict=True)]
     where = [f"step {step:,}" for step in steps]
     ends: dict[str, Any] = {}
     if look.pop("interval", False) and len(line) <= most:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.results.query import Query, Table
+from anisoscope.results.query import Query, seeds_mean
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Series, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.plotly_renderer import panel_spec
-from anisoscope.view.sections import drift, findings, gradients, record
+from anisoscope.view.sections import drift, findings, gradients, provenance
 from anisoscope.view.sections import shape as shapes
 from anisoscope.view.sections.ablation import ablation_section
 from anisoscope.view.sections.attention import attention_sections
@@ -24,8 +24,8 @@ from anisoscope.view.sections.findings import apart
 from anisoscope.view.sections.frequency import frequency_section
 from anisoscope.view.sections.gradients import ENERGY, Gradients
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
-from anisoscope.view.sections.rows import concepts_section, row_parts
 from anisoscope.view.sections.shape import Arm, arms_of
+from anisoscope.view.sections.single_rows import concepts_section, row_parts
 from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
 from anisoscope.view.words import LOOP, OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
@@ -64,14 +64,15 @@ def training_page(
         _loss_section(rows, catalogue, several_seeds=shape is not None and shape.seeds > 1),
         None if shape else _last_profiles(runs, catalogue, rows),
         _left_out(left_out),
-        record.table_section(Query(*(run.table for run in runs)), most=record.PAGE_ROWS),
-        record.dropped_section(rows.abouts, record.step_notes(rows, catalogue)),
-        record.record_section(runs),
-        record.glossary_section(catalogue, rows.metrics()),
+        provenance.table_section(Query(*(run.table for run in runs)), most=provenance.PAGE_ROWS),
+        provenance.dropped_section(rows.abouts, provenance.step_notes(rows, catalogue)),
+        provenance.record_section(runs),
+        provenance.glossary_section(catalogue, rows.metrics()),
     ]
     manner = "step by step" if _steps_words(rows) else "under its gradients"
-    return Page(head["title"], record.heading(head, manner), [section for section in sections if section is not None],
-                deck=_deck(rows, head), version=head["version"], legend=_legend(rows))  # fmt: skip
+    look: dict[str, Any] = {"deck": _deck(rows, head), "version": head["version"], "legend": _legend(rows)}
+    shown = [section for section in sections if section is not None]
+    return Page(head["title"], provenance.heading(head, manner), shown, **look)
 
 
 def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
@@ -138,20 +139,20 @@ def _summary(
 ) -> Section:  # fmt: skip
     """The summary: flagged checkpoints, verdicts, findings, warnings, and facts about the models."""
     seen = [*drift.modality_findings(comparison), *find_training(found)]
-    parts: list[Any] = [*record.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
+    parts: list[Any] = [*provenance.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
     if claims:
         parts += _verdict_parts(verdicts, claims, subjects.random_models(rows.abouts)[0])
         parts += [Heading("What was seen")] if seen else []
     parts += [page.Piece("findings", seen)] if seen else []
-    facts = record.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+    facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
     random = subjects.random_models(rows.abouts)[0]
     drawn = [fact for fact in facts if fact["Model"] in random]
     drawn = [] if len(drawn) == len(facts) else drawn
-    parts += record.warnings_box(record.warnings(rows.abouts))
-    parts += record.facts_parts([fact for fact in facts if fact not in drawn])
+    parts += provenance.warnings_box(provenance.warnings(rows.abouts))
+    parts += provenance.facts_parts([fact for fact in facts if fact not in drawn])
     if drawn:
-        behind = record.facts_parts(drawn, "Models with random weights")
+        behind = provenance.facts_parts(drawn, "Models with random weights")
         parts.append(Fold(f"{plural(len(drawn), 'model')} with random weights", behind, css="behind"))
     title = "Verdicts" if claims else "Summary"
     return Section("summary", title, parts, title)
@@ -232,7 +233,7 @@ def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], t
     for arm in arms:
         for name in names:
             lines = [rows.logged(one, name) for one in arm.subjects]
-            whole = subjects.seeds_mean(lines)
+            whole = seeds_mean(lines)
             look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
             averaged |= len(whole) > MOST
             if len(lines) > 1 and look["width"] > THIN:  # seeds are drawn only for the main line
@@ -280,7 +281,7 @@ def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: Training
         ends = {model: max((s for s in part.values("step") if s is not None), default=None)
                 for model, part in query.groups("model").items()}  # fmt: skip
         kept = query.where(lambda row, ends=ends: row.step is None or row.step == ends[row.model])  # type: ignore[misc]
-        last.append(replace(run, table=Table(kept.arrow(), dict(run.about))))
+        last.append(replace(run, table=kept.table(run.about)))
     profiles = ProfileRows(last)
     if not len(profiles.query):
         return None

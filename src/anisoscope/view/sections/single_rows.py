@@ -11,40 +11,17 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from anisoscope.errors import AnisoscopeError
 from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, brief, choice, series
 from anisoscope.view.page import Controls, Heading, Piece, Prose, Ramp, Section, text
-from anisoscope.view.sections.record import row_nouns
+from anisoscope.view.sections.provenance import row_nouns
 from anisoscope.view.sections.shape import STEP, Arm, Shape, arm_panel, beside
 from anisoscope.view.subjects import DrawnSite, RunView, TrainingRows, short_names
 from anisoscope.view.words import listed
 
 MAP_NUMBERS = 360_000  # limit of row coordinates on the page
 COLOURS = {"frequency": "token frequency", "position": "position", "group": "group"}
-MAP_FILE = "map.parquet"
-COLUMNS = ["model", "seed", "stack", "layer", "kind", "step", "row"]
-COLUMNS += ["x", "y", "token", "frequency", "position", "group"]
-
-
-def map_of(run: RunView) -> pa.Table | None:
-    """The map of a run: as given, or read from its folder; None if there is none."""
-    path = Path(run.path) / MAP_FILE
-    if run.map is not None or not run.path or not path.is_file():
-        return run.map
-    try:
-        found = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise AnisoscopeError(f"{str(path)!r} is not a readable map ({error}); delete it or run again.") from error
-    missing = [name for name in COLUMNS if name not in found.column_names]
-    if missing:
-        raise AnisoscopeError(f"{str(path)!r} has no column {missing[0]!r}; delete it or run again.")
-    return found
 
 
 @dataclass(frozen=True)
@@ -66,18 +43,16 @@ def row_maps(runs: Sequence[RunView], arms: Sequence[Arm], steps: Sequence[int])
     """The mapped rows for each arm and site, from the first seed that has a map; empty without maps."""
     found: dict[int, list[RowMapFrames]] = {}
     for run in runs:
-        table = map_of(run)
-        if table is None or not len(table):
+        if run.map is None:
             continue
         by: dict[tuple[Any, ...], dict[int, dict[int, tuple[Any, ...]]]] = {}
-        for values in zip(*(table[name].to_pylist() for name in COLUMNS), strict=True):
+        for values in run.map.rows:
             if values[5] in steps:
                 by.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
         total = sum(len(rows) for marks in by.values() for rows in marks.values())
         keep = max(0.05, min(1.0, MAP_NUMBERS / (2 * max(1, total))))
         # the share of variance of each axis by model and site, from the map file or run.json
-        words = (table.schema.metadata or {}).get(b"shares")
-        shares = dict(json.loads(words)) if words else run.about.get("map") or {}
+        shares = run.map.shares or run.about.get("map") or {}
         for arm in (arm for arm in arms if arm.index not in found):
             keys = [key for key in by if key[0] == arm.model and key[2] in (arm.subjects[0].stack, "single")]
             seeds = [one.seed for one in arm.subjects if any(key[1] in (one.seed, None) for key in keys)]
