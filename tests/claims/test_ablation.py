@@ -13,7 +13,7 @@ from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import Verdict, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
-from anisoscope.commands.page import joint_table
+from anisoscope.commands.drawing import joint_table
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts

@@ -31,7 +31,7 @@ def test_a_training_that_is_measured_by_name_is_judged(tmp_path: Path) -> None:
 def test_what_was_finished_is_drawn_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table.parquet").touch()
     noted: list[str] = []
-    monkeypatch.setattr("anisoscope.commands.page.report_runs", lambda paths: paths[0] / "report.html")
+    monkeypatch.setattr("anisoscope.commands.drawing.report_runs", lambda paths: paths[0] / "report.html")
 
     def broken() -> None:
         raise AnisoscopeError("it broke.")

@@ -67,7 +67,7 @@ def test_models_of_one_name_are_told_apart_by_their_run(arms: dict[str, Path], c
 
 
 def test_other_seeds_of_a_model_keep_its_name() -> None:
-    from anisoscope.commands.page import new_names
+    from anisoscope.commands.drawing import new_names
 
     tables = [Table.from_records([{"model": "decoder", "seed": seed}]) for seed in (0, 1, 1)]
     assert new_names(tables, ["a", "b", "c"]) == [{}, {"decoder": "decoder (b)"}, {"decoder": "decoder (c)"}]
@@ -76,7 +76,7 @@ def test_other_seeds_of_a_model_keep_its_name() -> None:
 def test_a_page_of_several_runs_judges_them_together(
     arms: dict[str, Path], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anisoscope.commands import page as load
+    from anisoscope.commands import drawing as load
 
     seen: list[Any] = []
     monkeypatch.setattr(load, "write_report", lambda out, views, **_: seen.append(views) or out)
@@ -365,7 +365,10 @@ def _fail(_: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from anisoscope.view.report import _replace
+    from anisoscope.view.page import Page, Section
+    from anisoscope.view.report import write_page
+
+    page = Page("title", "heading", [Section("summary", "Summary", [])])
 
     def full(self: Path, target: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -373,6 +376,6 @@ def test_a_page_that_cannot_be_written_leaves_no_draft(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space left"):
-            _replace(tmp_path / "report.html", "page")
+            write_page(tmp_path, page)
     assert list(tmp_path.iterdir()) == []
-    assert _replace(tmp_path / "report.html", "page").read_text() == "page"
+    assert "heading" in write_page(tmp_path, page).read_text()

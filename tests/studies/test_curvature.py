@@ -14,7 +14,7 @@ import torch
 
 from anisoscope.claims.dynamics import EXPECTED_SLOPES, ZonePart, repetitions
 from anisoscope.claims.engine.claim import judge, verdicts_from_dicts
-from anisoscope.commands.page import write_study_report
+from anisoscope.commands.drawing import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
 from anisoscope.results.folder import RunFolder

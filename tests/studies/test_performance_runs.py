@@ -108,7 +108,7 @@ def test_a_study_that_broke_off_goes_on_and_ends_alike(
 
 
 def test_the_page_is_complete_in_itself(measured: RunFolder) -> None:
-    from anisoscope.commands.page import write_study_report
+    from anisoscope.commands.drawing import write_study_report
 
     page = write_study_report(measured.path, "performance")
     text = page.read_text(encoding="utf-8")

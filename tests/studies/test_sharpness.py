@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.commands.page import write_study_report
+from anisoscope.commands.drawing import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import VARIANTS
 from anisoscope.models.load import load_model

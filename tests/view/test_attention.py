@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anisoscope.commands.page import write_report
+from anisoscope.commands.drawing import write_report
 from anisoscope.results.query import Table
 from anisoscope.view.page import TEMPLATES, Controls
 from anisoscope.view.sections import attention

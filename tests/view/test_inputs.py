@@ -16,7 +16,7 @@ from rich.console import Console
 
 from anisoscope.claims.inherent.drift import correlations
 from anisoscope.claims.inherent.modalities import modality_table
-from anisoscope.commands.page import compare, report_runs, write_report
+from anisoscope.commands.drawing import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import MappedRows
 from anisoscope.results.query import Table

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anisoscope.claims.inherent.drift import correlations, pooled
-from anisoscope.commands.page import compare, write_report
+from anisoscope.commands.drawing import compare, write_report
 from anisoscope.results.query import Table
 from anisoscope.view.figure import Figure
 from anisoscope.view.page import DataTable

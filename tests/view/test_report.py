@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from anisoscope.commands.page import write_report
+from anisoscope.commands.drawing import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
 from anisoscope.view.console import short_table, table_html

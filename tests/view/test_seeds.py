@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.commands.page import compare, write_report
+from anisoscope.commands.drawing import compare, write_report
 from anisoscope.results.query import Query, Table
 from anisoscope.view.figure import Figure
 from anisoscope.view.page import DataTable, Fold, Section, TableCell

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.commands.page import write_report
+from anisoscope.commands.drawing import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import MappedRows, RunFolder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.commands.page import run_view, write_report
+from anisoscope.commands.drawing import run_view, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Query, StepMean, Table

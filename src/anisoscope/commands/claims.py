@@ -25,7 +25,7 @@ def claims(
     """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why."""
     from anisoscope.claims.catalogue import evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
-    from anisoscope.commands.page import joint_table, open_runs
+    from anisoscope.commands.drawing import joint_table, open_runs
     from anisoscope.view.console import print_json, print_line, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None

@@ -67,7 +67,7 @@ def _carry_out(
     request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
 ) -> FinishedRun:
     """Run, evaluate claims, write the page; a run that fails still gets a page of what it had finished."""
-    from anisoscope.commands.page import report_runs
+    from anisoscope.commands.drawing import report_runs
 
     folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)
     try:

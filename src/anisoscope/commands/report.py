@@ -15,6 +15,6 @@ def report(
     ] = None,
 ) -> None:
     """Make the report of one or several runs again."""
-    from anisoscope.commands.page import report_runs
+    from anisoscope.commands.drawing import report_runs
 
     typer.echo(str(report_runs(runs, out)))

@@ -23,7 +23,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
     def run(
         config: Any, ctx: typer.Context, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False
     ) -> None:
-        from anisoscope.commands.page import study_summary
+        from anisoscope.commands.drawing import study_summary
         from anisoscope.commands.pipeline import run_study
         from anisoscope.view.console import print_run_end
 

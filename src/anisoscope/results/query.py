@@ -39,7 +39,7 @@ from anisoscope.results.quantity import Quantity
 if TYPE_CHECKING:
     import pandas as pd
 
-DRAWING = "anisoscope.commands.page"  # the module that draws tables, imported when the first one is drawn
+DRAWING = "anisoscope.commands.drawing"  # the module that draws tables, imported when the first one is drawn
 SCHEMA_VERSION = 1
 FIRST_OUTLIER = "the first position is an outlier here"  # note of rows with first=out
 SCHEMA = pa.schema(
@@ -113,6 +113,16 @@ class Table:
             if name not in known and value is not None:  # None: rows without that variant key, here all of them
                 raise unknown_name("column", name, known)
         return query.where(**fields).table(self.about) if fields else self
+
+    def renamed(self, names: Mapping[str, str]) -> Table:
+        """The same table with models renamed, in the rows and in `about`."""
+        if not names:
+            return self
+        models = pa.array([names.get(model or "", model) for model in self.arrow["model"].to_pylist()], pa.string())
+        named = [(entry, entry.get("name")) for entry in self.about.get("models") or ()]
+        entries = [{**entry, "name": names.get(name or "", name)} for entry, name in named]
+        arrow = self.arrow.set_column(SCHEMA.get_field_index("model"), SCHEMA.field("model"), models)
+        return Table(arrow, {**self.about, "models": entries} if entries else self.about)
 
     def value(self, **fields: Any) -> float:
         """The value of the single row that matches; an error when there is none or more than one."""

@@ -7,10 +7,10 @@ from typing import Any
 
 _HOMES = {
     "RunView": "view.subjects",
-    "profile_figure": "commands.page",
-    "short_table": "commands.page",
-    "table_html": "commands.page",
-    "write_report": "commands.page",
+    "profile_figure": "commands.drawing",
+    "short_table": "commands.drawing",
+    "table_html": "commands.drawing",
+    "write_report": "commands.drawing",
 }
 __all__ = ["RunView", "profile_figure", "short_table", "table_html", "write_report"]
 

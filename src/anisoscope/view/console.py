@@ -22,7 +22,7 @@ from rich.text import Text
 
 from anisoscope.errors import unknown_name
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.query import Row
+from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view.sections.findings import doubtful, leading, measured, unmeasured
 from anisoscope.view.sections.profiles import Places, pivot
 from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
@@ -114,20 +114,20 @@ def print_run(
     table: Any, about: Mapping[str, Any], *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool
 ) -> None:
     """Print the long table of a run; `wanted` are accepted values by column, empty for all."""
-    for name, words in wanted.items():
-        there = set(table.arrow[name].to_pylist())
-        for word in words:
-            if word not in there:
-                raise unknown_name(f"{name} in this run", word, there)
-        table = table.where(**{name: list(words)}) if words else table
+    for name, chosen in wanted.items():
+        measured_names = Query(table).values(name)
+        for word in chosen:
+            if word not in measured_names:
+                raise unknown_name(f"{name} in this run", word, measured_names)
+        table = table.where(**{name: list(chosen)}) if chosen else table
     rows = table.records()
     if form == "table" and not heads:
         rows = [row for row in rows if row["head"] is None]
-    names = [n for n in table.arrow.column_names if n not in ("schema", "replicates")] if form == "csv" else None
+    names = [n for n in SCHEMA.names if n not in ("schema", "replicates")] if form == "csv" else None
     if about.get("status") != "complete":
         status = about.get("status", "unfinished")
         print_note(f"this run is {status}; the table holds what was finished", style="yellow")
-    several = [name for name in ("seed", "step") if len(set(table.arrow[name].to_pylist())) > 1]
+    several = [name for name in ("seed", "step") if len(Query(table).values(name)) > 1]
     _print_rows(rows, form, names or ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS])
 
 

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from anisoscope.view.words import few, step_words
 
 FINAL_GAP = 0.12  # distance of the final norm from the last block, as a share of the depth
@@ -37,36 +39,19 @@ class Ref:
     times: float | Ref = 1.0
     plus: Any = None
 
-    def resolve(self, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int = 0) -> Any:
-        at = []
+    def resolve(self, arrays: Mapping[str, Any], chosen: Mapping[str, int], each: int = 0) -> np.ndarray:
+        """The numbers it refers to; NaN for missing ones."""
+        found, axis = np.asarray(arrays[self.array], dtype=float), 0
         for index in self.at:
-            if index == "#":
-                index = each
-            elif isinstance(index, str) and index.startswith("$"):
+            if isinstance(index, str) and index.startswith("$"):
                 name, _, through = index[1:].partition(">")
                 index = arrays[through][chosen.get(name, 0)] if through else chosen.get(name, 0)
-            at.append(index)
-        found = _take(arrays[self.array], at)
-        factor = self.times.resolve(arrays, chosen, each) if isinstance(self.times, Ref) else self.times
-        return found if factor == 1.0 and self.plus is None else _scaled(found, factor, self.plus)
-
-
-def _take(array: Any, at: Sequence[Any]) -> Any:
-    if not at:
-        return array
-    if at[0] == "*":
-        return [_take(part, at[1:]) for part in array]
-    if isinstance(at[0], list | tuple):
-        return [_take(array[i], at[1:]) for i in at[0]]
-    return _take(array[at[0]], at[1:])
-
-
-def _scaled(found: Any, factor: Any, plus: Any) -> Any:
-    if isinstance(found, list):
-        shift = plus if isinstance(plus, list | tuple) else [plus] * len(found)
-        factors = factor if isinstance(factor, list | tuple) else [factor] * len(found)
-        return [_scaled(value, f, s) for value, f, s in zip(found, factors, shift, strict=True)]
-    return None if found is None else found * factor + (plus or 0.0)
+            if index != "*":
+                found = found.take(each if index == "#" else index, axis)
+            axis += index == "*" or isinstance(index, list | tuple)
+        factor = self.times.resolve(arrays, chosen, each) if isinstance(self.times, Ref) else np.asarray(self.times)
+        factor = factor.reshape(factor.shape + (1,) * (found.ndim - factor.ndim))  # a factor for each row of numbers
+        return found * factor + np.asarray(0.0 if self.plus is None else self.plus)
 
 
 Values = Any  # numbers (None for missing ones), or a Ref to them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,11 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
     drawing.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr, call-arg, unused-ignore]
     ratios: dict[str, Any] = {"gridspec_kw": {"height_ratios": [2.2, 1.0] * down}} if high > 1 else {}
     axes = drawing.subplots(down * high, across, squeeze=False, sharey=figure.shared and "row", **ratios)
-    lookup = _Lookup(figure.arrays, chosen)
+
+    def lookup(values: Any, each: int = 0) -> np.ndarray:
+        found = values.resolve(figure.arrays, chosen, each) if isinstance(values, Ref) else values
+        return np.asarray(found, dtype=float)
+
     for i, (panel, declared) in enumerate(zip(shown, panels, strict=True)):
         row, place = divmod(i, across)
         title = declared.title if len(shown) > 1 or panel.grid is not None else ""
@@ -103,25 +107,10 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
     return drawing
 
 
-class _Lookup:
-    """Resolves the values of a figure: numbers, or references into its arrays."""
-
-    def __init__(self, arrays: Mapping[str, Any], chosen: Mapping[str, int]) -> None:
-        self.arrays, self.chosen = arrays, chosen
-
-    def __call__(self, values: Any, each: int = 0) -> Any:
-        return values.resolve(self.arrays, self.chosen, each) if isinstance(values, Ref) else values
-
-    def numbers(self, values: Any, each: int = 0) -> np.ndarray:
-        return np.array([np.nan if v is None else v for v in _flat(self(values, each))], dtype=float)
+Lookup = Callable[..., Any]  # from the values of a panel to an array; references are looked up
 
 
-def _flat(values: Any) -> list[Any]:
-    """All numbers of nested lists, flattened."""
-    return [v for part in values for v in (_flat(part) if isinstance(part, list | tuple) else [part])]
-
-
-def _panel(axes: Axes, panel: Panel, lookup: _Lookup, *, title: str = "") -> None:
+def _panel(axes: Axes, panel: Panel, lookup: Lookup, *, title: str = "") -> None:
     if panel.grid is not None:
         _map(axes, panel, lookup)
     for level in panel.levels:
@@ -162,14 +151,14 @@ def _pick(values: Any, i: int) -> Any:
     return values[i] if isinstance(values, list | tuple) else values
 
 
-def _series(axes: Axes, series: Series, lookup: _Lookup, each: int) -> None:
-    x, y = (lookup.numbers(values, each) for values in (series.x, series.y))
+def _series(axes: Axes, series: Series, lookup: Lookup, each: int) -> None:
+    x, y = (lookup(values, each).ravel() for values in (series.x, series.y))
     if not np.isfinite(y).any():
         return
     colour, alpha = resolve(_pick(series.colour, each))
     label = "_" if series.quiet or not series.named else plain(str(_pick(series.label, each)))
     if series.low is not None and series.high is not None and (series.bars or series.band):
-        _reach(axes, series, x, y, [lookup.numbers(v, each) for v in (series.low, series.high)], colour)
+        _reach(axes, series, x, y, [lookup(v, each).ravel() for v in (series.low, series.high)], colour)
     if series.join:
         good = np.isfinite(y) & np.isfinite(x)
         x, y = x[good], y[good]
@@ -182,7 +171,7 @@ def _series(axes: Axes, series: Series, lookup: _Lookup, each: int) -> None:
         axes.plot(x, y, **look, solid_capstyle="round")
     elif series.shade is not None:
         axes.plot(x, y, **look, zorder=1)
-        axes.scatter(x, y, s=11, color=[blend(SEQUENCE, t) for t in lookup.numbers(series.shade, each)], zorder=2)
+        axes.scatter(x, y, s=11, color=[blend(SEQUENCE, t) for t in lookup(series.shade, each)], zorder=2)
     else:
         axes.plot(x, y, **look)
         if series.size:
@@ -219,7 +208,7 @@ def _reach(axes: Axes, series: Series, x: np.ndarray, y: np.ndarray, ends: list[
     axes.errorbar(x, y, **{f"{series.bars}err": bars}, **look)
 
 
-def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Lookup) -> None:
+def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: Lookup) -> None:
     if axis.hidden:
         drawn.set_visible(False)
         axes.spines["bottom" if name == "x" else "left"].set_visible(False)
@@ -229,10 +218,9 @@ def _axis(axes: Axes, drawn: XAxis | YAxis, axis: Axis, name: str, lookup: _Look
     if axis.ticks is not None:
         drawn.set_ticks(list(axis.ticks[0]), [plain(str(word)) for word in axis.ticks[1]])
         drawn.set_ticks([], minor=True)
-    bounds = lookup(axis.bounds)
     limits = getattr(axes, f"set_{name}lim")
-    if bounds is not None:
-        limits(bounds[0], bounds[1])
+    if axis.bounds is not None:
+        limits(*lookup(axis.bounds))
     elif axis.from_zero:
         limits(**{"left" if name == "x" else "bottom": 0})
     if axis.reverse:
@@ -255,13 +243,13 @@ def few_powers(axis: XAxis | YAxis) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _map(axes: Axes, panel: Panel, lookup: _Lookup) -> None:
+def _map(axes: Axes, panel: Panel, lookup: Lookup) -> None:
     """Draw a heat map, first row at the bottom, or at the top if the axis is reversed."""
     from matplotlib.colors import LinearSegmentedColormap
 
     grid = panel.grid
     assert grid is not None  # for the type checker: the panel is a heat map
-    values = np.array([[np.nan if v is None else v for v in row] for row in lookup(grid.z)], dtype=float)
+    values = lookup(grid.z)
     colours = LinearSegmentedColormap.from_list("anisoscope", [blend(HEAT, t) for t in np.linspace(0, 1, 9)])
     ends, shades = ((0.0, 1.0), scaled(values)) if grid.by_row else (grid.ends, values)
     look: dict[str, Any] = {"aspect": "equal" if panel.equal else "auto", "cmap": colours, "interpolation": "nearest"}

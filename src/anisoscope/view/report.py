@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError
-from anisoscope.results.query import Table
+from anisoscope.results.folder import replace_file
+from anisoscope.results.query import Query, Table
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import DataTable, LegendEntry, Page, Piece, Section, TableCell, render
 from anisoscope.view.sections import profiles, provenance
@@ -22,47 +21,24 @@ from anisoscope.view.words import OF_TRAINING, Catalogue
 PAGE = "report.html"
 
 
-def write_report(
-    folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any], comparison: Comparison, name: str = PAGE
-) -> Path:
-    """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; returns the path of the page.
-
-    `catalogue`: declarations of metrics by name. `comparison`: results of the claims on drift and modalities.
-    """
-    if not any(len(run.table) for run in runs):
-        raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
-    return write_page(folder, report_page(runs, Catalogue(catalogue), comparison), name=name)
-
-
 def write_page(folder: Path, page: Page, *, name: str = PAGE, figures: bool = True) -> Path:
     """Write a page, and its figures as vector files; returns the path of the page.
 
     A page with another file name has its own folder of figures, so that two pages can share a folder.
     """
     path = Path(folder) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name("figures" if name == PAGE else f"{path.stem}-figures")
     written = write_figures(beside, page.figures(), page.chosen()) if figures else []
     links = sorted({f"{beside.name}/{file.name.rsplit('.', 1)[0]}" for file in written})
-    return _replace(path, render(page, links))
-
-
-def _replace(path: Path, words: str) -> Path:
-    """Write to a temporary file and rename it, so that no partial page is ever visible."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(words, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, lambda draft: draft.write_text(render(page, links), encoding="utf-8"))
     return path
 
 
 def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison) -> Page:
     """The page of some runs: profiles of models, or a training page for series over steps."""
     if any(is_training(run.table) for run in runs):
-        names = dict.fromkeys(str(name or "") for run in runs for name in run.table.arrow["model"].unique().to_pylist())
-        return training_page(runs, catalogue, comparison, provenance.masthead(list(names), [run.about for run in runs]))
+        names = Query(*(run.table for run in runs)).values("model")
+        return training_page(runs, catalogue, comparison, provenance.masthead(names, [run.about for run in runs]))
     rows = ProfileRows(runs)
     head = provenance.masthead(list(dict.fromkeys(s.model for s in rows.subjects)), rows.abouts)
     sections = [
@@ -94,8 +70,7 @@ def is_training(table: Table) -> bool:
     >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
     (False, True)
     """
-    steps = table.arrow["step"]
-    return steps.null_count < len(steps) or not set(OF_TRAINING).isdisjoint(table.metrics())
+    return bool(len(Query(table).where(step=...))) or not set(OF_TRAINING).isdisjoint(table.metrics())
 
 
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:

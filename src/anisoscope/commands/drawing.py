@@ -1,4 +1,4 @@
-"""Build report pages from run folders: read them, evaluate claims over several runs, write the HTML.
+"""Report pages from run folders: read them, evaluate claims over several runs, write the HTML.
 
 The package `view` imports no metrics; this module passes it their declarations.
 """
@@ -6,17 +6,12 @@ The package `view` imports no metrics; this module passes it their declarations.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
@@ -28,20 +23,19 @@ from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.query import Query, Table
-from anisoscope.studies.catalogue import STUDIES
-from anisoscope.view import console, report
-from anisoscope.view.report import PAGE, write_page
+from anisoscope.studies import catalogue as studies
+from anisoscope.view import console
+from anisoscope.view.report import PAGE, report_page, write_page
 from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import finite
+from anisoscope.view.words import Catalogue, finite
 
 
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
     about, table = folder.about(), folder.table()
-    spectra: dict[str, np.ndarray] = {}
-    cka = {}
+    spectra, cka = {}, {}
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
     for entry in entries:
         prefix = f"{entry['name']}/" if len(entries) > 1 else ""
@@ -73,9 +67,11 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 def write_report(
     folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any] | None = None, name: str = PAGE
 ) -> Path:
-    """Write the page of some runs and its figures into the folder; the path of the page."""
-    declared = registry() if catalogue is None else catalogue
-    return report.write_report(folder, runs, catalogue=declared, comparison=compare(runs), name=name)
+    """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page."""
+    if not any(len(run.table) for run in runs):
+        raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
+    declared = Catalogue(registry() if catalogue is None else catalogue)
+    return write_page(folder, report_page(runs, declared, compare(runs)), name=name)
 
 
 def compare(runs: Sequence[RunView]) -> Comparison:
@@ -138,7 +134,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
     about = run.about()
-    entry = STUDIES.get(study)
+    entry = studies.STUDIES.get(study)
     finished = about.get("status") == "complete" or (entry is not None and entry.partial)
     if about.get("study") != study or not finished:
         raise AnisoscopeError(
@@ -149,18 +145,14 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     if not verdicts.is_file():
         raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
     view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
-    declared: Any = _figures_of(study)
     arrays = {name: run.arrays(name) for name in (entry.arrays if entry is not None else ())}
-    return write_page(run.path, declared.study_page(view, registry(), **arrays))
+    return write_page(run.path, _figures_of(study).study_page(view, registry(), **arrays))
 
 
-def _figures_of(study: str) -> ModuleType | None:
+def _figures_of(study: str) -> Any:
     """The `figures` module of a study; None for a study that uses the general report page."""
-    folder = f"anisoscope.studies.{study}"
-    if study not in STUDIES or getattr(importlib.import_module(folder), "__path__", None) is None:
-        return None
-    exists = importlib.util.find_spec(f"{folder}.figures") is not None
-    return importlib.import_module(f"{folder}.figures") if exists else None
+    exists = study in studies.STUDIES and (Path(studies.__file__).parent / study / "figures.py").is_file()
+    return importlib.import_module(f"anisoscope.studies.{study}.figures") if exists else None
 
 
 def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
@@ -176,18 +168,13 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 def _with_joint_verdicts(views: Sequence[RunView]) -> list[RunView]:
     """The runs with claims evaluated on their joint table: verdicts of single runs need not hold for all of them."""
-    renamed = []
-    for view, names in zip(views, new_names([v.table for v in views], [v.path for v in views]), strict=True):
-        about = {**view.about, "models": _renamed(view.about.get("models", []), "name", names)}
-        concepts = _renamed(view.concepts, "model", names)
-        renamed.append(replace(view, table=renamed_table(view.table, names), about=about, concepts=concepts))
-    verdicts = verdicts_to_dicts(evaluate_claims(joined([view.table for view in renamed])))
+    paths, renamed = [view.path for view in views], []
+    for view, names in zip(views, new_names([v.table for v in views], paths), strict=True):
+        table = view.table.renamed(names)
+        concepts = [{**c, "model": names.get(c.get("model") or "", c.get("model"))} for c in view.concepts]
+        renamed.append(replace(view, table=table, about=table.about, concepts=concepts))
+    verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths)))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(renamed)]
-
-
-def _renamed(records: Iterable[Mapping[str, Any]], key: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Copies of the records with the model name under `key` replaced according to `names`."""
-    return [{**record, key: names.get(record.get(key) or "", record.get(key))} for record in records]
 
 
 def joint_table(folders: Sequence[RunFolder]) -> Table:
@@ -197,14 +184,10 @@ def joint_table(folders: Sequence[RunFolder]) -> Table:
 
 def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:
     """As `joint_table`, from tables and the paths of their runs."""
-    renamed = new_names(tables, paths)
-    return joined([renamed_table(table, names) for table, names in zip(tables, renamed, strict=True)])
-
-
-def joined(tables: Sequence[Table]) -> Table:
-    """The concatenated tables, with the model entries of all (claims read there which models are encoders)."""
-    models = [entry for table in tables for entry in table.about.get("models") or ()]
-    return Table(Table.concat(tables).arrow, tables[0].about if len(tables) == 1 else {"models": models})
+    renamed = [table.renamed(names) for table, names in zip(tables, new_names(tables, paths), strict=True)]
+    # claims read the model entries of all runs, which say which models are encoders
+    models = [entry for table in renamed for entry in table.about.get("models") or ()]
+    return replace(Table.concat(renamed), about=renamed[0].about if len(renamed) == 1 else {"models": models})
 
 
 def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:
@@ -212,8 +195,7 @@ def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, s
 
     All models of such a run are renamed, because arms are paired by name. Other seeds of a model are its replicates.
     """
-    groups = [table.arrow.select(["model", "seed"]).group_by(["model", "seed"]).aggregate([]) for table in tables]
-    owned = [{(pair["model"] or "", pair["seed"]) for pair in group.to_pylist()} for group in groups]
+    owned = [set(Query(table).groups("model", "seed")) for table in tables]
     counts = Counter(owner for owners in owned for owner in owners)
     return [
         {model: f"{model} ({run})" for model, _ in sorted(owners, key=str) if any(counts[o] > 1 for o in owners)}
@@ -233,18 +215,6 @@ def _run_names(paths: Sequence[str]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return list(paths)
-
-
-def renamed_table(table: Table, names: Mapping[str, str]) -> Table:
-    """The same table with models renamed, in the rows and in `about`."""
-    if not names:
-        return table
-    entries = _renamed(table.about.get("models") or (), "name", names)
-    column = table.arrow["model"].to_pylist()
-    models = pa.array([names.get(model or "", model) for model in column], type=pa.string())
-    place = table.arrow.schema.get_field_index("model")
-    arrow = table.arrow.set_column(place, table.arrow.schema.field(place), models)
-    return Table(arrow, {**table.about, "models": entries} if entries else table.about)
 
 
 # -- views of single tables, with metric titles from the registry: public as `anisoscope.view` and `Table.plot` --------
