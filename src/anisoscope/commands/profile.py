@@ -15,17 +15,13 @@ def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debu
     """Measure the geometry of every layer of one or several models; ends with a report."""
     from anisoscope.commands.pipeline import run_profile
     from anisoscope.metrics.catalogue import registry
-    from anisoscope.view.console import print_memory, print_page, print_short, print_warnings
+    from anisoscope.view.console import print_profile_end
 
     name = "_".join(Path(model).name for model in config.models[:2])[:60]
     with requested(out, name, resume=resume) as request:
         run = run_profile(config, request)
-    table, about = run.folder.table(), run.folder.about()
-    print_short(table, registry())
-    print_warnings(about)
-    print_memory(about)
-    print_page(run.page)
-    if problem := missing_everywhere(table):
+    print_profile_end(run.folder, run.page, registry())
+    if problem := missing_everywhere(run.folder.table()):
         fail(problem, 3)
 
 

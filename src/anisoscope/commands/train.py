@@ -30,13 +30,13 @@ def train(
 ) -> None:
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
     from anisoscope.commands.pipeline import run_train
-    from anisoscope.view.console import print_page, print_run_end
+    from anisoscope.view.console import print_line, print_run_end
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:
-        print_page(run.folder.path)
+        print_line(str(run.folder.path))
     else:
         print_run_end(run.folder, run.page, run.drawing_seconds)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box, progress
 from rich.console import Console
+from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -78,36 +79,29 @@ def print_note(words: str, *, style: str | None = None) -> None:
     print_line(words, error=True, style=style)
 
 
-def print_page(path: Path | None) -> None:
-    """Print the path of the result, the last line of a command."""
-    print_line(str(path))
-
-
 def print_warnings(about: Mapping[str, Any]) -> None:
     """Print the warnings of a run."""
     for warning in about.get("warnings", []):
         print_note(f"note: {warning}", style="yellow")
 
 
-def print_memory(about: Mapping[str, Any]) -> None:
-    """Print the duration and the peak memory of a profile."""
-    took = f"{about['wall_seconds']:.0f} s, peak memory {about['peak_memory_mb']} MiB"
-    estimated = about.get("memory_estimate_mb")
-    print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
-
-
 def print_json(value: Any, *, indent: int = 2) -> None:
-    """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 # -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
-def print_short(table: Any, catalogue: Mapping[str, Any]) -> None:
-    """Print the short tables of a profile; `catalogue` are the declared metrics."""
-    for shown in short_tables(table, catalogue=catalogue):
+def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[str, Any]) -> None:
+    """Print the end of a profile: its short tables, warnings, duration, peak memory, path of the page."""
+    about = folder.about()
+    for shown in short_tables(folder.table(), catalogue=catalogue):
         console.print(shown)
+    print_warnings(about)
+    took = f"{about['wall_seconds']:.0f} s, peak memory {about['peak_memory_mb']} MiB"
+    estimated = about.get("memory_estimate_mb")
+    print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
+    print_line(str(page))
 
 
 def print_run(
@@ -120,15 +114,13 @@ def print_run(
             if word not in measured_names:
                 raise unknown_name(f"{name} in this run", word, measured_names)
         table = table.where(**{name: list(chosen)}) if chosen else table
-    rows = table.records()
-    if form == "table" and not heads:
-        rows = [row for row in rows if row["head"] is None]
-    names = [n for n in SCHEMA.names if n not in ("schema", "replicates")] if form == "csv" else None
+    rows = (table if heads or form != "table" else table.where(head=None)).records()
     if about.get("status") != "complete":
         status = about.get("status", "unfinished")
         print_note(f"this run is {status}; the table holds what was finished", style="yellow")
     several = [name for name in ("seed", "step") if len(Query(table).values(name)) > 1]
-    _print_rows(rows, form, names or ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS])
+    names = ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS]
+    _print_rows(rows, form, [n for n in SCHEMA.names if n not in ("schema", "replicates")] if form == "csv" else names)
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:
@@ -142,9 +134,8 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[
         csv.writer(sys.stdout).writerows([columns, *cells])
         return
     used = [i for i in range(len(columns)) if any(row[i] != "" for row in cells)]
-    table = RichTable(box=None, pad_edge=False)
-    for i in used:
-        table.add_column(columns[i], overflow="fold", no_wrap=columns[i] != "note")
+    heads = [RichColumn(columns[i], overflow="fold", no_wrap=columns[i] != "note") for i in used]
+    table = RichTable(*heads, box=None, pad_edge=False)
     for row in cells:
         table.add_row(*(f"{row[i]:.4g}" if isinstance(row[i], float) else str(row[i]) for i in used))
     console.print(table)
@@ -180,9 +171,8 @@ def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
     for note in found.notes:
         errors.print(f"note: {note}", style="yellow", highlight=False)
     if form == "table" and not all(math.isnan(v) for v in matrix.flat):
-        table = RichTable(title="linear CKA (debiased); rows: first, columns: second", box=None, title_justify="left")
-        for name in ("", *others):
-            table.add_column(name)
+        title = "linear CKA (debiased); rows: first, columns: second"
+        table = RichTable("", *others, title=title, box=None, title_justify="left")
         for name, line in zip(names, matrix, strict=True):
             table.add_row(name, *("" if math.isnan(v) else f"{v:.2f}" for v in line))
         console.print(table)
@@ -206,17 +196,15 @@ def print_run_end(
         print_verdicts(leading(found) if about.get("study") == "untrained" else found)
     print_warnings(about)
     print_note(f"{about.get('wall_seconds', 0):.0f} s, and {drawing_seconds:.0f} s for the page")
-    print_page(page)
+    print_line(str(page))
 
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
     """Print a table of verdicts with their sentences; unmeasured claims share one line unless `every` is set."""
-    table = RichTable(show_lines=True, header_style="bold")
-    table.add_column("claim", overflow="fold", max_width=30)
-    table.add_column("verdict")
-    table.add_column("effect [95 %]", justify="right", no_wrap=True)
-    table.add_column("p", justify="right")
-    table.add_column("why", overflow="fold")
+    claim = RichColumn("claim", overflow="fold", max_width=30)
+    effect = RichColumn("effect [95 %]", justify="right", no_wrap=True)
+    p_column, why = RichColumn("p", justify="right"), RichColumn("why", overflow="fold")
+    table = RichTable(claim, "verdict", effect, p_column, why, show_lines=True, header_style="bold")
     for row in verdicts if every else measured(verdicts):
         colour = _COLOURS.get(str(row["status"]), "white")
         subject = f" ({row['subject']})" if row.get("subject") else ""
@@ -236,9 +224,8 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False
 
 def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
     """Print names with their explanations."""
-    table = RichTable(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    names, explained = RichColumn(style="bold", no_wrap=True), RichColumn(overflow="fold")
+    table = RichTable(names, explained, box=None, show_header=False, pad_edge=False)
     for name, words in lines:
         table.add_row(name, words)
     console.print(table)
@@ -305,12 +292,8 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
 
 def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
     """An empty table with columns for words, then right-aligned columns for numbers."""
-    table = RichTable(title=title, title_justify="left", header_style="bold")
-    for name in words:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
+    columns = [*words, *(RichColumn(name, justify="right") for name in numbers)]
+    return RichTable(*columns, title=title, title_justify="left", header_style="bold")
 
 
 # -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
@@ -358,10 +341,8 @@ def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> s
 
 
 def _html_cell(row: Row | None) -> str:
-    if row is None:
-        return "<td></td>"
-    if not row.known:
-        return f'<td title="{html.escape(row.note or "not computed")}">–</td>'
+    if row is None or not row.known:
+        return "<td></td>" if row is None else f'<td title="{html.escape(row.note or "not computed")}">–</td>'
     interval = f"<small>{number(row.low)} … {number(row.high)}</small>" if row.interval else ""
     return f"<td>{number(row.value)}{interval}</td>"
 
@@ -400,11 +381,10 @@ def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: S
     doubt = any(doubtful(row) for found in short.values() for cells in found for row in cells.values())
     caption = "± half of the 95 % interval" + ("; ? near-copies or noise decide" if doubt else "")
     caption = caption if whole else "lowest … highest over the layers"
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
-    for head in (*(("model",) if len(short) > 1 or not whole else ()), *(("site",) if whole else ())):
-        shown.add_column(head, no_wrap=head == "site", overflow="fold", max_width=24)
-    for metric in few:
-        shown.add_column(Text(entries.entry(metric).title), justify="right", overflow="fold")
+    leads = [*(["model"] if len(short) > 1 or not whole else []), *(["site"] if whole else [])]
+    columns = [RichColumn(head, no_wrap=head == "site", overflow="fold", max_width=24) for head in leads]
+    columns += [RichColumn(Text(entries.entry(m).title), justify="right", overflow="fold") for m in few]
+    shown = RichTable(*columns, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     for index, found in short.items():
         subject = rows.subjects[index]
         role = f" ({subject.role})" if subject.role and subject.role != subject.stack else ""

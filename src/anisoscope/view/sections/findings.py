@@ -6,7 +6,7 @@ overlap; layers of one model are not independent.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -41,15 +41,17 @@ TELL_EACH = 3  # with more subjects the page compares them instead of describing
 
 def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     """All findings of a profile, most important first."""
-    attention = _tell(rows, _attention)
-    scale = "An average cosine of 0 means directions spread evenly, 1 a single direction."
+    direction, scale = (
+        _each(rows, _cosine),
+        "An average cosine of 0 means directions spread evenly, 1 a single direction.",
+    )
     findings = {
-        "Direction": _each(rows, _cosine, scale),
+        "Direction": [*direction, scale] if direction else [],
         "Spread": _each(rows, _dominance),
-        "Dimension": _each(rows, _dimension) or _dimension_overall(rows),
+        "Dimension": _each(rows, _dimension),
         "Comparison": _comparison(rows, catalogue),
         "First position": _first_position(rows, catalogue),
-        "Attention": attention if len(attention) <= TELL_EACH else [],
+        "Attention": _each(rows, _attention),
         "Weights": _random_weights(rows.abouts),
         "Caution": _caution(rows),
     }
@@ -58,16 +60,12 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
 
 
-def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str], closing: str = "") -> list[str]:
-    """Findings for each subject, prefixed with its name if there are several; empty for many subjects."""
-    texts = _tell(rows, tell_one) if len(rows.subjects) <= TELL_EACH else []
-    return [*texts[:-1], f"{texts[-1]} {closing}".strip()] if texts else []
-
-
-def _tell(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) -> list[str]:
-    labelled = [(subject.label, text) for subject in rows.subjects if (text := tell_one(rows, subject))]
-    several = len(rows.subjects) > 1
-    return [f"{label}: {text}" if several else text[:1].upper() + text[1:] for label, text in labelled]
+def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) -> list[str]:
+    """A text for each subject, after its name if there are several; none if they would be too many."""
+    texts = {subject.label: text for subject in rows.subjects if (text := tell_one(rows, subject))}
+    if len(rows.subjects) == 1:
+        return [text[:1].upper() + text[1:] for text in texts.values()]
+    return [f"{label}: {text}" for label, text in texts.items()] if len(texts) <= TELL_EACH else []
 
 
 def apart(a: Row, b: Row) -> bool:
@@ -115,11 +113,9 @@ def _cosine(rows: ProfileRows, subject: Subject) -> str:
     points = _body(line)
     if not points:
         return ""
-    text = f"average cosine {course(points)}." if len(points) > 1 else f"the average cosine is {tell(points[0])}."
-    final = [row for row in known(line) if row.kind == "final"]
-    if final and apart(final[0], points[-1]):
-        text += f" The final norm changes it to {estimate(final[0].value, final[0].low, final[0].high)}."
-    return text
+    text = f"average cosine {course(points) if len(points) > 1 else f'is {tell(points[0])}'}."
+    final = [row for row in known(line) if row.kind == "final" and apart(row, points[-1])]
+    return text + "".join(f" The final norm changes it to {estimate(row.value, row.low, row.high)}." for row in final)
 
 
 def _dominance(rows: ProfileRows, subject: Subject) -> str:
@@ -143,52 +139,24 @@ def doubtful(point: Row) -> bool:
     return NEAR_COPIES in point.note
 
 
-def _dimensions(rows: ProfileRows, subject: Subject) -> tuple[list[Row], str]:
-    """The reliable dimensions, and a remark on the unreliable ones."""
-    points = _body(rows.line(subject, "two_nn"))
-    left = [point for point in points if doubtful(point)]
-    if not left:
-        return points, ""
-    layers = [point.layer for point in left if point.kind != "embed"]
-    places = [*(["the embedding"] if len(layers) < len(left) else []), *_blocks(layers)]
-    aside = f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide."
-    return [point for point in points if point not in left], aside
+def _dimension(rows: ProfileRows, subject: Subject) -> str:
+    """A sentence on the reliable dimensions, and one on the places of the unreliable ones."""
+    line = _body(rows.line(subject, "two_nn"))
+    points, left = ([point for point in line if doubtful(point) is doubt] for doubt in (False, True))
+    places = [*(["the embedding"] if any(point.kind == "embed" for point in left) else [])]
+    places += _blocks([point.layer for point in left if point.kind != "embed"])
+    aside = f" Not counted: {listed(places)}, where two scales disagree: near-copies or noise decide." if left else ""
+    if not points:
+        return f"no intrinsic dimension (TwoNN) can be told.{aside}" if left else ""
+    low, high = min(points, key=VALUE), max(points, key=VALUE)
+    text = f"lies between {tell(low)} and {tell(high)}" if low is not high else f"is {tell(low)}"
+    text += "; the intervals do not tell the layers apart." if low is not high and not apart(low, high) else "."
+    bias = f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
+    return f"the intrinsic dimension (TwoNN) {text}{bias if high.value > BIASED_ABOVE - 3 else ''}{aside}"
 
 
 def _blocks(layers: Sequence[int]) -> list[str]:
     return [f"block{'s' if len(layers) > 1 else ''} {spans(layers)}"] if layers else []
-
-
-def _dimension(rows: ProfileRows, subject: Subject) -> str:
-    points, aside = _dimensions(rows, subject)
-    if not points:
-        return f"no intrinsic dimension (TwoNN) can be told.{aside}" if aside else ""
-    low, high = min(points, key=VALUE), max(points, key=VALUE)
-    if low is high:
-        text = f"is {tell(low)}."
-    elif apart(low, high):
-        text = f"lies between {tell(low)} and {tell(high)}."
-    else:
-        ends = f"{number(low.value)} and {number(high.value)}"
-        text = f"lies between {ends}; the intervals do not tell the layers apart."
-    return f"the intrinsic dimension (TwoNN) {text}{_bias(high)}{aside}"
-
-
-def _bias(high: Row) -> str:
-    words = f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
-    return words if high.value > BIASED_ABOVE - 3 else ""
-
-
-def _dimension_overall(rows: ProfileRows) -> list[str]:
-    every = {s.label: (s, *_dimensions(rows, s)) for s in rows.subjects}
-    spots = [(p, s) for s, points, _ in every.values() for p in points]
-    if len(spots) < 2 or len(rows.subjects) <= TELL_EACH:
-        return []
-    (low, lower), (high, higher) = min(spots, key=lambda x: x[0].value), max(spots, key=lambda x: x[0].value)
-    text = f"Intrinsic dimension (TwoNN) lies between {tell(low)} ({lower.label}) and {tell(high)} ({higher.label})."
-    left = [label for label, (_, _, aside) in every.items() if aside]
-    aside = f" Not counted: places of {listed(left)} where two scales disagree: near-copies or noise decide."
-    return [text + _bias(high) + (aside if left else "")]
 
 
 @dataclass(frozen=True)
@@ -235,7 +203,9 @@ def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
         if len(means) < 2:
             continue
         ranked = sorted(means, key=lambda m: -m.value)
-        each = [f"{m.text} in {_named(rows, catalogue, metric, m.subject)}" for m in ranked]
+        owners = [(m.subject.label, m.subject.role) for m in ranked]
+        named = [f"{label} ({role})" if role and not label.endswith(role) else label for label, role in owners]
+        each = [f"{m.text} in {name}" for m, name in zip(ranked, named, strict=True)]
         values = f"runs from {each[-1]} to {each[0]}" if len(each) > TELL_EACH else f"is {listed(each)}"
         least, most = ranked[0].low, ranked[-1].high
         overlap = "" if least is not None and most is not None and least > most else "; the intervals overlap"
@@ -246,17 +216,6 @@ def _comparison(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
             "A difference between these models is not one between encoders and decoders: that takes several of each."
         )
     return texts
-
-
-def _named(rows: ProfileRows, catalogue: Catalogue, metric: str, subject: Subject) -> str:
-    """A subject with its role and, if measured, its mean without the first position, as text."""
-    with_role = subject.role in ("encoder", "decoder") and not subject.label.endswith(subject.role)
-    without = mean_over_blocks(rows, catalogue, subject, metric, without=True)
-    parts = [
-        *([subject.role] if with_role else []),
-        *([f"{without.text} without the first position"] if without else []),
-    ]
-    return f"{subject.label} ({'; '.join(parts)})" if parts else subject.label
 
 
 def _first_position(rows: ProfileRows, catalogue: Catalogue) -> list[str]:
@@ -290,18 +249,14 @@ def _effect(rows: ProfileRows, catalogue: Catalogue, subject: Subject) -> str:
 
 
 def _attention(rows: ProfileRows, subject: Subject) -> str:
-    """Sentences on how many heads are sharp, and where the first key has the most weight."""
+    """A sentence on how many heads are sharp, and where the first key has the most weight."""
     heads = rows.of(subject, kind="scores", variant="", group="", head=...).known()
-    sharpness = [row.value for row in heads.where(metric="attention_sharpness")]
-    clauses = []
-    if sharpness:
-        sharp = sum(value > 0.5 for value in sharpness)
-        clauses.append(f"{sharp} of {len(sharpness)} heads have a sharpness above 0.5")
-    layers: dict[int, list[float]] = {}
-    for row in heads.where(metric="first_key_mass"):
-        layers.setdefault(row.layer, []).append(row.value)
+    sharpness, clauses = heads.where(metric="attention_sharpness").numbers(), []
+    if len(sharpness):
+        clauses.append(f"{(sharpness > 0.5).sum()} of {len(sharpness)} heads have a sharpness above 0.5")
+    layers = heads.where(metric="first_key_mass").groups("layer")
     if layers:
-        mass, layer = max((fmean(values), -layer) for layer, values in layers.items())
+        mass, layer = max((fmean(part.numbers()), -layer) for layer, part in layers.items())
         size = number(mass, 2)
         clauses.append(f"the first key takes up to {size} of the attention (block {-layer}, mean over heads)")
     return ", and ".join(clauses) + "." if clauses else ""
@@ -312,27 +267,23 @@ def _random_weights(abouts: Sequence[About]) -> list[str]:
     names, count = random_models(abouts)
     shorten = short_names(dict.fromkeys(names))
     owners = f" of {listed([shorten(name) for name in dict.fromkeys(names)])}" if len(names) < count else ""
-    where = "there it" if owners else "this"
-    words = f"The weights{owners} are random: {where} is the geometry of the architecture, not of anything learned."
-    return [words] if names else []
+    text = f"The weights{owners} are random: this is the geometry of the architecture, not of anything learned."
+    return [text] if names else []
 
 
 def _caution(rows: ProfileRows) -> list[str]:
     sentences = []
     counts = [n for n in rows.query.where(group="").values("contexts") if n]
     if counts and min(counts) < FEW_CONTEXTS:
-        few = f"the fewest here are {min(counts)}"
-        sentences.append(f"Intervals resample contexts, and {few}: they are rough themselves.")
+        sentences.append(f"Intervals resample contexts; the fewest here are {min(counts)}: they are rough themselves.")
     for model in (model for about in rows.abouts for model in about.get("models") or []):
         count, width = model.get("row_count", model.get("rows")), model.get("width")
         if isinstance(count, int) and width and 0 < count < 10 * width:
             gave = f"{model.get('name', 'one model')} gave {plural(count, 'row')} for width {width:,}"
             sentences.append(f"{gave}: below ten rows per dimension spectra are not settled.")
-    missing = len(rows.query) - len(rows.query.known())
-    if missing:
-        listed_under = "the reasons are listed under “Dropped, warned about, not computed”."
-        of = f"{plural(missing, 'value')} of {len(rows.query):,}"
-        sentences.append(f"{of} could not be computed; {listed_under}")
+    if missing := len(rows.query) - len(rows.query.known()):
+        reasons = "the reasons are listed under “Dropped, warned about, not computed”."
+        sentences.append(f"{plural(missing, 'value')} of {len(rows.query):,} could not be computed; {reasons}")
     return [" ".join(sentences)] if sentences else []
 
 
@@ -391,22 +342,21 @@ def leading(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     >>> leading([over, {"claim": "a", "subject": "x"}, {"claim": "a", "subject": "y"}])[1:]
     [{'claim': 'a', 'subject': 'y'}]
     """
-    pooled = [verdict for verdict in verdicts if _says(verdict, "pooled")]
-    return [v for v in verdicts if _says(v, "pooled") or not any(_same(v, over) for over in pooled)]
+    pooled = [verdict for verdict in verdicts if _detail(verdict, "pooled")]
+    return [v for v in verdicts if _detail(v, "pooled") or not any(_same(v, over) for over in pooled)]
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return (one.get("claim"), one.get("subject")) == (other.get("claim"), other.get("subject"))
 
 
-def _says(verdict: Mapping[str, Any], name: str) -> bool:
-    details = verdict.get("details")
-    return bool(isinstance(details, Mapping) and details.get(name))
+def _detail(verdict: Mapping[str, Any], name: str) -> Any:
+    return (verdict.get("details") or {}).get(name)
 
 
 def measured(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The verdicts on claims that were measured."""
-    return [verdict for verdict in verdicts if not _says(verdict, "missing")]
+    return [verdict for verdict in verdicts if not _detail(verdict, "missing")]
 
 
 def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -418,7 +368,7 @@ def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     tested = {str(verdict.get("claim")) for verdict in measured(verdicts)}
     found: dict[str, dict[str, None]] = {}
     for verdict in verdicts:
-        if _says(verdict, "missing"):
+        if _detail(verdict, "missing"):
             found.setdefault(str(verdict.get("claim")), {})[str(verdict.get("subject") or "")] = None
     return [f"{claim} ({shortened(list(who))})" if claim in tested else claim for claim, who in found.items()]
 
@@ -427,9 +377,7 @@ def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """A verdict as a row of the page, with its parts where they are listed."""
     status = str(verdict.get("status") or "undecided")
     p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
-    details = verdict.get("details")
-    found = details.get("parts") if isinstance(details, Mapping) else None
-    parts = [part for part in found or [] if isinstance(part, Mapping) and finite(part.get("effect")) is not None]
+    parts = [part for part in _detail(verdict, "parts") or [] if finite(part.get("effect")) is not None]
     return {
         **{name: str(verdict.get(name) or "") for name in ("subject", "why", "scope")},
         "status": status,
@@ -457,8 +405,8 @@ def _interval(part: Mapping[str, Any]) -> str:
 
 def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
     """The most common scope of the verdicts; it is stated once, and other scopes beside their verdicts."""
-    scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"])
-    return next((scope for scope, _ in scopes.most_common(1)), "")
+    scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"]) or {"": 1}
+    return max(scopes, key=lambda scope: scopes[scope])
 
 
 def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> str:
@@ -470,9 +418,9 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
     'Of 7 verdicts, 7 hold; without 1 on models with random weights, 6 hold.'
     """
     tested, absent = leading(measured(verdicts)), unmeasured(verdicts)
-    subjects: dict[str, list[Mapping[str, Any]]] = {}
+    subjects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for verdict in tested:
-        subjects.setdefault(str(verdict.get("subject") or ""), []).append(verdict)
+        subjects[str(verdict.get("subject") or "")].append(verdict)
     if len(subjects) > TELL_SUBJECTS:
         clauses = [f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"]
         trained = [v for v in tested if not is_random(str(v.get("subject") or ""), random)]
