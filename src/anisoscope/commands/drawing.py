@@ -35,7 +35,8 @@ from anisoscope.view.words import Catalogue, finite
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
     about, table = folder.about(), folder.table()
-    spectra, cka = {}, {}
+    spectra: dict[str, Any] = {}
+    cka = {}
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
     for entry in entries:
         prefix = f"{entry['name']}/" if len(entries) > 1 else ""

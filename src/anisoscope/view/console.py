@@ -292,7 +292,7 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
 
 def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
     """An empty table with columns for words, then right-aligned columns for numbers."""
-    columns = [*words, *(RichColumn(name, justify="right") for name in numbers)]
+    columns: list[Any] = [*words, *(RichColumn(name, justify="right") for name in numbers)]
     return RichTable(*columns, title=title, title_justify="left", header_style="bold")
 
 
