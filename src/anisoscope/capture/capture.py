@@ -8,7 +8,7 @@ import fnmatch
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class StackPass:
     def end(self) -> None:
         self.contexts, self.layer = None, 0
 
-    def cut(self, output: Any) -> None:
+    def cut(self, _: nn.Module, __: Any, output: Any) -> None:
         """Record the output of a convolution before the blocks, which may be the patch embedding."""
         if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
             self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
@@ -88,23 +88,22 @@ class StackPass:
             self.notes.append(note)
 
 
-@contextlib.contextmanager
-def _few_logits(model: nn.Module) -> Iterator[None]:
+def _few_logits(model: nn.Module) -> contextlib.ExitStack:
     """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
 
     For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
     """
     find = getattr(unwrapped(model), "get_output_embeddings", None)
     head = find() if callable(find) else None
+    stack = contextlib.ExitStack()
 
     def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
         return (args[0][:, -1:], *args[1:]) if whole else None
 
-    with contextlib.ExitStack() as stack:
-        if isinstance(head, nn.Module):
-            stack.callback(head.register_forward_pre_hook(last).remove)
-        yield
+    if isinstance(head, nn.Module):
+        stack.callback(head.register_forward_pre_hook(last).remove)
+    return stack
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
@@ -113,7 +112,11 @@ Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
 """(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
 
 
-def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
+Arguments = dict[str, Any]
+Ruled = tuple[Arguments, Tensor | None]
+
+
+def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: Arguments) -> Ruled:
     """Apply a user's rule to a forward pass: returns additional arguments, and which positions are data (or None)."""
     found = rule(args, kwargs) if rule is not None else {}
     if isinstance(found, Mapping):
@@ -182,8 +185,9 @@ class Capture:
         self._finished = 0
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
+        self._config = getattr(unwrapped(model), "config", None)
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> Self:
         try:
             self._attach()
         except BaseException:
@@ -191,7 +195,7 @@ class Capture:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *rest: object) -> None:
         self._stack.close()
         if kind is not None or self.idle is not None:  # a training loop may run without any measured step
             return
@@ -254,7 +258,7 @@ class Capture:
         )
 
     def _attach(self) -> None:
-        self._keep(self.model.register_forward_pre_hook(self._untraced(self._begin), with_kwargs=True))
+        self._hook(self.model, self._begin, before=True)
         owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
         # the stack whose positions a named module has; "" if they are those of the model's own arguments
         within = {
@@ -271,7 +275,15 @@ class Capture:
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # hooks run in the order of registration, so the pass ends after everything else has been read
-        self._keep(self.model.register_forward_hook(self._untraced(self._end), always_call=True))
+        self._hook(self.model, self._end, always_call=True)
+
+    def _hook(self, module: nn.Module, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
+        """Register a hook until exit; if the capture may be idle, it is kept out of the graph of torch.compile."""
+        act = act if self.idle is None else torch.compiler.disable(act)
+        if before:
+            self._stack.callback(module.register_forward_pre_hook(act, with_kwargs=True).remove)
+        else:
+            self._stack.callback(module.register_forward_hook(act, **options).remove)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
@@ -280,18 +292,11 @@ class Capture:
         if "" in self._passes:
             self._passes[""].begin(self._contexts(module, args, kwargs, stack=None), {})
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._outer = None
         self._finished += 1
         for running in self._passes.values():
             running.end()
-
-    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """The hook, kept out of the graph of a later torch.compile."""
-        return hook if self.idle is None else torch.compiler.disable(hook)
-
-    def _keep(self, handle: Any) -> None:
-        self._stack.callback(handle.remove)
 
     def _hook_stack(self, stack: Stack) -> None:
         running = self._passes[stack.name] = StackPass(stack, self.notes)
@@ -305,14 +310,14 @@ class Capture:
             self._finished += 1 if self._outer is None else 0
             running.end()
 
-        self._keep(owner.register_forward_pre_hook(self._untraced(begin), with_kwargs=True))
+        self._hook(owner, begin, before=True)
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
         if stack.tokens is not None:  # no family states which positions are patches: count those of convolutions
             inside = tuple(f"{path}." for path in stack.blocks)
             for path, part in owner.named_modules(prefix=stack.owner):
                 if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
-                    self._keep(part.register_forward_hook(self._untraced(lambda _, __, output: running.cut(output))))
+                    self._hook(part, running.cut)
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
@@ -326,7 +331,7 @@ class Capture:
                 emit = functools.partial(self._emit, site, running=running)
                 self._on(place.path, place.side, emit, last=site.kind == "final")
         if stack.owner:  # "" is the model itself, whose hook ends the pass
-            self._keep(owner.register_forward_hook(self._untraced(end), always_call=True))
+            self._hook(owner, end, always_call=True)
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         for path in dict.fromkeys(stack.blocks):
@@ -355,13 +360,13 @@ class Capture:
                 named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
                 act(first_tensor(path, *args, *named, *kwargs.values()))
 
-            self._keep(module.register_forward_pre_hook(self._untraced(before), with_kwargs=True))
+            self._hook(module, before, before=True)
         else:
 
             def after(_: nn.Module, __: Any, output: Any) -> None:
                 act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
 
-            self._keep(module.register_forward_hook(self._untraced(after)))
+            self._hook(module, after)
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
@@ -407,21 +412,25 @@ class Capture:
     def _contexts(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
     ) -> Contexts:
-        batch, outer = self._batch, by_name(self.model, *self._outer) if self._outer is not None else {}
+        """The contexts of a pass through the model (without a stack) or a stack, by the arguments of its forward."""
+        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
+        ruled = by_rule(self.rule, *(self._outer or (args, kwargs)))
         arguments = row.with_ids(by_name(module, args, kwargs), outer)
-        arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {})
-        more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
-        arguments, real = {**arguments, **more}, None if real is None else real.cpu()
-        config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
-        decoding = stack is not None and stack.name == "decoder"
-        above = self._above if decoding else None
-        contexts, notes = row.read_contexts(arguments, config=config, real=real, above=above)
-        self._note(*notes)
+        contexts = self._read(arguments, outer, ruled=ruled, stack=stack)
         contexts.windows = stack.windows if stack is not None else None
         contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = functools.partial(row.reads_last, self.model, self.layout)
-        contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
+        contexts.channels_last = self._channels_last
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
+        return contexts
+
+    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack | None) -> Contexts:
+        batch, (more, real), config = self._batch, ruled, self._config if stack is None else stack.config
+        arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {}) | more
+        decoding = stack is not None and stack.name == "decoder"
+        real, above = None if real is None else real.cpu(), self._above if decoding else None
+        contexts, notes = row.read_contexts(arguments, config=config, real=real, above=above)
+        self._note(*notes)
+        contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.groups = batch.groups if batch is not None else None
         if decoding and contexts.tokens is not None:  # flags of a batch belong to the encoder's input
             ids = sorted(row.special_ids(config, "bos", "eos", "pad", "decoder_start"))
@@ -431,6 +440,10 @@ class Capture:
         if stack is not None and stack.name == "encoder":
             self._above = contexts
         return contexts
+
+    def _channels_last(self, site: Site, shape: torch.Size) -> bool:
+        stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
+        return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
 
 
 @contextlib.contextmanager

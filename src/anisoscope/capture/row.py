@@ -443,12 +443,6 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     )
 
 
-def reads_last(model: nn.Module, layout: Any, site: Any, shape: torch.Size) -> bool:
-    """Whether a site of a layout, or a module named by the user, has its channels last."""
-    path = site.name or layout.stack(site.stack).module_at(site)
-    return channels_last(model.get_submodule(path), shape)
-
-
 def channels_last(module: nn.Module, shape: torch.Size) -> bool:
     """Whether a feature map of this shape at a module is [B, H, W, C] rather than [B, C, H, W].
 

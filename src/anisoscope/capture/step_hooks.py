@@ -10,23 +10,22 @@ Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
-from anisoscope.capture.capture import Capture, Rule, by_rule
+from anisoscope.capture.capture import Arguments, Capture, Rule, Ruled, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, RowTokens, SiteRows, output_part
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name, unwrapped
+from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name
 from anisoscope.numerics.hashing import half_of
 
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
@@ -55,55 +54,51 @@ class MicroBatch:
             else:
                 sink.scores(item)
 
+    @property
+    def labels(self) -> Tensor | None:
+        labels = self.arguments.get("labels")
+        return labels if isinstance(labels, Tensor) else None
+
     def learned_from(self) -> bool:
         """Whether a backward pass went through it."""
         return bool(self.gradients) or self.seed is not None
 
     def has_targets(self) -> bool:
         """Whether any label is not ignored; True without labels, since then the user computes the loss."""
-        labels = self.arguments.get("labels")
-        return not isinstance(labels, Tensor) or bool((labels != gradient_pass.IGNORED).any())
+        return self.labels is None or bool((self.labels != gradient_pass.IGNORED).any())
 
     def tokens(self) -> int:
         """The number of tokens that the mean loss is over."""
         given = self.arguments.get("num_items_in_batch")
         if given is not None and self.shared:
             return int(given)
-        labels = self.arguments.get("labels")
-        return self.reading.count(labels) if self.reading is not None and isinstance(labels, Tensor) else 0
+        return self.reading.count(self.labels) if self.reading is not None and self.labels is not None else 0
 
 
-class StepHooks(ABC):
-    """Hooks that stay on a model for a whole training run and do nothing until a step is to be measured.
+class StepCapture(Capture, ABC):
+    """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    They must be attached before torch.compile and are kept out of the compiled graph.
+    It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink.
     """
 
-    def __init__(self, model: nn.Module, capture: Capture) -> None:
-        self.model, self.active, self._capture = model, False, capture
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> Self:
-        before = torch.compiler.disable(self._begin)
-        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True))
-        self._capture.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._capture._stack.close()
+    def __init__(self, model: nn.Module, sites: Sequence[Site], *, layout: Layout, rows: Rule | None) -> None:
+        super().__init__(model, sites, self, layout=layout, watch=self._watch, idle=self._idle, rows=rows)
+        self.active = False
 
     @abstractmethod
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before each forward pass of the model."""
+    def rows(self, rows: Rows) -> None: ...
+
+    def scores(self, scores: Scores) -> None: ...
+
+    @abstractmethod
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None: ...
 
     def _idle(self) -> bool:
         # evaluations inside the step (without gradients) and probes are not the training batch
         return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
 
 
-class LiveGradients(StepHooks):
+class LiveGradients(StepCapture):
     """Records the micro-batches of a training step with rows and gradients.
 
     `scaled=False` skips the scale of the gradients, so that the loss may be of any kind.
@@ -119,18 +114,11 @@ class LiveGradients(StepHooks):
         scaled: bool = True,
         rows: Rule | None = None,
     ) -> None:
-        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
-        super().__init__(model, Capture(model, [*sites, *extra], self, **options))
-        self.sites, self.scaled, self.rule, self.geometry = list(sites), scaled, rows, False
+        super().__init__(model, [*sites, *extra], layout=layout, rows=rows)
+        self.learning, self.scaled, self.geometry = set(sites), scaled, False
         self.batches: list[MicroBatch] = []
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        after = torch.compiler.disable(self._end)
-        self._handles.append(self.model.register_forward_hook(after, with_kwargs=True))
-        return self
 
     def begin(self, *, geometry: bool = False) -> None:
         """Record every pass from now on; with `geometry` also keep rows and scores for metrics of activations."""
@@ -153,16 +141,18 @@ class LiveGradients(StepHooks):
             more, real = by_rule(self.rule, args, kwargs)
             real = None if real is None else real.cpu()
             self.batches.append(MicroBatch(by_name(module, args, kwargs) | more, real=real))
+        super()._begin(module, args, kwargs)
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        super()._end(module, args, output)
         if self._idle() or not self.batches:
             return
         batch = self.batches[-1]
-        loss, labels = output_part(output, "loss"), batch.arguments.get("labels")
+        loss = output_part(output, "loss")
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
-        if self.scaled and isinstance(labels, Tensor) and bool((labels != gradient_pass.IGNORED).any()):
-            batch.reading, batch.shared = self._find(output, batch, labels)
+        if self.scaled and batch.labels is not None and batch.has_targets():
+            batch.reading, batch.shared = self._find(output, batch, batch.labels)
         batch.loss = float(loss.detach())
 
         def arrived(g: Tensor) -> None:
@@ -206,7 +196,7 @@ class LiveGradients(StepHooks):
             self.batches[-1].shown.append(scores)
 
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
-        if site not in self.sites or not self.batches:
+        if site not in self.learning or not self.batches:
             return
         refuse_graphless(site)
         batch = self.batches[-1]
@@ -231,23 +221,19 @@ def refuse_graphless(site: Site) -> None:
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
-    halves = half_of(row.original_contexts(batch.arguments, real=batch.real)) if half is not None else None
+    wanted = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
     out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
-    labels = batch.arguments.get("labels")
-    labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
+    labels = None if batch.labels is None else batch.labels.detach().cpu()
     for site in sites:
-        rows, g = batch.rows.get(site), batch.gradients.get(site)
-        if rows is None:
+        if (rows := batch.rows.get(site)) is None:
             continue
-        tokens = RowTokens.of(rows.index, labels, batch.reading, stack=site.stack)
-        chosen = torch.arange(len(rows.x))
-        if halves is not None:
-            chosen = chosen[halves[rows.index.keep.cpu() // max(1, rows.index.length)] == half]
-        at = chosen.to(rows.x.device)
-        masked = None if tokens.masked is None else tokens.masked[chosen]
-        tokens = RowTokens(tokens.original[chosen], tokens.target[chosen], masked)
-        index = rows.index.taken(chosen.to(rows.index.keep.device))
-        out.sites[site] = SiteRows(rows.x[at], None if g is None else g[at], index, tokens)
+        x, g, index = rows.x, batch.gradients.get(site), rows.index
+        if wanted is not None:
+            chosen = wanted[index.keep // max(1, index.length)].nonzero().squeeze(1)
+            at, index = chosen.to(x.device), index.taken(chosen)
+            x, g = x[at], None if g is None else g[at]
+        tokens = RowTokens.of(index, labels, batch.reading, stack=site.stack)
+        out.sites[site] = SiteRows(x, g, index, tokens)
     return out
 
 
@@ -318,39 +304,6 @@ def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tenso
     return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
 
 
-class SampledCapture(Capture):
-    """A capture that reads contexts without device–host synchronisation."""
-
-    most = 2048
-    turn = 0.0
-
-    def _contexts(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
-    ) -> Contexts:
-        outer = by_name(self.model, *self._outer) if self._outer is not None else {}
-        more, real = by_rule(self.rule, *(self._outer or (args, kwargs)))
-        arguments = {**row.with_ids(by_name(module, args, kwargs), outer), **more}
-        for name in (*SOUND, PIXEL_MASK):
-            if isinstance(arguments.get(name, outer.get(name)), Tensor):
-                raise AnisoscopeError(
-                    f"the model was given {name}, and which of its rows are data cannot be told without waiting for "
-                    "the device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded "
-                    "pictures."
-                )
-        named = [given[name] for given in (arguments, outer) for name in CONTENT if isinstance(given.get(name), Tensor)]
-        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
-        content: Tensor | None = next(iter([*named, *others]), None)
-        if content is None:
-            raise row.no_content(arguments)
-        config = stack.config if stack is not None else getattr(unwrapped(self.model), "config", None)
-        if real is None and content.dim() < 4:
-            real = mask_of(arguments, content, config)
-        contexts = SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
-        contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = functools.partial(row.reads_last, self.model, self.layout)
-        return contexts
-
-
 @dataclass
 class SampledPass:
     """Rows and gradients of one forward and backward pass."""
@@ -366,8 +319,8 @@ class SampledPass:
         return bool(self.rows) and (bool(self.gradients) or not self.awaited)
 
 
-class SampledRows(StepHooks):
-    """Samples rows and gradients of every training pass and hands them to `take`."""
+class SampledRows(StepCapture):
+    """Samples rows and gradients of every training pass and hands them to `take`; never waits for the device."""
 
     def __init__(
         self,
@@ -379,12 +332,9 @@ class SampledRows(StepHooks):
         most: int = 2048,
         rows: Rule | None = None,
     ) -> None:
-        options: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
-        self._sampled = SampledCapture(model, sites, self, **options)
-        self._sampled.most = most
-        super().__init__(model, self._sampled)
-        self.take = take
-        self._passes: list[SampledPass] = []
+        super().__init__(model, sites, layout=layout, rows=rows)
+        self.take, self.most, self.turn = take, most, 0.0
+        self.seen: list[SampledPass] = []
         self._number, self._start = 0, 0.0
 
     def __exit__(self, *error: Any) -> None:
@@ -393,12 +343,12 @@ class SampledRows(StepHooks):
 
     def begin(self, step: int) -> None:
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
-        self._passes, self._number, self.active = [], 0, True
+        self.seen, self._number, self.active = [], 0, True
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
         """Stop recording and hand over the passes that received gradients."""
-        passes = self._passes
+        passes = self.seen
         self.drop()
         for seen in passes:
             if seen.learned_from:
@@ -406,34 +356,51 @@ class SampledRows(StepHooks):
 
     def drop(self) -> None:
         """Stop recording and discard the passes."""
-        self._passes, self.active = [], False
+        self.seen, self.active = [], False
 
     # hooks
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._idle():
-            return
-        # micro-batches are handed over one by one; those still waiting for gradients stay until the step ends
-        for seen in [seen for seen in self._passes if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
-            self._passes.remove(seen)
-            self.take(seen)
-        self._passes.append(SampledPass())
-        self._sampled.turn = (self._start + self._number * _GOLDEN**2) % 1.0
-        self._number += 1
+        if not self._idle():
+            # micro-batches are handed over one by one; those still waiting for gradients stay until the step ends
+            for seen in [seen for seen in self.seen if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
+                self.seen.remove(seen)
+                self.take(seen)
+            self.seen.append(SampledPass())
+            self.turn = (self._start + self._number * _GOLDEN**2) % 1.0
+            self._number += 1
+        super()._begin(module, args, kwargs)
+
+    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack | None) -> Contexts:
+        more, real = ruled
+        arguments, config = arguments | more, self._config if stack is None else stack.config
+        for name in (*SOUND, PIXEL_MASK):
+            if isinstance(arguments.get(name, outer.get(name)), Tensor):
+                raise AnisoscopeError(
+                    f"the model was given {name}, and which of its rows are data cannot be told without waiting for "
+                    "the device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded "
+                    "pictures."
+                )
+        named = [held[name] for held in (arguments, outer) for name in CONTENT if isinstance(held.get(name), Tensor)]
+        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
+        content: Tensor | None = next(iter([*named, *others]), None)
+        if content is None:
+            raise row.no_content(arguments)
+        if real is None and content.dim() < 4:
+            real = mask_of(arguments, content, config)
+        return SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
 
     def rows(self, rows: Rows) -> None:
-        if self._passes and rows.x.ndim == 2:
+        if self.seen and rows.x.ndim == 2:
             assert isinstance(rows.index, SampledIndex)
-            self._passes[-1].rows[rows.site] = rows.x
-            self._passes[-1].valid[rows.site] = rows.index.valid
-
-    def scores(self, scores: Scores) -> None: ...
+            self.seen[-1].rows[rows.site] = rows.x
+            self.seen[-1].valid[rows.site] = rows.index.valid
 
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         refuse_graphless(site)
-        if not self._passes or not activation.requires_grad:
+        if not self.seen or not activation.requires_grad:
             return
-        seen = self._passes[-1]
+        seen = self.seen[-1]
         seen.awaited.add(site)
 
         def arrived(g: Tensor) -> None:
