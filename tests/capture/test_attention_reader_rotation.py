@@ -111,14 +111,14 @@ class Interrupting(Record):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["llama", "gptj", "falcon-7b"])
 def test_rotary_functions_come_back_whatever_happens(name: str, error: type[BaseException]) -> None:
-    from anisoscope.capture import attention_reader as reader
+    from anisoscope.capture import attention_call, attention_reader
 
     model = tiny(name)
     before, sites = _rotary_function(model), find_layout(model).sites(["query_unrotated"])
     with pytest.raises(error):
         captured(model, inputs(model, 4), sites, sink=Interrupting(error))
     assert _rotary_function(model) is before
-    assert not reader._active.rotations and not reader._originals
+    assert not attention_reader._active.rotations and not attention_call._replaced
     with Capture(model, sites, Record()) as one:  # the counter-test: while a capture runs it is another
         assert _rotary_function(model) is not before
         with Capture(model, sites, Record()) as two:

@@ -34,7 +34,7 @@ _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divid
 _HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
 _takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
 _lock = threading.Lock()
-_original: list[Callable[..., Any]] = []  # the look-up of the registry, while it is replaced
+_replaced: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and by how many captures
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,38 @@ def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
 
 
 @contextlib.contextmanager
+def replaced(space: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a function of a class or of a dictionary of globals by `make` of it, until no capture needs that."""
+    key, write = (id(space), name), space.__setitem__ if isinstance(space, dict) else functools.partial(setattr, space)
+    with _lock:
+        original, count = _replaced.get(key) or (space[name] if isinstance(space, dict) else getattr(space, name), 0)
+        _replaced[key] = (original, count + 1)
+        if not count:
+            write(name, make(original))
+    try:
+        yield
+    finally:
+        with _lock:
+            original, count = _replaced.pop(key)
+            if count > 1:
+                _replaced[key] = (original, count - 1)
+            else:
+                write(name, original)
+
+
+@contextlib.contextmanager
+def around_calls(module: nn.Module, begin: Callable[..., None], end: Callable[..., None]) -> Iterator[None]:
+    """Call `begin` before and `end` after each forward of a module, whatever happens in it."""
+    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+    try:
+        yield
+    finally:
+        end()  # an interrupt leaves a forward without running its hooks
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def watched(module: nn.Module, take: Take) -> Iterator[None]:
     """Pass the attention call that a module computes to `take` while it runs."""
     active: list[_Watcher] = []
@@ -114,13 +146,8 @@ def watched(module: nn.Module, take: Take) -> Iterator[None]:
             if output is not None and (call := _joined(watcher.chunks)) is not None:
                 take(call)
 
-    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
-    try:
+    with around_calls(module, begin, end):
         yield
-    finally:
-        end()  # an interrupt leaves a forward without running its hooks
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass
@@ -336,37 +363,31 @@ def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
-    parts = list(module.modules())
+    from transformers.modeling_utils import AttentionInterface
+
+    parts = [id(part) for part in module.modules()]
     with _lock:
         for part in parts:
-            _takers.setdefault(id(part), []).append(take)
-        _replace_look_up()
+            _takers.setdefault(part, []).append(take)
     try:
-        yield
+        with replaced(AttentionInterface, "get_interface", _routed):
+            yield
     finally:
         with _lock:
             for part in parts:
-                _takers[id(part)].remove(take)
-                if not _takers[id(part)]:
-                    del _takers[id(part)]
-            _replace_look_up()
+                _takers[part].remove(take)
+                if not _takers[part]:
+                    del _takers[part]
 
 
-def _replace_look_up() -> None:
-    """Route the registry's look-up through `_relay` while anything is captured, and restore it afterwards."""
-    from transformers.modeling_utils import AttentionInterface
+def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    """The registry's look-up, whose results are relayed."""
 
-    if _takers and not _original:
-        look_up = AttentionInterface.get_interface
-        _original.append(look_up)
+    @functools.wraps(look_up)
+    def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
 
-        @functools.wraps(look_up)
-        def routed(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            return functools.partial(_relay, look_up(self, attn_implementation, default), str(attn_implementation))
-
-        AttentionInterface.get_interface = routed  # type: ignore[method-assign]
-    elif _original and not _takers:
-        AttentionInterface.get_interface = _original.pop()  # type: ignore[method-assign]
+    return routed
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

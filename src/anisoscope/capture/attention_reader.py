@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention_call import Call, watching
+from anisoscope.capture.attention_call import Call, around_calls, replaced, watching
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Scores
 from anisoscope.capture.sites.block import rotary_functions
 from anisoscope.capture.sites.layout import Stack
@@ -32,8 +32,6 @@ from anisoscope.models.forward import by_name
 
 Rotation = tuple[Tensor, Tensor]
 """One tensor that was rotated, before and after."""
-_lock = threading.Lock()
-_originals: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and how many relays
 
 
 class _Active(threading.local):
@@ -48,7 +46,6 @@ _active = _Active()
 def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
     """The list of rotations in the module's current call so far; the original functions are restored afterwards."""
     rotations: list[Rotation] = []
-    functions = rotary_functions(attention)
 
     def begin(*_: Any) -> None:
         rotations.clear()
@@ -58,26 +55,11 @@ def recorded_rotations(attention: nn.Module) -> Iterator[list[Rotation]]:
         rotations.clear()
         _active.rotations[:] = [other for other in _active.rotations if other is not rotations]
 
-    handles = [attention.register_forward_pre_hook(begin), attention.register_forward_hook(end, always_call=True)]
-    with _lock:
-        for space, name in functions:
-            original, count = _originals.get((id(space), name), (space[name], 0))
-            _originals[(id(space), name)] = (original, count + 1)
-            if not count:
-                space[name] = _relay(original)
-    try:
+    with contextlib.ExitStack() as stack:
+        for space, name in rotary_functions(attention):
+            stack.enter_context(replaced(space, name, _relay))
+        stack.enter_context(around_calls(attention, begin, end))
         yield rotations
-    finally:
-        with _lock:
-            for space, name in functions:
-                original, count = _originals.pop((id(space), name))
-                if count > 1:
-                    _originals[(id(space), name)] = (original, count - 1)
-                else:
-                    space[name] = original
-        end()  # an interrupt leaves a forward without running its hooks
-        for handle in handles:
-            handle.remove()
 
 
 def _relay(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.row import Index, Rows, Scores, Sink
+from anisoscope.capture.row import Index, KeptRows, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
@@ -119,7 +119,7 @@ class RowTokens:
         if not fits or stack == "encoder":  # rows of an encoder have no targets
             return RowTokens(token, nothing, None)
         assert labels is not None and reading is not None
-        target = reading.targets(labels.cpu()).flatten()[index.keep.cpu()]
+        target = reading.targets(labels).flatten()[index.keep.cpu()]
         known = target != IGNORED
         target = torch.where(known, target, -1)
         if reading.shifted or stack == "decoder":
@@ -149,17 +149,16 @@ class GradientPass:
     unreached: list[Site] = field(default_factory=list)  # sites that no gradient reaches
 
 
-class Collector:
-    """A sink that keeps rows, and activations for their gradients; it forwards everything to `others`."""
+class Collector(KeptRows):
+    """Keeps rows, and activations for their gradients; it forwards everything to `others`."""
 
     def __init__(self, others: Sink | None = None) -> None:
-        self.kept: dict[Site, Rows] = {}
+        super().__init__()
         self.live: dict[Site, tuple[Tensor, Any]] = {}
         self.others = others
 
     def rows(self, rows: Rows) -> None:
-        if rows.x.ndim == 2:
-            self.kept[rows.site] = rows
+        super().rows(rows)
         if self.others is not None:
             self.others.rows(rows)
 
@@ -214,7 +213,7 @@ def forward_rows(
     collector = Collector(others)
     with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout, rows=rows) as capture:
         capture.run(unlabelled(model, inputs))
-    return _gathered(GradientPass(), collector, inputs.get("labels"), reading, sites=sites, gradients={})
+    return GradientPass(site_rows(sites, collector.kept, {}, labels=inputs.get("labels"), reading=reading))
 
 
 def gradient_rows(
@@ -232,33 +231,40 @@ def gradient_rows(
     rows: Rule | None = None,
 ) -> GradientPass:
     """The rows of a pass with the gradients of the summed loss; optionally also gradients of weights and embeddings."""
-    out, collector, table = GradientPass(), Collector(others), _Table()
-    named = dict(model.named_parameters())
+    out, collector, named = GradientPass(), Collector(others), dict(model.named_parameters())
+    embedded: list[tuple[Tensor, Tensor]] = []  # ids and outputs of the input embedding
     with contextlib.ExitStack() as stack:
         stack.enter_context(untouched(model))
         stack.enter_context(torch.enable_grad())
         if embedding:
-            stack.callback(table.watch(model).remove)
+            stack.callback(_watch_embedding(model, embedded).remove)
         capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
         total = _total(model, inputs, out, reading=reading, loss=loss)
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
-        out.unreached = [s for s in sites if s not in reached]
         # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
-        tensors = [collector.live[s][0] for s in reached] + table.tensors + [named[name] for name in learning]
+        tensors = (
+            [collector.live[s][0] for s in reached] + [x for _, x in embedded] + [named[name] for name in learning]
+        )
         if not total.requires_grad or not tensors:
             raise AnisoscopeError(
                 "no gradient reaches any site: every parameter is frozen; unfreeze the ones that learn "
                 "(parameter.requires_grad_(True))."
             )
-        grads = list(torch.autograd.grad(total, tensors, allow_unused=True))
-    second, third = len(reached), len(reached) + len(table.tensors)
-    gradients = dict(zip(reached, grads[:second], strict=True))
-    out.unreached += [site for site, g in gradients.items() if g is None]
-    table.take(out, grads[second:third])
+        grads = torch.autograd.grad(total, tensors, allow_unused=True)
+    second, third = len(reached), len(reached) + len(embedded)
+    found = {site: g for site, g in zip(reached, grads[:second], strict=True) if g is not None}
+    gradients = {site: collector.live[site][1](g) for site, g in found.items()}
+    out.unreached = [s for s in sites if s not in reached] + [site for site in reached if site not in gradients]
+    pairs = [(ids, g) for (ids, _), g in zip(embedded, grads[second:third], strict=True) if g is not None]
+    if pairs:  # some embeddings scale their output
+        scale = getattr(unwrapped(model).get_input_embeddings(), "embed_scale", 1.0)  # type: ignore[operator]
+        by_token = torch.cat([g.flatten(0, -2) for _, g in pairs]).detach() * float(scale)
+        out.embedded = torch.cat([ids.flatten() for ids, _ in pairs]), by_token
     out.weights = {name: g.detach() for name, g in zip(learning, grads[third:], strict=True) if g is not None}
-    return _gathered(out, collector, inputs.get("labels"), reading, sites=sites, gradients=gradients)
+    out.sites = site_rows(sites, collector.kept, gradients, labels=inputs.get("labels"), reading=reading)
+    return out
 
 
 def _total(
@@ -293,52 +299,38 @@ def _total(
     return total
 
 
-class _Table:
-    """Collects the outputs of the input embedding; their gradients, summed by token, are the table's input gradient."""
+def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:
+    """A hook that keeps ids and outputs of the input embedding; the latter's gradients by token are the table's."""
 
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self._ids: list[Tensor] = []
-        self._scale = 1.0
+    def keep(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad and args and isinstance(args[0], Tensor):
+            outputs.append((args[0].detach(), output))
 
-    def watch(self, model: nn.Module) -> Any:
-        """Register a hook that keeps the outputs of the embedding; returns its handle."""
-        module = unwrapped(model).get_input_embeddings()  # type: ignore[operator]
-        self._scale = float(getattr(module, "embed_scale", 1.0))  # some embeddings scale their output
-
-        def keep(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            if output.requires_grad and args and isinstance(args[0], Tensor):
-                self._ids.append(args[0].detach())
-                self.tensors.append(output)
-
-        return module.register_forward_hook(keep)
-
-    def take(self, out: GradientPass, grads: Sequence[Tensor | None]) -> None:
-        pairs = [(i.flatten(), g.flatten(0, -2)) for i, g in zip(self._ids, grads, strict=True) if g is not None]
-        if pairs:
-            out.embedded = torch.cat([i for i, _ in pairs]), torch.cat([g for _, g in pairs]).detach() * self._scale
+    return unwrapped(model).get_input_embeddings().register_forward_hook(keep)  # type: ignore[operator]
 
 
-def _gathered(
-    out: GradientPass,
-    collector: Collector,
-    labels: Tensor | None,
-    reading: LabelConvention | None,
-    *,
+def site_rows(
     sites: Sequence[Site],
-    gradients: Mapping[Site, Tensor | None],
-) -> GradientPass:
-    tokens: dict[tuple[int, str], RowTokens] = {}
+    kept: Mapping[Site, Rows],
+    gradients: Mapping[Site, Tensor],
+    *,
+    labels: Any,
+    reading: LabelConvention | None,
+    contexts: Tensor | None = None,
+) -> dict[Site, SiteRows]:
+    """Rows, gradients and tokens of the sites that were seen; with `contexts` [B] bool, of these contexts only."""
+    labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
+    found: dict[Site, SiteRows] = {}
     for site in sites:
-        if (rows := collector.kept.get(site)) is None:
+        if (rows := kept.get(site)) is None:
             continue
-        key = (id(rows.index), site.stack)
-        if key not in tokens:
-            tokens[key] = RowTokens.of(rows.index, labels, reading, stack=site.stack)
-        g = gradients.get(site)
-        cut = collector.live[site][1](g) if g is not None else None
-        out.sites[site] = SiteRows(rows.x, cut, rows.index, tokens[key])
-    return out
+        x, g, index = rows.x, gradients.get(site), rows.index
+        if contexts is not None:
+            chosen = contexts[index.keep // max(1, index.length)].nonzero().squeeze(1)
+            at, index = chosen.to(x.device), index.taken(chosen)
+            x, g = x[at], None if g is None else g[at]
+        found[site] = SiteRows(x, g, index, RowTokens.of(index, labels, reading, stack=site.stack))
+    return found
 
 
 def stream_readers(

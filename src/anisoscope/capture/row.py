@@ -92,6 +92,21 @@ class Sink(Protocol):
     def scores(self, scores: Scores) -> None: ...
 
 
+class KeptRows:
+    """A sink that keeps the rows (but those of heads) and scores of one pass by site."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Site, Rows] = {}
+        self.calls: dict[Site, Scores] = {}
+
+    def rows(self, rows: Rows) -> None:
+        if rows.x.ndim == 2:
+            self.kept[rows.site] = rows
+
+    def scores(self, scores: Scores) -> None:
+        self.calls[scores.site] = scores
+
+
 Windows = Callable[[int, int], "tuple[Tensor, Tensor]"]
 """(input length T, site length) -> first and one-past-last input position of each row; T is outside."""
 

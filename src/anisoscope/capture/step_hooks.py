@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Arguments, Capture, Rule, Ruled, by_rule
-from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, RowTokens, SiteRows, output_part
+from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
@@ -221,20 +221,10 @@ def refuse_graphless(site: Site) -> None:
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
-    wanted = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
-    out = GradientPass(tokens=batch.tokens(), unreached=list(batch.unreached))
-    labels = None if batch.labels is None else batch.labels.detach().cpu()
-    for site in sites:
-        if (rows := batch.rows.get(site)) is None:
-            continue
-        x, g, index = rows.x, batch.gradients.get(site), rows.index
-        if wanted is not None:
-            chosen = wanted[index.keep // max(1, index.length)].nonzero().squeeze(1)
-            at, index = chosen.to(x.device), index.taken(chosen)
-            x, g = x[at], None if g is None else g[at]
-        tokens = RowTokens.of(index, labels, batch.reading, stack=site.stack)
-        out.sites[site] = SiteRows(x, g, index, tokens)
-    return out
+    contexts = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
+    read: dict[str, Any] = {"labels": batch.labels, "reading": batch.reading, "contexts": contexts}
+    found = site_rows(sites, batch.rows, batch.gradients, **read)
+    return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.row import Batch, Index, Rows, Scores
+from anisoscope.capture.row import Batch, Index, KeptRows, Rows, Scores
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import CALLED_KINDS, Site
 from anisoscope.errors import AnisoscopeError
@@ -27,21 +27,6 @@ _ADDED = ("attn_in", "attn_out", "mlp_in", "mlp_out")
 _OWN = {"scores": "attentions", "cross_scores": "cross_attentions"}  # names in the model's output
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _CONTEXTS = 2  # contexts of the verification pass
-
-
-class _Record:
-    """A sink that keeps all rows and scores of one small pass."""
-
-    def __init__(self) -> None:
-        self.x: dict[Site, Tensor] = {}
-        self.index: dict[Site, Index] = {}
-        self.calls: dict[Site, Scores] = {}
-
-    def rows(self, rows: Rows) -> None:
-        self.x[rows.site], self.index[rows.site] = rows.x, rows.index
-
-    def scores(self, scores: Scores) -> None:
-        self.calls[scores.site] = scores
 
 
 def verify(
@@ -67,34 +52,35 @@ class _Check:
     def __init__(self, model: nn.Module, layout: Layout, tolerance: float) -> None:
         self.model, self.layout, self.tolerance = model, layout, tolerance
         self.notes: list[str] = []
+        self.kept: dict[Site, Rows] = {}
 
     def stream(self, inputs: Mapping[str, Any], *, added: bool) -> None:
         """Compare the residual stream with the model's hidden states and, with `added`, the parts added to it."""
         kinds = [*_STREAM, *([*_ADDED, "block_in", "cross_out"] if added else [])]
         sites = [site for stack in self.layout.stacks for site in stack.sites(kinds)]
-        record = _Record()
-        with Capture(self.model, sites, record, layout=self.layout):
+        sink = KeptRows()
+        with Capture(self.model, sites, sink, layout=self.layout):
             output = forward(self.model, inputs, **self._asked("output_hidden_states"))
-        if not record.x:
+        self.kept = sink.kept
+        if not self.kept:
             raise AnisoscopeError("the sites cannot be verified: the batch has only padding; give one with tokens.")
         for stack in self.layout.stacks:
-            self._hidden(stack, record, _named(output, stack, "hidden_states"))
+            self._hidden(stack, _named(output, stack, "hidden_states"))
             outer = "encoder_" if stack.name == "encoder" and len(self.layout.stacks) > 1 else ""
-            self._last(stack, record, getattr(output, f"{outer}last_hidden_state", None))
-            if added:
-                for layer in range(1, stack.depth + 1):
-                    self._block(stack, layer, record.x)
+            self._last(stack, getattr(output, f"{outer}last_hidden_state", None))
+            for layer in range(1, stack.depth + 1) if added else ():
+                self._block(stack, layer)
 
     def _asked(self, flag: str) -> dict[str, Any]:
         known = hasattr(getattr(unwrapped(self.model), "config", None), flag)
         return {flag: True, "return_dict": True} if known else {}
 
-    def _hidden(self, stack: Stack, record: _Record, hidden: Sequence[Tensor] | None) -> None:
+    def _hidden(self, stack: Stack, hidden: Sequence[Tensor] | None) -> None:
         if not hidden:
             self.notes.append(stack.labelled("the model gives no hidden_states; its sites rest on their names"))
             return
         if stack.staged:
-            self._maps(stack, record, hidden)
+            self._maps(stack, hidden)
             return
         own = stack.family.hidden
         layers: list[int | None] = own(stack.depth) if own is not None else list(range(stack.depth + 1))
@@ -103,19 +89,18 @@ class _Check:
                 f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "
                 f"{len(hidden)} hidden states; add a row to family.py, or name modules with modules=[…]."
             )
-        last = Site(stack.depth, "final", stack.name)
+        final = Site(stack.depth, "final", stack.name)
         for layer, theirs in zip(layers, hidden, strict=True):
-            if layer is None:
-                continue
+            if layer is None or (layer == stack.depth and self._same(final, theirs)):
+                continue  # no site, or the last entry, which has usually passed the final norm
             site = Site(layer, "resid" if layer else "embed", stack.name)
-            if layer == stack.depth and self._same(record, last, theirs):
-                continue  # the last entry has usually passed the final norm
-            self._equal(record, site, theirs)
+            if not self._same(site, theirs):
+                raise self._other(site)
 
-    def _maps(self, stack: Stack, record: _Record, hidden: Sequence[Tensor]) -> None:
+    def _maps(self, stack: Stack, hidden: Sequence[Tensor]) -> None:
         """Check that each stage equals one of the model's hidden states, later than that of the previous stage."""
-        sites = [site for site in stack.sites(_STREAM) if site in record.x]  # padded images may leave a map empty
-        same = {site: [n for n, theirs in enumerate(hidden) if self._same(record, site, theirs)] for site in sites}
+        sites = [site for site in stack.sites(_STREAM) if site in self.kept]  # padded images may leave a map empty
+        same = {site: [n for n, theirs in enumerate(hidden) if self._same(site, theirs)] for site in sites}
         last = -1
         for site in (site for site in sites if site.kind == "stage"):
             block = same.get(replace(site, kind="resid"), [])
@@ -125,27 +110,22 @@ class _Check:
         if extra := set(range(len(hidden))).difference(*same.values()):
             self.notes.append(f"{len(extra)} of the model's own {len(hidden)} hidden states are at none of its sites")
 
-    def _last(self, stack: Stack, record: _Record, last: Tensor | None) -> None:
-        site = Site(stack.depth, "final", stack.name)
-        block = Site(stack.depth, "stage" if stack.staged else "resid", stack.name)
-        if not {site, block} <= set(record.x):
+    def _last(self, stack: Stack, last: Tensor | None) -> None:
+        block_kind, noun = ("stage", "stage") if stack.staged else ("resid", "block")
+        final, block = (Site(stack.depth, kind, stack.name) for kind in ("final", block_kind))
+        if final not in self.kept or block not in self.kept:
             return
-        if last is not None:
-            self._equal(record, site, last)
-        if self._close(record.x[site], record.x[block]):
-            last_site = "stage" if stack.staged else "block"
-            self.notes.append(stack.labelled(f"no final norm: final equals the last {last_site}"))
+        if last is not None and not self._same(final, last):
+            raise self._other(final)
+        if self._close(self.kept[final].x, self.kept[block].x):
+            self.notes.append(stack.labelled(f"no final norm: final equals the last {noun}"))
         elif not stack.has_norm:
             self.notes.append(stack.labelled("something follows the last block; ask for final alone to see it"))
 
-    def _same(self, record: _Record, site: Site, theirs: Tensor) -> bool:
-        ours, index = record.x[site], record.index[site]
+    def _same(self, site: Site, theirs: Tensor) -> bool:
         maps = [theirs.flatten(2).transpose(1, 2), theirs.flatten(1, 2)] if theirs.dim() == 4 else [theirs]
-        return any(self._close(ours, _rows_of(one, index)) for one in maps)  # channels of a map come first or last
-
-    def _equal(self, record: _Record, site: Site, theirs: Tensor) -> None:
-        if not self._same(record, site, theirs):
-            raise self._other(site)
+        rows = self.kept[site]  # channels of a map come first or last
+        return any(self._close(rows.x, _rows_of(each, rows.index)) for each in maps)
 
     def _other(self, site: Site) -> AnisoscopeError:
         return AnisoscopeError(
@@ -156,44 +136,42 @@ class _Check:
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
         return _distance(ours, theirs) <= self.tolerance
 
-    def _block(self, stack: Stack, layer: int, x: Mapping[Site, Tensor]) -> None:
-        at = {kind: x.get(Site(layer, kind, stack.name)) for kind in (*_ADDED, "block_in", "cross_out", "resid")}
-        needed = [at[kind] for kind in ("attn_out", "mlp_out", "mlp_in", "attn_in", "block_in", "resid")]
-        if any(value is None for value in needed):
+    def _block(self, stack: Stack, layer: int) -> None:
+        kinds = ("attn_out", "mlp_out", "mlp_in", "attn_in", "block_in", "resid")
+        parts = [rows.x for kind in kinds if (rows := self.kept.get(Site(layer, kind, stack.name))) is not None]
+        if len(parts) < len(kinds):
             return
-        attn, mlp, mlp_in, attn_in, before, after = (value for value in needed if value is not None)
-        cross = at["cross_out"]
+        attn, mlp, mlp_in, attn_in, before, after = parts
+        cross = self.kept.get(Site(layer, "cross_out", stack.name))
         off, wrong = float("inf"), "attn_out"
         if before.shape == after.shape == attn.shape == mlp.shape:
-            total = before + attn + mlp + (0 if cross is None else cross)
-            off = _distance(total, after)
+            off = _distance(before + attn + mlp + (0 if cross is None else cross.x), after)
             if off <= self.tolerance:
                 return
             norms = _norms(self.model.get_submodule(stack.blocks[layer - 1]), after.shape[-1])
             sums = [base + attn for base in (before, attn_in)]
             if cross is not None:
-                sums = [norm(s) + cross for s in sums for norm in norms]
+                sums = [norm(s) + cross.x for s in sums for norm in norms]
             if not any(self._close(norm(mlp_in + mlp), after) for norm in norms):
                 wrong = "mlp_out"
             elif any(self._close(norm(s), mlp_in) for s in sums for norm in norms):
                 return
-        site = Site(layer, wrong, stack.name)
         raise AnisoscopeError(
-            f"site {site} of {self.layout.model} is not what its block adds to the residual stream (off by {off:.2g} "
-            "of the stream); leave attn_out and mlp_out out, or add a row to family.py."
+            f"site {Site(layer, wrong, stack.name)} of {self.layout.model} is not what its block adds to the residual "
+            f"stream (off by {off:.2g} of the stream); leave attn_out and mlp_out out, or add a row to family.py."
         )
 
     def attention(self, inputs: Mapping[str, Any]) -> None:
         """Compare the softmax of the scores with the model's attention probabilities."""
         sites = [site for stack in self.layout.stacks for site in stack.sites(_OWN)]
-        record = _Record()
-        with _eager(self.model), Capture(self.model, sites, record, layout=self.layout):
+        sink = KeptRows()
+        with _eager(self.model), Capture(self.model, sites, sink, layout=self.layout):
             output = forward(self.model, inputs, **self._asked("output_attentions"))
             for stack in self.layout.stacks:
                 for kind, name in _OWN.items():
-                    called = sorted(site for site in record.calls if (site.stack, site.kind) == (stack.name, kind))
+                    called = sorted(site for site in sink.calls if (site.stack, site.kind) == (stack.name, kind))
                     theirs = _named(output, stack, name) if kind == "scores" else getattr(output, name, None)
-                    self._attentions(stack, [record.calls[site] for site in called], theirs)
+                    self._attentions(stack, [sink.calls[site] for site in called], theirs)
 
     def _attentions(self, stack: Stack, calls: Sequence[Scores], theirs: Sequence[Tensor] | None) -> None:
         stages = sorted(layer for layer, kind in stack.fixed if kind == "stage")
@@ -214,8 +192,7 @@ class _Check:
             if shown.dim() == 4 and bool((shown == shown[:, :1]).all()):  # WavLM shows the mean over heads as each head
                 ours, shown = ours.mean(1, keepdim=True), shown[:, :1]
             pair = (x.transpose(1, 2).flatten(0, 1)[keep].float() for x in (ours, shown))
-            near = _distance(*pair) <= max(self.tolerance, 1e-5)  # models take the softmax in float32 at most
-            if not near:
+            if not _distance(*pair) <= max(self.tolerance, 1e-5):  # models take the softmax in float32 at most
                 raise AnisoscopeError(
                     f"softmax of {call.site} of {self.layout.model} is not the attention of the model; leave query, "
                     "key and scores out."
