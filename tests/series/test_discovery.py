@@ -160,7 +160,7 @@ def test_the_next_revision_is_fetched_while_one_is_used_and_only_ours_are_remove
     hub.fetched.clear()
     downloads = Downloads("org/tiny", names, tmp_path / "journal.json", remove=True)
     assert downloads.ready("step0") is not None
-    downloads.fetches["step1"].thread.join()
+    downloads.fetches["step1"].result()
     assert hub.fetched == ["step0", "step1"], "one ahead, not two"
     for name in names:
         downloads.ready(name)

@@ -29,7 +29,7 @@ from anisoscope.models.source import WEIGHT_PATTERNS, ModelSource, architecture,
 
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "model_state", "weights")  # keys of a trainer's file
 _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates")
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # of torch.compile and FSDP
+_WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of torch.compile and FSDP
 _KNOWN = (argparse.Namespace, pathlib.PosixPath)  # safe to unpickle, and common among hyperparameters
 _FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's errors
 _TRIED = 64  # parameter names used to find the prefix of names in a file
@@ -44,30 +44,22 @@ class DamagedFile(AnisoscopeError):
     """A file of weights that is truncated, damaged or of another format."""
 
 
-@dataclass(frozen=True)
-class StateFile:
-    """The weights of a file by name, and the training step that it states."""
+def read_state(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
+    """The weights of a file by name, without the prefixes of wrappers; pickles are read with `weights_only`.
 
-    tensors: dict[str, Tensor]
-    step: int | None
-
-
-def read_state(path: Path, *, device: str = "cpu") -> StateFile:
-    """The weights of a file, with wrapper prefixes removed from their names; pickles are read with `weights_only`.
-
-    With device `meta` only names, shapes and the step are read.
+    With device `meta` only names and shapes are read.
     """
-    found, about = _contents(path, device=device)
-    weights = _weights(found)
+    weights = _weights(_contents(path, device=device)[0])
     if not weights:
         raise AnisoscopeError(f"{str(path)!r} holds no weights by name; expected a state_dict or a Lightning .ckpt.")
-    return StateFile({_unwrapped(name): value for name, value in weights.items()}, _step(about))
+    return {_WRAPPERS.sub("", name): value for name, value in weights.items()}
 
 
 def step_of_file(path: Path) -> int | None:
     """The step stated in a checkpoint file; None if there is none or the file cannot be read."""
     try:
-        return read_state(path, device="meta").step
+        content, about = _contents(path, device="meta")
+        return _step(about) if _weights(content) else None
     except Exception:  # damaged bytes can raise anything; loading the weights reports it
         return None
 
@@ -121,18 +113,13 @@ def _unpickled(path: Path, *, device: str) -> Any:
             raise DamagedFile(f"{str(path)!r} is no file of weights, or only part of one; copy it again.") from error
 
 
-def _weights(found: Any) -> dict[str, Tensor]:
+def _weights(content: Any) -> dict[str, Tensor]:
     """The state dict in the content of a file: the content itself, or an entry of a trainer's checkpoint."""
-    if not isinstance(found, Mapping):
+    if not isinstance(content, Mapping):
         return {}
-    for name in _INSIDE:
-        if isinstance(found.get(name), Mapping):
-            return _weights(found[name]) or _tensors(found)
-    return _tensors(found)
-
-
-def _tensors(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    inside = next((content[name] for name in _INSIDE if isinstance(content.get(name), Mapping)), None)
+    own = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    return _weights(inside) or own
 
 
 def _step(about: Mapping[str, Any]) -> int | None:
@@ -142,17 +129,6 @@ def _step(about: Mapping[str, Any]) -> int | None:
         if (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value.isdecimal()):
             return int(value)
     return None
-
-
-def _unwrapped(name: str) -> str:
-    """A parameter name without the prefixes of torch.compile and FSDP.
-
-    >>> _unwrapped("model._orig_mod.h.0.weight")
-    'model.h.0.weight'
-    """
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 @dataclass(frozen=True)
@@ -171,10 +147,8 @@ def hub_options(source: ModelSource, wanted: LoadOptions) -> dict[str, Any]:
     """The keyword arguments of every `from_pretrained` call for a source."""
     local = source.kind != "hub" or not hub_reachable()
     options: dict[str, Any] = {"trust_remote_code": wanted.trust_remote_code, "local_files_only": local}
+    options |= {"gguf_file": source.path.name} if source.kind == "gguf" and source.path is not None else {}
     return options | ({"revision": source.revision or "main"} if source.kind == "hub" else {})
-
-
-# -- configuration ----------------------------------------------------------------------------------------------------
 
 
 def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str]) -> Any:
@@ -184,8 +158,6 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
     register_variants()
     if source.kind == "config":
         return fresh_config(architecture(source.name), source.overrides)
-    if source.kind == "gguf":
-        return AutoConfig.from_pretrained(source.place, gguf_file=_file(source).name, **options)
     if source.kind == "folder" and (inferred := _without_model_type(Path(source.place), notes)):
         return inferred
     config = AutoConfig.from_pretrained(source.place, **options)
@@ -196,11 +168,6 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
     if "num_hidden_layers" in source.overrides:
         fields.pop("layer_types", None)  # one entry per layer, recomputed for the new number of layers
     return type(config).from_dict(fields)
-
-
-def _file(source: ModelSource) -> Path:
-    assert source.path is not None
-    return source.path
 
 
 def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
@@ -258,7 +225,7 @@ def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
     if kind := getattr(getattr(stated, "config_class", None), "model_type", None):
         return str(kind)
     files = [file for pattern in WEIGHT_PATTERNS[:2] for file in sorted(folder.glob(pattern))]
-    first = [name.partition(".")[0] for name in read_state(files[0], device="meta").tensors] if files else []
+    first = [name.partition(".")[0] for name in read_state(files[0], device="meta")] if files else []
     common = max(set(first), key=first.count) if first else ""
     if common in CONFIG_MAPPING:
         return common
@@ -297,9 +264,6 @@ def class_of(auto: Any, config: Any) -> Any:
         raise AnisoscopeError(f"{auto.__name__} knows no {config.model_type}; give another architecture.")
     kind = mapping[type(config)]
     return kind[0] if isinstance(kind, tuple) else kind
-
-
-# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -357,31 +321,27 @@ def stored_model(
         size = _size(candidates[-1], config, remote=wanted.trust_remote_code)
         check_fits(size, dtype=dtype, device=wanted.device)
     extra: dict[str, Any] = {"config": config, "dtype": wanted.dtype or "auto", "output_loading_info": True, **options}
-    extra |= {"gguf_file": _file(source).name} if source.kind == "gguf" else {}
     extra |= {"device_map": wanted.device_map} if wanted.device_map is not None else {}
     for auto in candidates:
         with seeded(wanted.seed):
             model, info = auto.from_pretrained(source.place, **extra)
-        missing = [key for key in sorted(info["missing_keys"]) if not any(part in key for part in UNUSED)]
+        absent = sorted(info["missing_keys"])
+        missing = [key for key in absent if not any(part in key for part in UNUSED)]
         if not missing:
             notes += [HEADLESS] if auto is not candidates[0] else []
-            absent = sorted(info["missing_keys"])
             if absent:
                 notes.append(f"{len(absent)} tensors that no site looks at are not in the checkpoint ({absent[0]}, …)")
             surplus = sorted(key for key in info["unexpected_keys"] if not any(part in key for part in UNUSED))
             if surplus:
                 shown = ", ".join(surplus[:3]) + (", …" if len(surplus) > 3 else "")
-                where = f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}"
-                notes.append(f"{where}: {shown}")
+                lost = f"{len(surplus)} tensors of the checkpoint have no place in {type(model).__name__}"
+                notes.append(f"{lost}: {shown}")
             return with_own_loss(model)
     total = len(model.state_dict())
     raise AnisoscopeError(
         f"{len(missing)} of {total} weight tensors of {source.spec!r} are not in the checkpoint (first: {missing[0]}) "
         f"and would be random; check that config.json belongs to these weights."
     )
-
-
-# -- PEFT adapters -----------------------------------------------------------------------------------------------------
 
 
 def adapted_model(source: ModelSource, wanted: LoadOptions, notes: list[str]) -> tuple[nn.Module, Any]:
@@ -428,9 +388,6 @@ def base_source(source: ModelSource) -> ModelSource:
     return replace(base, revision=base.revision or about.get("revision")) if base.kind == "hub" else base
 
 
-# -- files of weights of an architecture that is given -----------------------------------------------------------------
-
-
 def prefix_of(names: Collection[str], wanted: Collection[str]) -> str:
     """The prefix of the model's parameter names in a file: the one with which most of them are found.
 
@@ -444,40 +401,29 @@ def prefix_of(names: Collection[str], wanted: Collection[str]) -> str:
     return max(sorted(prefixes), key=lambda p: sum(p + name in there for name in wanted), default="")
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """A model class loaded with the weights of a file, and the names that do not match."""
-
-    model: nn.Module
-    missing: list[str]
-    surplus: list[str]
-    beside: list[str]  # names of the file outside the prefix of the model
-
-
 def model_of_state(source: ModelSource, config: Any, wanted: LoadOptions, *, notes: list[str]) -> nn.Module:
     """A model of the architecture with the weights of a file; names that do not match are an error.
 
     Heads without logits over a vocabulary (a classifier), and weights outside the model, are left out with a note.
     """
-    path = _file(source)
-    tensors = read_state(path).tensors
-    fits: list[_Fit] = []
+    path = Path(str(source.path))
+    tensors = read_state(path)
+    misfits: list[tuple[str, list[str], list[str]]] = []
     candidates = classes(config, with_head=wanted.with_head)
     for auto in candidates:
-        fit = _fit(class_of(auto, config), tensors, config, wanted)
-        if not fit.missing and not fit.surplus:
-            if fit.beside:
-                notes.append(f"{len(fit.beside)} tensors beside the model were left out ({_some(fit.beside)})")
+        model, missing, surplus, beside = _fit(class_of(auto, config), tensors, config, wanted)
+        if not missing and not surplus:
+            if beside:
+                notes.append(f"{len(beside)} tensors beside the model were left out ({_some(beside)})")
             if len(candidates) > 1 and auto is candidates[-1]:
                 notes.append(HEADLESS)
-            return with_own_loss(fit.model)
-        fits.append(fit)
-    best = min(fits, key=lambda fit: len(fit.missing) + len(fit.surplus))
-    reasons = [f"the file lacks {_some(best.missing)}"] if best.missing else []
-    reasons += [f"the architecture has no place for {_some(best.surplus)}"] if best.surplus else []
+            return with_own_loss(model)
+        misfits.append((type(model).__name__, missing, surplus))
+    name, missing, surplus = min(misfits, key=lambda misfit: len(misfit[1]) + len(misfit[2]))
+    reasons = [f"the file lacks {_some(missing)}"] if missing else []
+    reasons += [f"the architecture has no place for {_some(surplus)}"] if surplus else []
     raise AnisoscopeError(
-        f"the weights of {str(path)!r} do not fit {type(best.model).__name__}: {' and '.join(reasons)}; check "
-        "--architecture."
+        f"the weights of {str(path)!r} do not fit {name}: {' and '.join(reasons)}; check --architecture."
     )
 
 
@@ -486,7 +432,10 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOptions) -> _Fit:
+def _fit(
+    kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOptions
+) -> tuple[nn.Module, list[str], list[str], list[str]]:
+    """A model of a class with the weights; names that it lacks, that have no place in it, and that are beside it."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         shapes = {name: tuple(value.shape) for name, value in kind(config).state_dict().items()}
     prefix = prefix_of(tensors, shapes)
@@ -506,12 +455,9 @@ def _fit(kind: Any, tensors: Mapping[str, Tensor], config: Any, wanted: LoadOpti
     surplus = [name for name in sorted(info["unexpected_keys"]) if not _idle(name)]
     body = f"{model.base_model_prefix}."
     beside = [name for name in surplus if not name.startswith(body)] if any(n.startswith(body) for n in shapes) else []
-    return _Fit(
-        model,
-        [name for name in sorted(info["missing_keys"]) if not _idle(name)],
-        [name for name in surplus if name not in beside],
-        beside + [name for name in tensors if not name.startswith(prefix) and not _idle(name)],
-    )
+    missing = [name for name in sorted(info["missing_keys"]) if not _idle(name)]
+    outside = [name for name in tensors if not name.startswith(prefix) and not _idle(name)]
+    return model, missing, [name for name in surplus if name not in beside], beside + outside
 
 
 def _idle(name: str) -> bool:

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -64,26 +65,6 @@ def _reason(error: BaseException) -> str:
 
 
 @dataclass
-class _Fetch:
-    """One download in a daemon thread."""
-
-    act: Callable[[], Path]
-    path: Path | None = None
-    error: Exception | None = None
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.path = self.act()
-        except Exception as error:  # raised by `Downloads.ready`
-            self.error = error
-
-
-@dataclass
 class Downloads:
     """The revisions of one model in the order of their use; while one is used, the next is downloaded.
 
@@ -95,33 +76,33 @@ class Downloads:
     journal: Path
     remove: bool = False
     trust_remote_code: bool = False
-    fetches: dict[str, _Fetch] = field(default_factory=dict)
+    fetches: dict[str, Future[Path]] = field(default_factory=dict)
 
     def ready(self, revision: str) -> Path | None:
         """Wait for a revision and start the next download; returns its folder, or None if the hub is unreachable."""
         if not self._online:
             return None
         fetch = self._begin(revision)
-        fetch.thread.join()
+        error = fetch.exception()  # waits until it is done
         after = self.revisions[self.revisions.index(revision) + 1 :]
         if after:
             self._begin(after[0])
-        if fetch.error is not None:
+        if error is not None:
             self.fetches.pop(revision)
             raise AnisoscopeError(
-                f"{self.model}@{revision} could not be downloaded ({_reason(fetch.error)}); try again with --resume."
-            ) from fetch.error
-        return fetch.path
+                f"{self.model}@{revision} could not be downloaded ({_reason(error)}); try again with --resume."
+            ) from error
+        return fetch.result()
 
     def finished(self, revision: str) -> None:
         """Remove a used revision from the cache, if `remove` is set and this run downloaded it."""
         fetch = self.fetches.pop(revision, None)
         ours = self._ours()
-        if not self.remove or revision not in ours or fetch is None or fetch.path is None:
+        if not self.remove or revision not in ours or fetch is None or not fetch.done() or fetch.exception():
             return
         from huggingface_hub import scan_cache_dir
 
-        scan_cache_dir().delete_revisions(fetch.path.name).execute()
+        scan_cache_dir().delete_revisions(fetch.result().name).execute()
         self._note([name for name in ours if name != revision])
 
     @cached_property
@@ -129,9 +110,17 @@ class Downloads:
         """Whether the hub can be reached; tested once, to avoid a timeout at every checkpoint."""
         return sources.hub_reachable()
 
-    def _begin(self, revision: str) -> _Fetch:
+    def _begin(self, revision: str) -> Future[Path]:
         if revision not in self.fetches:
-            self.fetches[revision] = _Fetch(lambda: self._fetch(revision))
+            fetch = self.fetches[revision] = Future()
+
+            def run() -> None:
+                try:
+                    fetch.set_result(self._fetch(revision))
+                except Exception as error:  # raised by `ready`
+                    fetch.set_exception(error)
+
+            threading.Thread(target=run, daemon=True).start()  # a pool would wait for its threads at an interrupt
         return self.fetches[revision]
 
     def _fetch(self, revision: str) -> Path:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results import modality
-from anisoscope.results.modality import CHARACTERS, MODALITIES, SOUNDS_DATA, TEXT, TEXT_DATA, Modality
+from anisoscope.results.modality import CHARACTERS, MODALITIES, SPEECH, TEXT, Modality
 
-SOUND = SOUNDS_DATA.inputs
-MEDIA = tuple(name for medium in modality.MEDIA.values() if medium is not TEXT_DATA for name in medium.inputs)
 # Argument names of model inputs; the first one that is given identifies a context.
-CONTENT = (*TEXT_DATA.inputs, *MEDIA)
+CONTENT = tuple(dict.fromkeys(name for modality in MODALITIES.values() for name in modality.medium.inputs))
+MEDIA = tuple(name for name in CONTENT if name not in TEXT.medium.inputs)
+SOUND = SPEECH.medium.inputs
 PIXEL_MASK = "pixel_mask"  # [B, H, W], nonzero where a pixel belongs to the image
 # Additive masks hide positions at or below this value in every precision (the smallest float16 is -65504).
 MASKED = -9999.0

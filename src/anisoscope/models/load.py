@@ -269,7 +269,6 @@ class _Companions:
                 found = tokenizers.architecture_tokenizer(where.name)
             else:
                 options = checkpoints.hub_options(where, self.wanted)
-                options["gguf_file"] = where.path.name if where.kind == "gguf" and where.path is not None else None
                 found = tokenizers.load_tokenizer(where.place, config=self.config, notes=self.notes, **options)
             if found is not None:
                 return found

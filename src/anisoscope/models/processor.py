@@ -52,8 +52,11 @@ def load_processor(place: str, *, medium: Medium, notes: list[str], **options: A
     folder = Path(place).expanduser()
     if folder.exists() and not any((folder / name).is_file() for name in FILES):
         return None
+    import transformers
+
+    kind = PROCESSORS[medium]
     try:
-        return PROCESSORS[medium].load(place, **options)
+        return getattr(transformers, kind.auto).from_pretrained(place, **kind.options(), **options)
     except Exception as error:  # classes raise various errors: a missing optional library, an unknown field
         if folder.exists():
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -61,22 +64,6 @@ def load_processor(place: str, *, medium: Medium, notes: list[str], **options: A
                 f"its own processor could not be loaded ({reason}): one by the sizes of its configuration is used"
             )
         return None
-
-
-def _load_extractor(place: str, **options: Any) -> Any:
-    from transformers import AutoFeatureExtractor
-
-    return AutoFeatureExtractor.from_pretrained(place, **options)
-
-
-def _load_image_processor(place: str, **options: Any) -> Any:
-    """The image processor in the form that works on arrays, which needs no torchvision."""
-    from transformers import AutoImageProcessor
-
-    backends = importlib.util.find_spec("transformers.image_processing_backends") is not None
-    return AutoImageProcessor.from_pretrained(
-        place, **({"backend": "pil"} if backends else {"use_fast": False}), **options
-    )
 
 
 def plain_images(config: Any) -> PlainImages:
@@ -130,15 +117,22 @@ def _extractor(config: Any) -> Any:
 
 @dataclass(frozen=True)
 class ProcessorKind:
-    """Functions that load the processor of one medium, and build one from the sizes in a configuration."""
+    """How the processor of one medium is loaded, and built from the sizes in a configuration."""
 
-    load: Callable[..., Any]
+    auto: str  # class of transformers
     make: Callable[[Any], Any]
+    options: Callable[[], dict[str, Any]] = dict
+
+
+def _on_arrays() -> dict[str, Any]:
+    """The option for image processors that work on arrays, by its name in this version of transformers."""
+    backends = importlib.util.find_spec("transformers.image_processing_backends") is not None
+    return {"backend": "pil"} if backends else {"use_fast": False}
 
 
 PROCESSORS = {
-    SOUNDS_DATA: ProcessorKind(_load_extractor, _extractor),
-    IMAGES_DATA: ProcessorKind(_load_image_processor, plain_images),
+    SOUNDS_DATA: ProcessorKind("AutoFeatureExtractor", _extractor),
+    IMAGES_DATA: ProcessorKind("AutoImageProcessor", plain_images, _on_arrays),
 }
 
 
