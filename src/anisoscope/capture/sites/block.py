@@ -254,7 +254,8 @@ def _cut(items: Sequence[Item], blocks: Sequence[Item], *, chained: bool = False
             apart = apart or bool(_weights(module)) or _pools(module)
             continue
         wider = not chained and width not in (0, _channels(module, "out"))
-        if runs[-1] and (apart or wider or _strides(module)):
+        strided = any(max(part.stride) > 1 for part in module.modules() if isinstance(part, nn.Conv2d))
+        if runs[-1] and (apart or wider or strided):
             runs.append([])
         runs[-1].append(path)
         width, apart = _channels(module, "out"), chained and _pools(module)
@@ -309,11 +310,6 @@ def _convolves(module: nn.Module) -> bool:
 
 def _pools(module: nn.Module) -> bool:
     return any(_POOLED.search(type(part).__name__) for part in module.modules())
-
-
-def _strides(module: nn.Module) -> bool:
-    """Whether a block lowers the resolution."""
-    return any(max(part.stride) > 1 for part in module.modules() if isinstance(part, nn.Conv2d))
 
 
 def _channels(module: nn.Module, side: str) -> int:

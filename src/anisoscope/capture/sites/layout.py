@@ -176,10 +176,8 @@ def find_layout(model: nn.Module) -> Layout:
         raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
     names = dict(model.named_modules())
     trunk = _trunk(model, names)
-    if trunk is not None:
-        stacks = [_staged_stack(model, trunk)]
-    else:
-        stacks = [_stack(model, name, paths) for name, paths in _block_lists(called, names).items()]
+    lists = {"single": trunk.blocks} if trunk is not None else _block_lists(called, names)
+    stacks = [_stack(model, name, paths, trunk) for name, paths in lists.items()]
     return Layout(called, tuple(stacks), tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
 
 
@@ -283,48 +281,38 @@ def _lengths(config: Any, depth: int = 2) -> set[int]:
     return found.union(*(_lengths(v, depth - 1) for v in inner)) - {0}
 
 
-def _stack(model: nn.Module, name: str, blocks: list[str]) -> Stack:
+def _stack(model: nn.Module, name: str, blocks: list[str], trunk: Trunk | None = None) -> Stack:
+    """The stack of some blocks; with a trunk, of all blocks over its stages, each of which ends in a feature map."""
     owner = _owner(model, blocks[0])
     config = getattr(model.get_submodule(owner), "config", None) or _config(model)
     family = family_of(config)
     places, missing = _places(model, blocks, family, scale=float(getattr(config, "residual_multiplier", None) or 1.0))
-    reason = ""  # why the softmax input is not scaled products plus a bias
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        reason = "its scores are capped before the softmax"
-    elif any(name.endswith("sinks") for name, _ in model.get_submodule(blocks[0]).named_parameters()):
-        reason = "its softmax has a sink besides the keys"
-    if reason and "scores" not in missing:
-        places = {at: place for at, place in places.items() if at[1] != "scores"}
-        missing["scores"] = reason
-    final, has_norm = find_final(model, owner, block=blocks[0], config=config)
-    has_norm = family.has_final(config, has_norm)
+    without = dict(family.without)
+    if "scores" not in missing:  # unless the softmax input is not scaled products plus a bias
+        if getattr(config, "attn_logit_softcapping", None) is not None:
+            without["scores"] = "its scores are capped before the softmax"
+        elif any(name.endswith("sinks") for name, _ in model.get_submodule(blocks[0]).named_parameters()):
+            without["scores"] = "its softmax has a sink besides the keys"
+    if trunk is not None and not any(attends(model.get_submodule(path)) for path in blocks):
+        missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
+    missing |= without
+    places = {at: place for at, place in places.items() if at[1] not in without}
+    final, has_norm = find_final(model, owner, block=trunk.stages[0].path if trunk else blocks[0], config=config)
+    if trunk is not None and not hasattr(config, "model_type"):  # a plain module returns the output of its head
+        final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
+    else:
+        has_norm = family.has_final(config, has_norm)
     if not has_norm:
-        missing["final"] = "no norm follows the last block"
+        missing["final"] = "nothing follows the last stage" if trunk else "no norm follows the last block"
     windows = functools.partial(family.windows, config) if family.windows is not None else None
     stack = Stack(name, owner, tuple(blocks), places, final, has_norm, config, windows, family, missing)
+    if trunk is not None:
+        prefixed = family.prefixed(config) if family.prefixed is not None else None
+        stack = replace(stack, fixed=trunk.fixed(), prefixed=prefixed)
     if family is not OTHER:
         return replace(stack, prefix=family.prefix_of(config))
     tokens = named_tokens(model, owner)
     return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
-
-
-def _staged_stack(model: nn.Module, trunk: Trunk) -> Stack:
-    """One stack of all blocks over all stages, with a place for the feature map that each stage ends in."""
-    stack = _stack(model, "single", trunk.blocks)
-    family, config, missing = stack.family, stack.config, dict(stack.missing)
-    final, has_norm = find_final(model, stack.owner, block=trunk.stages[0].path, config=config)
-    if not hasattr(config, "model_type"):  # a plain module returns the output of its head
-        final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
-    else:
-        has_norm = family.has_final(config, has_norm)
-    places = {at: place for at, place in stack.places.items() if at[1] not in family.without}
-    if not any(attends(model.get_submodule(path)) for path in trunk.blocks):
-        missing |= dict.fromkeys(_ATTENTION, "its blocks have no attention")
-    missing = {kind: why for kind, why in {**missing, **family.without}.items() if kind != "final"}
-    missing |= {} if has_norm else {"final": "nothing follows the last stage"}
-    prefixed = family.prefixed(config) if family.prefixed is not None else None
-    changed: dict[str, Any] = {"places": places, "final": final, "has_norm": has_norm, "missing": missing}
-    return replace(stack, fixed=trunk.fixed(), prefixed=prefixed, **changed)
 
 
 def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tuple[Place, bool]:
