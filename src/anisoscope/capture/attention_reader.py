@@ -28,8 +28,6 @@ from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS,
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
 
-# -- rotation ----------------------------------------------------------------------------------------------------------
-
 Rotation = tuple[Tensor, Tensor]
 """One tensor that was rotated, before and after."""
 
@@ -97,12 +95,9 @@ def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
     return None
 
 
-# -- attention within windows of a feature map: W windows of w places each, h·w positions in row-major order -----------
-
-
 @dataclass(frozen=True)
 class WindowGrid:
-    """Which position of a feature map each place of a window holds."""
+    """Which position of a feature map (row by row) each of the w places of each of W windows holds."""
 
     places: Tensor  # [W, w] position that each place holds, −1 where the map was padded
     allowed: Tensor  # [W, w, w] bool: places that are neighbours in the map, not only in the window
@@ -151,9 +146,6 @@ def _windows(x: Tensor, size: int) -> Tensor:
     """[h, w] as [W, size²]."""
     parts = x.unflatten(1, (-1, size)).unflatten(0, (-1, size))  # [rows of windows, size, windows of a row, size]
     return parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
-
-
-# -- the calls of a stack ----------------------------------------------------------------------------------------------
 
 
 class Running(Protocol):

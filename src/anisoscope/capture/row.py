@@ -235,16 +235,12 @@ class Contexts:
 
     def _covered(self, flags: Tensor, length: int) -> Tensor:
         whole = bool(flags.all()) and length < flags.shape[1]
-        windows = None
         if self.windows is not None:
-            unneeded = contextlib.suppress(AnisoscopeError) if whole else contextlib.nullcontext()  # without padding
-            with unneeded:
-                windows = self.windows(flags.shape[1], length)
-        if windows is not None:
-            start, stop = windows
-            beyond = nn.functional.pad(flags.long(), (0, 1))  # an extra last position that is never data
-            counts = nn.functional.pad(beyond.cumsum(1), (1, 0))
-            return counts[:, stop] - counts[:, start] == stop - start
+            with contextlib.suppress(*([AnisoscopeError] if whole else [])):  # without padding they are not needed
+                start, stop = self.windows(flags.shape[1], length)
+                beyond = nn.functional.pad(flags.long(), (0, 1))  # an extra last position that is never data
+                counts = nn.functional.pad(beyond.cumsum(1), (1, 0))
+                return counts[:, stop] - counts[:, start] == stop - start
         if whole:
             return torch.ones(self.batch, length, dtype=torch.bool)
         if self.frames is not None:
@@ -396,12 +392,9 @@ def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
 
 def special_ids(config: Any, *names: str) -> set[int]:
     """The ids a configuration names as special, e.g. `special_ids(config, "bos", "eos")`."""
-    found: set[int] = set()
-    for name in names:
-        value = getattr(config, f"{name}_token_id", None)
-        values: Iterable[Any] = value if isinstance(value, (list, tuple)) else (value,)
-        found.update(int(v) for v in values if isinstance(v, int))
-    return found
+    values = (getattr(config, f"{name}_token_id", None) for name in names)
+    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
+    return {int(value) for listed in lists for value in listed if isinstance(value, int)}
 
 
 def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:
@@ -424,13 +417,13 @@ def with_masks(arguments: dict[str, Any], outer: Mapping[str, Any], batch: Mappi
     These are the pixel mask of images and the mask over frames of sound (Whisper passes none to its encoder).
     """
     pixels = [given[PIXEL_MASK] for given in (arguments, outer, batch) if isinstance(given.get(PIXEL_MASK), Tensor)]
-    found = {**arguments, PIXEL_MASK: pixels[0]} if pixels else arguments
-    sound = next((found[name] for name in SOUND if isinstance(found.get(name), Tensor)), None)
+    masks = {PIXEL_MASK: pixels[0]} if pixels else {}
+    sound = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)
     mask = outer.get("attention_mask")
-    if sound is None or not isinstance(mask, Tensor) or isinstance(found.get("attention_mask"), Tensor):
-        return found
-    fits = mask.dim() == 2 and mask.shape[0] == sound.shape[0] and mask.shape[1] in sound.shape[1:]
-    return {**found, "attention_mask": mask} if fits else found
+    if sound is not None and isinstance(mask, Tensor) and not isinstance(arguments.get("attention_mask"), Tensor):
+        fits = mask.dim() == 2 and mask.shape[0] == sound.shape[0] and mask.shape[1] in sound.shape[1:]
+        masks |= {"attention_mask": mask} if fits else {}
+    return arguments | masks
 
 
 def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:

@@ -250,7 +250,7 @@ class _Companions:
             raise AnisoscopeError(
                 f"no tokenizer could be loaded from {given!r}; give a folder, a hub id or a tokenizer.json."
             )
-        if not needed or _main_input(model) != "input_ids":  # models of sounds or pictures are measured without text
+        if not needed or getattr(model, "main_input_name", "input_ids") != "input_ids":  # measured without text
             return None
         if (above := self._above(rows)) is not None:
             return above
@@ -308,10 +308,6 @@ def _refuse_two(model: nn.Module, config: Any, source: ModelSource) -> None:
         )
 
 
-def _main_input(model: nn.Module) -> str:
-    return str(getattr(model, "main_input_name", "input_ids"))
-
-
 def _vocabulary(model: nn.Module, config: Any) -> int | None:
     """Rows of the input embedding table; None if there is none (CANINE hashes ids)."""
     try:
@@ -357,7 +353,7 @@ def _described(
         decoder_start=next((i for i in starts if isinstance(i, int) and i >= 0), 0) if both else None,
         parameters=parameter_count(model),
         device=next((p.device for p in model.parameters()), wanted.device),
-        main_input=_main_input(model),
+        main_input=str(getattr(model, "main_input_name", "input_ids")),
         notes=notes,
         modality=modality_of(model, tokenizer),
     )

@@ -30,6 +30,8 @@ _SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(c
 CHECKPOINT = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update|epoch)[-_=]?\d+[kKM]?", re.IGNORECASE
 )
+_PICKLED = re.compile("pickle|Python objects")
+_EXPECTED = "expected floating-point rows of shape (rows, width)"
 # Common names of architectures that have another name in transformers.
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -276,12 +278,6 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     thread.start()
     thread.join(timeout)
     return bool(answers and answers[0])
-
-
-# -- files of rows: `.npy` and `.safetensors` --------------------------------------------------------------------------
-
-_PICKLED = re.compile("pickle|Python objects")
-_EXPECTED = "expected floating-point rows of shape (rows, width)"
 
 
 def load_rows(path: str | Path) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ _PIXELS = 4  # maximum channels of an image
 CUTTING = (nn.Conv2d, nn.Conv3d)
 _LENGTHS = re.compile(r"^(n_layers?|num_layers|num_(hidden|encoder|decoder)_layers|(encoder|decoder)_layers)$")
 _ATTENTION = (*SELF_KINDS, *ROTARY_KINDS)
+_TABLES = {"embed_weight": "get_input_embeddings", "unembed": "get_output_embeddings"}
 _STAGED = ("depths", "depth", "hidden_sizes", "embed_dims")  # one number for each stage in a configuration
 
 
@@ -366,9 +367,6 @@ def _places(
     return places, missing
 
 
-# -- positions that are no patches -------------------------------------------------------------------------------------
-
-
 def named_tokens(model: nn.Module, owner: str) -> SpecialPositions | None:
     """The tokens that an image model adds to its patches, by the parameters next to its patch projection.
 
@@ -429,11 +427,6 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
 
 def _same(x: Tensor) -> bool:
     return bool((x == x[:1]).all())
-
-
-# -- weight tables as rows --------------------------------------------------------------------------------------------
-
-_TABLES = {"embed_weight": "get_input_embeddings", "unembed": "get_output_embeddings"}
 
 
 def weight_rows(model: nn.Module, kind: str) -> Tensor:
