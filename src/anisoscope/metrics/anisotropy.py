@@ -35,7 +35,6 @@ def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
 
 def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
     """The number of zero rows, which metrics of cosines leave out because they have no direction."""
-    assert directions.zeros is not None
     return directions.zeros
 
 
@@ -48,7 +47,6 @@ def too_few_directions(n: float) -> TooFewRows:
 
 def _directed(directions: Directions) -> Tensor:
     """The number of rows that have a direction."""
-    assert directions.zeros is not None
     return directions.n - directions.zeros
 
 
@@ -63,7 +61,6 @@ def _directed(directions: Directions) -> Tensor:
 )
 def average_cosine(directions: Directions) -> Tensor:
     """Mean cosine similarity over all pairs of rows: 0 when directions are spread evenly, 1 in a narrow cone."""
-    assert directions.units is not None
     return pair_cosines(directions.units, _directed(directions))
 
 
@@ -72,7 +69,6 @@ def average_cosine(directions: Directions) -> Tensor:
 )
 def drift(directions: Directions) -> Tensor:
     """Norm of the mean row: how far the cloud has moved from the origin."""
-    assert directions.total is not None
     return directions.total.square().sum(-1).sqrt() / directions.n
 
 
@@ -86,7 +82,6 @@ def drift(directions: Directions) -> Tensor:
 )
 def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
-    assert directions.total is not None and directions.norms is not None
     found = directions.total.square().sum(-1).sqrt() / directions.norms
     return unless(directions.norms == 0.0, found, "every row is zero, so there is no relative drift; look at the model")
 
@@ -94,7 +89,6 @@ def relative_drift(directions: Directions) -> Tensor:
 @_length(title="Mean norm", formula="mean ‖h‖")
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
-    assert directions.norms is not None
     return directions.norms / directions.n
 
 
@@ -110,7 +104,6 @@ def mean_norm(directions: Directions) -> Tensor:
 )
 def largest_norm(directions: Directions) -> Tensor:
     """Largest row norm in units of the root mean square norm: far above 1 when a few rows are outliers."""
-    assert directions.largest_norm is not None and directions.squared_norms is not None
     typical = (directions.squared_norms / directions.n).sqrt()
     words = "every row is zero, so there is no largest norm; look at the model"
     return unless(typical == 0.0, directions.largest_norm / typical, words)
@@ -132,7 +125,6 @@ def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 
     """Share of the average cosine that the few strongest coordinates contribute."""
     if top < 1:
         raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
-    assert directions.units is not None and coordinates.unit_squares is not None
     n = _directed(directions)
     unless(n < 2, n, lambda: too_few_directions(float(n)))
     shares = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)  # they sum to A
@@ -153,7 +145,6 @@ def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 
 )
 def massive_activation(coordinates: Coordinates, sample: Sample) -> float:
     """Largest coordinate of any row in units of the median one."""
-    assert coordinates.largest_value is not None
     middle = float(sample.rows.abs().median())
     if middle == 0.0:
         raise TooFewRows("the median coordinate is zero, so there is no scale to compare with; look at the model")

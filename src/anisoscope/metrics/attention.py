@@ -140,7 +140,6 @@ def _rows_left_out(quantity: str, without: str = "") -> Callable[[Attention, dic
     """A function that counts the query rows without a value of a quantity (`without`: if its option is off)."""
 
     def left_out(attention: Attention, options: dict[str, Any]) -> Tensor:
-        assert attention.count is not None
         return attention.n - attention.count[..., QUANTITIES.index(quantity if all(options.values()) else without)]
 
     return left_out
@@ -148,7 +147,6 @@ def _rows_left_out(quantity: str, without: str = "") -> Callable[[Attention, dic
 
 def _mean(attention: Attention, quantity: str) -> Tensor:
     index = QUANTITIES.index(quantity)
-    assert attention.count is not None
     words = f"no query row sees {SMALLEST_ROW} keys or more; give longer contexts"
     return unless(attention.count[..., index] == 0, attention.mean()[..., index], words)
 
@@ -252,7 +250,6 @@ def attention_min(p: Tensor, allowed: Tensor) -> Tensor:
 def qk_cosine(query: Directions, key: Keys) -> Tensor:
     """Whether the mean query and the mean key drift the same way: parallel (1), opposed (−1) or neither (0)."""
     one, two = query.total, key.total  # sums have the same angle as means
-    assert one is not None and two is not None
     below = torch.linalg.vector_norm(one, dim=-1) * torch.linalg.vector_norm(two, dim=-1)
     words = "the mean query or the mean key is zero, so they have no angle; look at the model"
     return unless(below == 0.0, (one * two).sum(-1) / below, words)

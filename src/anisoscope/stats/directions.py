@@ -9,13 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from anisoscope.numerics.host import float64_copy, together
 from anisoscope.numerics.linalg import has_float64
+
+UNSET: Any = None  # a sum before the first rows
 
 
 @dataclass
@@ -33,27 +35,23 @@ class Additive:
         return out
 
     def head(self, index: int) -> Self:
-        return type(self)(n=self.n, **{name: value[index] for name, value in self._tensors().items()})
-
-    def on_host(self) -> Self:
-        """The same sums on the host, where many small evaluations are faster than on an accelerator."""
-        return type(self)(n=self.n, **{name: value.cpu() for name, value in self._tensors().items()})
+        return type(self)(n=self.n, **{name: value[index] for name, value in self.tensors().items()})
 
     def state(self) -> dict[str, Tensor]:
-        return {"n": torch.as_tensor(self.n), **self._tensors()}
+        return {"n": torch.as_tensor(self.n), **self.tensors()}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Self:
         return cls(n=int(state["n"]), **{name: value for name, value in state.items() if name != "n"})
 
-    def _tensors(self) -> dict[str, Tensor]:
-        names = (name for name in self.__dataclass_fields__ if name not in ("n", "largest"))
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums and maxima by name."""
+        return {name: value for name, value in vars(self).items() if name != "n" and isinstance(value, Tensor)}
 
     def _add(self, other: Self) -> None:
         self.n += other.n
-        present = self._tensors()
-        for name, value in other._tensors().items():
+        present = self.tensors()
+        for name, value in other.tensors().items():
             if name in present:
                 value = value.to(present[name].device)  # statistics of a resumed run are on the host
                 value = torch.maximum(present[name], value) if name in self.largest else present[name] + value
@@ -93,9 +91,8 @@ _SHARED = 1 << 22  # elements from which the work is divided among the cores
 def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Slices of rows with their float64 copies, which the caller may overwrite."""
     size = max(1, (_CHUNK if x.device.type == "cpu" else _CHUNK_ON_DEVICE) // max(1, x.shape[1:].numel()))
-    for start in range(0, len(x), size):
-        part = x[start : start + size]
-        yield slice(start, start + size), float64_copy(part) if has_float64(x.device) else part.cpu().double()
+    for part in (slice(start, start + size) for start in range(0, len(x), size)):
+        yield part, float64_copy(x[part]) if has_float64(x.device) else x[part].cpu().double()
 
 
 def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
@@ -150,12 +147,12 @@ class Directions(Sums):
     """
 
     largest = frozenset({"largest_norm"})
-    total: Tensor | None = None  # Σ x             [..., d]
-    units: Tensor | None = None  # Σ u             [..., d]
-    norms: Tensor | None = None  # Σ ‖x‖           [...]
-    squared_norms: Tensor | None = None  # Σ ‖x‖²  [...]
-    zeros: Tensor | None = None  # rows of norm 0  [...]
-    largest_norm: Tensor | None = None  # max ‖x‖  [...]
+    total: Tensor = UNSET  # Σ x             [..., d]
+    units: Tensor = UNSET  # Σ u             [..., d]
+    norms: Tensor = UNSET  # Σ ‖x‖           [...]
+    squared_norms: Tensor = UNSET  # Σ ‖x‖²  [...]
+    zeros: Tensor = UNSET  # rows of norm 0  [...]
+    largest_norm: Tensor = UNSET  # max ‖x‖  [...]
 
     @classmethod
     def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
@@ -165,15 +162,9 @@ class Directions(Sums):
             torch.linalg.vector_norm(rows, dim=-1, out=norms[here])
             _add_cells(total, cell[here], rows)
             _add_cells(units, cell[here], rows.mul_(_inverse(norms[here])))
-        return cls(
-            n=len(x),
-            total=total,
-            units=units,
-            norms=_cell_sums(cell, cells, norms),
-            squared_norms=_cell_sums(cell, cells, norms.square()),
-            zeros=_cell_sums(cell, cells, (norms == 0).to(norms)),
-            largest_norm=_cell_largest(cell, cells, norms),
-        )
+        of_norms = (norms, norms.square(), (norms == 0).to(norms))
+        lengths, squares, zeros = (_cell_sums(cell, cells, values) for values in of_norms)
+        return cls(len(x), total, units, lengths, squares, zeros, _cell_largest(cell, cells, norms))
 
 
 class Keys(Directions):
@@ -189,8 +180,8 @@ class Coordinates(Sums):
     """
 
     largest = frozenset({"largest_value"})
-    unit_squares: Tensor | None = None  # Σ u²       [..., d]
-    largest_value: Tensor | None = None  # max |x|   [..., d]
+    unit_squares: Tensor = UNSET  # Σ u²       [..., d]
+    largest_value: Tensor = UNSET  # max |x|   [..., d]
 
     @classmethod
     def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
@@ -210,8 +201,8 @@ class Means(Additive):
     [2.0]
     """
 
-    count: Tensor | None = None
-    total: Tensor | None = None
+    count: Tensor = UNSET
+    total: Tensor = UNSET
 
     def update(self, x: Tensor) -> Self:
         if len(x):
@@ -221,7 +212,6 @@ class Means(Additive):
         return self
 
     def mean(self) -> Tensor:
-        assert self.total is not None and self.count is not None, "mean of no rows"
         return self.total / self.count
 
 

@@ -1,21 +1,15 @@
-"""Mergeable first and second moments of rows, in float64.
+"""Mergeable first and second moments of rows, in float64 (`Trace`: float32 where a device has no float64).
 
-Notation
-    n, m, S   rows x, their mean and scatter Σ (x−m)(x−m)ᵀ, all in float64; leading dimensions (heads) are carried along
-    M, U      of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (each row with equal weight), which give the energy in
-              any subspace and in its complement; both merge by addition
-
-Moments of the rows of many sites at once, on their device, without device–host synchronisation.
-
-Notation: S sites, k rows of each, width d, h a row, u = h/‖h‖; C the scatter of the kept rows, about their mean or,
-for gradients, about 0. Everything is float64 (float32 where a device has no float64).
+Notation: n rows x of width d, m their mean, Σ (x−m)(x−m)ᵀ their scatter; leading dimensions (heads) are carried along.
+Of gradients g: Σ ggᵀ (uncentred) and Σ ggᵀ/‖g‖² (each row with equal weight), which give the energy in any subspace and
+in its complement; both merge by addition. Of the rows h of many sites at once: S sites, k rows of each, u = h/‖h‖.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +17,7 @@ from torch import Tensor
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import float64_copy
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
+from anisoscope.stats.directions import UNSET, Additive
 
 _WIDE = 2048  # columns
 _BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
@@ -30,7 +25,7 @@ _BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the w
 
 
 class Moments:
-    """(n, mean, scatter) of rows [n, …, d].
+    """(n, mean, scatter) of rows [n, …, d]; n may be a tensor of counts where the leading dimension are several sets.
 
     Rows are buffered until there are as many as the width. The buffer never takes more memory than the scatter, makes
     few large products out of many small ones, and spares streams of few rows the d×d matrix.
@@ -40,16 +35,15 @@ class Moments:
     (2, [1.0, 1.0], [[2.0, 0.0], [0.0, 0.0]])
     """
 
-    def __init__(self) -> None:
-        self._n = 0
-        self._mean: Tensor | None = None
-        self._scatter: Tensor | None = None
+    def __init__(self, n: Any = 0, mean: Tensor = UNSET, scatter: Tensor = UNSET) -> None:
+        self._n, self._mean, self._scatter = n, mean, scatter
         self._pending: list[Tensor] = []
+        self.spectra: dict[bool, Tensor] = {}
 
     def update(self, x: Tensor) -> Moments:
         if not len(x):
             return self
-        self._spectra.clear()
+        self.spectra.clear()
         enough = max(x.shape[-1], 64)
         if not self._pending and len(x) >= enough:
             self._take(x)
@@ -64,7 +58,7 @@ class Moments:
         out = Moments()
         for part in (self, other):
             part._fold()
-            if part._mean is not None and part._scatter is not None:
+            if part._mean is not None:
                 out._add(part._n, part._mean, part._scatter)
         return out
 
@@ -81,62 +75,44 @@ class Moments:
     @property
     def scatter(self) -> Tensor:
         self._fold()
-        assert self._scatter is not None, "moments of no rows"
         return self._scatter
 
     @property
     def width(self) -> int:
         return self.mean.shape[-1]
 
-    def second_moment(self) -> Tensor:
-        """Σ x xᵀ, uncentred."""
-        return self.scatter + self._n * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
+    def matrix(self, *, centred: bool) -> Tensor:
+        """The scatter, or the uncentred Σ x xᵀ."""
+        n = self._n[..., None, None] if isinstance(self._n, Tensor) else self._n
+        return self.scatter if centred else self.scatter + n * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
 
     def eigenvalues(self, *, centred: bool = True) -> Tensor:
         """Squared singular values of the rows, descending; cached."""
-        if centred not in self._spectra:
-            self._spectra[centred] = eigenvalues(self.scatter if centred else self.second_moment())
-        return self._spectra[centred]
-
-    @cached_property
-    def _spectra(self) -> dict[bool, Tensor]:
-        return {}
+        if centred not in self.spectra:
+            self.spectra[centred] = eigenvalues(self.matrix(centred=centred))
+        return self.spectra[centred]
 
     def head(self, index: int) -> Moments:
-        """The moments of one head."""
-        return Moments.load({"n": torch.tensor(self.n), "mean": self.mean[index], "scatter": self.scatter[index]})
+        return Moments(self.n, self.mean[index], self.scatter[index])
 
     def on_host(self) -> Moments:
         """The same moments on the host, except very wide ones, whose spectra are faster on the device."""
-        state = self.state()
-        if "mean" not in state or self.width > _WIDE:
-            return self
-        return Moments.load({name: value.cpu() for name, value in state.items()})
+        return self if self.width > _WIDE else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
         self._fold()
-        if self._mean is None or self._scatter is None:
-            return {"n": torch.tensor(0)}
-        return {"n": torch.tensor(self._n), "mean": self._mean, "scatter": self._scatter}
+        n = {"n": torch.tensor(self._n)}
+        return n if self._mean is None else {**n, "mean": self._mean, "scatter": self._scatter}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Moments:
-        out = cls()
-        if int(state["n"]):
-            out._n, out._mean, out._scatter = int(state["n"]), state["mean"], state["scatter"]
-        return out
+        return cls(int(state["n"]), state["mean"], state["scatter"]) if int(state["n"]) else cls()
 
     def _fold(self) -> None:
         """Add the moments of the buffered rows."""
         if self._pending:
-            x = self._pending[0] if len(self._pending) == 1 else torch.cat(self._pending)
-            self._pending = []
+            x, self._pending = torch.cat(self._pending), []
             self._take(x)
-
-    def _take(self, x: Tensor) -> None:
-        """Add the moments of rows, one block at a time."""
-        for block in x.split(self.block_rows(x)):
-            self._take_block(block.movedim(0, -2))  # heads first: [..., n, d]
 
     @staticmethod
     def block_rows(x: Tensor) -> int:
@@ -144,33 +120,31 @@ class Moments:
         size = _BLOCK if x.device.type == "cpu" else _BLOCK_ON_DEVICE
         return max(_BLOCK_ROWS, size // max(1, x.shape[1:].numel()))
 
-    def _take_block(self, rows: Tensor) -> None:
-        """Add the moments of a block, centred on its own mean so that a large common mean costs no digits."""
-        count = rows.shape[-2]
-        if has_float64(rows.device):
-            centred = float64_copy(rows)
-            mean = centred.mean(-2)
-            centred -= mean.unsqueeze(-2)
-            self._merge_mean(count, mean)
-            assert self._scatter is not None
-            add_gram(self._scatter, centred.to(self._scatter.device))
-        else:  # centred float32 products, summed on the host
-            shift = rows.mean(-2, keepdim=True)
-            centred = rows - shift
-            rest = centred.mean(-2).cpu().double()
-            scatter = (centred.mT @ centred).cpu().double() - count * rest.unsqueeze(-1) * rest.unsqueeze(-2)
-            self._add(count, shift.squeeze(-2).cpu().double() + rest, scatter)
+    def _take(self, x: Tensor) -> None:
+        """Add the moments of blocks of rows, centred on their own mean so that a large common mean costs no digits."""
+        for block in x.split(self.block_rows(x)):
+            rows = block.movedim(0, -2)  # heads first: [..., n, d]
+            if has_float64(x.device):
+                centred = float64_copy(rows)
+                mean = centred.mean(-2)
+                centred -= mean.unsqueeze(-2)
+                self._merge_mean(len(block), mean)
+                add_gram(self._scatter, centred.to(self._scatter.device))
+            else:  # centred float32 products, summed on the host
+                shift = rows.mean(-2, keepdim=True)
+                centred = rows - shift
+                rest = centred.mean(-2).cpu().double()
+                scatter = (centred.mT @ centred).cpu().double() - len(block) * rest.unsqueeze(-1) * rest.unsqueeze(-2)
+                self._add(len(block), shift.squeeze(-2).cpu().double() + rest, scatter)
 
     def _add(self, n: int, mean: Tensor, scatter: Tensor) -> None:
         self._merge_mean(n, mean)
-        assert self._scatter is not None
         self._scatter += scatter.to(self._scatter.device)  # statistics of a resumed run are on the host
 
     def _merge_mean(self, n: int, mean: Tensor) -> None:
         """The pairwise update of Chan, Golub and LeVeque (1983), except for adding the scatter of the other part."""
-        if self._mean is None or self._scatter is None:
-            self._n, self._mean = n, mean
-            self._scatter = mean.new_zeros(*mean.shape, mean.shape[-1])
+        if self._mean is None:
+            self._n, self._mean, self._scatter = n, mean, mean.new_zeros(*mean.shape, mean.shape[-1])
             return
         total = self._n + n
         gap = mean.to(self._mean.device) - self._mean
@@ -207,10 +181,7 @@ class FoldCovariance:
 
     def covariance(self, without: int | None = None) -> Tensor:
         """The covariance of all rows, or of all but those of one fold."""
-        keep = torch.ones(FOLDS, dtype=torch.bool)
-        if without is not None:
-            keep[without] = False
-        keep = keep.to(self.n.device)
+        keep = torch.arange(FOLDS, device=self.n.device) != (-1 if without is None else without)
         n, total = self.n[keep].sum(), self.sums[keep].sum(0)
         return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
 
@@ -232,16 +203,15 @@ class FoldCovariance:
         return {"n": self.n.cpu(), "sums": self.sums.cpu(), "squares": packed(self.squares, torch.float64)}
 
     @classmethod
-    def load(cls, state: dict[str, Tensor], device: torch.device | None = None) -> FoldCovariance:
-        squares = unpacked(state["squares"])
-        return cls(state["n"].double().to(device), state["sums"].double().to(device), squares.to(device))
+    def load(cls, state: dict[str, Tensor]) -> FoldCovariance:
+        return cls(state["n"].double(), state["sums"].double(), unpacked(state["squares"]))
 
     def to(self, device: torch.device) -> FoldCovariance:
         return FoldCovariance(self.n.to(device), self.sums.to(device), self.squares.to(device))
 
 
 @dataclass
-class GradientMoments:
+class GradientMoments(Additive):
     """Second moments of the gradients at one site: by context fold, of unit rows, and by group of rows.
 
     >>> one = GradientMoments().update(torch.eye(4), context=torch.arange(4))
@@ -250,17 +220,15 @@ class GradientMoments:
     (8.0, 8)
     """
 
-    folds: Tensor | None = None  # [FOLDS, d, d]
-    unit: Tensor | None = None  # [d, d]
+    folds: Tensor = UNSET  # [FOLDS, d, d]
+    unit: Tensor = UNSET  # [d, d]
     groups: dict[str, Tensor] = field(default_factory=dict)  # [d, d] each
     counts: dict[str, int] = field(default_factory=dict)  # rows of each group
-    n: int = 0
     still: int = 0  # rows whose gradient is zero
     contexts: int = 0
 
     @property
     def total(self) -> Tensor:
-        assert self.folds is not None
         return self.folds.sum(0)
 
     def update(self, g: Tensor, *, context: Tensor, groups: Mapping[str, Tensor] | None = None) -> GradientMoments:
@@ -272,54 +240,40 @@ class GradientMoments:
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
-        sizes = len(rows), int((norms == 0).sum()), int(context.unique().numel())
-        self._add(GradientMoments(folds, unit.mT @ unit, moments, counts, *sizes))
+        still, contexts = int((norms == 0).sum()), int(context.unique().numel())
+        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts))
         return self
 
     def _add(self, other: GradientMoments) -> None:
-        if other.folds is None or other.unit is None:
-            return
-        self.folds = other.folds if self.folds is None else self.folds + other.folds.to(self.folds.device)
-        self.unit = other.unit if self.unit is None else self.unit + other.unit.to(self.unit.device)
+        super()._add(other)
         for name, moment in other.groups.items():
             self.groups[name] = self.groups[name] + moment if name in self.groups else moment
             self.counts[name] = self.counts.get(name, 0) + other.counts[name]
-        self.n, self.still, self.contexts = self.n + other.n, self.still + other.still, self.contexts + other.contexts
-
-    def merge(self, other: GradientMoments) -> GradientMoments:
-        out = GradientMoments()
-        out._add(self)
-        out._add(other)
-        return out
+        self.still, self.contexts = self.still + other.still, self.contexts + other.contexts
 
     def to(self, device: torch.device) -> GradientMoments:
-        """The same moments on another device."""
-        if self.folds is None or self.unit is None:
-            return self
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
         groups = {name: moment.to(device) for name, moment in self.groups.items()}
-        folds, unit = self.folds.to(device), self.unit.to(device)
-        return GradientMoments(folds, unit, groups, dict(self.counts), self.n, self.still, self.contexts)
+        return replace(self, **moved, groups=groups, counts=dict(self.counts))
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name: upper triangles in float32, whose rounding (6e-8) is far below the sampling error."""
-        if self.folds is None or self.unit is None:
+        if self.folds is None:
             return {}
         sizes = torch.tensor([self.n, self.still, self.contexts])
-        plain = {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes}
-        for name, moment in self.groups.items():
-            plain[f"group:{name}"] = packed(moment)
-            plain[f"count:{name}"] = torch.tensor(self.counts[name])
-        return plain
+        groups = {f"group:{name}": packed(moment) for name, moment in self.groups.items()}
+        counts = {f"count:{name}": torch.tensor(self.counts[name]) for name in self.groups}
+        return {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes, **groups, **counts}
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor]) -> GradientMoments:
         if "folds" not in state:
             return cls()
-        n, still, contexts = (int(v) for v in state["sizes"])
         names = [name.removeprefix("group:") for name in state if name.startswith("group:")]
         groups = {name: unpacked(state[f"group:{name}"]) for name in names}
         counts = {name: int(state[f"count:{name}"]) for name in names}
-        return cls(unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, n, still, contexts)
+        n, still, contexts = state["sizes"].tolist()
+        return cls(n, unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, still, contexts)
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:
@@ -344,8 +298,7 @@ def unpacked(triangle: Tensor) -> Tensor:
     rows, columns = torch.triu_indices(d, d)
     out = torch.zeros(*triangle.shape[:-1], d, d, dtype=torch.float64)
     out[..., rows, columns] = triangle.double()
-    out[..., columns, rows] = triangle.double()
-    return out
+    return out + out.triu(1).mT
 
 
 QUANTITIES = ("n", "dropped", "average_cosine", "drift", "mean_norm", "participation_ratio")

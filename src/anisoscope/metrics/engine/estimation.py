@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine import folds
-from anisoscope.metrics.engine.folds import Graph, MomentLines, Neighbours, Part, SampleLines, on_sample, once
+from anisoscope.metrics.engine.folds import Graph, Neighbours, Part, SampleLines, on_sample, once
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import jackknife
@@ -256,7 +256,7 @@ def _spread(lines: Any, times: int) -> Any:
     """The same statistic with every head (the second dimension) repeated."""
     if times == 1:
         return lines
-    values = {name: value.repeat_interleave(times, 1) for name, value in folds.tensors_of(lines).items()}
+    values = {name: value.repeat_interleave(times, 1) for name, value in lines.tensors().items()}
     return type(lines)(n=lines.n, **values)
 
 
@@ -298,7 +298,7 @@ def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) 
 
 def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
     """Compute the spectra that metrics of moments will need, in parallel, and cache them in the moments."""
-    found: dict[tuple[int, bool], MomentLines] = {}
+    found: dict[tuple[int, bool], Moments] = {}
     for view, options in wanted:
         centred = options.get("centred", True)
         for part in view.parts() if options.get("batches") else [view]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.numerics.linalg import as_float64, eigenvalues
+from anisoscope.numerics.linalg import as_float64
 from anisoscope.numerics.neighbours import first_equal, nearest
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
@@ -44,30 +44,6 @@ def once(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     return known[key]
 
 
-@dataclass
-class MomentLines:
-    """Moments by line, on the host unless they are very wide, with the interface of `Moments`."""
-
-    n: Tensor  # [L] or [L, 1] where there are heads
-    mean: Tensor  # [L, ..., d]
-    scatter: Tensor  # [L, ..., d, d]
-    spectra: dict[bool, Tensor] = field(default_factory=dict, repr=False)
-
-    @property
-    def width(self) -> int:
-        return self.mean.shape[-1]
-
-    def matrix(self, *, centred: bool) -> Tensor:
-        """Σ (x−m)(x−m)ᵀ, or Σ xxᵀ."""
-        if centred:
-            return self.scatter
-        return self.scatter + self.n[..., None, None] * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
-
-    def eigenvalues(self, *, centred: bool = True) -> Tensor:
-        """Squared singular values of the rows of each line, descending; cached."""
-        return once(self.spectra, centred, lambda: eigenvalues(self.matrix(centred=centred)))
-
-
 def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
     """One statistic with a line for all parts and one without each of these folds.
 
@@ -77,11 +53,11 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
     counts = w @ torch.tensor([float(part.n) for _, part in parts], dtype=torch.float64)
     if isinstance(parts[0][1], Moments):
         return _moment_lines([part.on_host() for _, part in parts], w, counts)
-    kind, states = type(parts[0][1]), [tensors_of(part) for _, part in parts]
+    kind, states = type(parts[0][1]), [part.tensors() for _, part in parts]
     found: dict[str, Tensor] = {}
     for name, like in states[0].items():
         stacked = torch.stack([state[name].to(like.device) for state in states]).cpu()  # resumed parts are on the host
-        if name in getattr(kind, "largest", ()):  # maxima of values ≥ 0; 0 for a line without parts
+        if name in kind.largest:  # maxima of values ≥ 0; 0 for a line without parts
             found[name] = (w.view(*w.shape, *[1] * (stacked.ndim - 1)) * stacked).amax(1)
         else:
             found[name] = _sum(w, stacked)
@@ -91,23 +67,17 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
 
 def line_of(stacked: Any, index: int) -> Any:
     """One line of a stacked statistic, as a plain statistic."""
-    if isinstance(stacked, MomentLines):
-        n = stacked.n.flatten()[index]
-        return Moments.load({"n": n, "mean": stacked.mean[index], "scatter": stacked.scatter[index]})
-    values = {name: value[index] for name, value in tensors_of(stacked).items()}
-    return type(stacked)(n=int(stacked.n.flatten()[index]), **values)
-
-
-def tensors_of(stat: Any) -> dict[str, Tensor]:
-    """The sums and maxima of a statistic by name."""
-    return {name: value for name, value in vars(stat).items() if name != "n" and isinstance(value, Tensor)}
+    n = int(stacked.n.flatten()[index])
+    if isinstance(stacked, Moments):
+        return Moments(n, stacked.mean[index], stacked.scatter[index])
+    return replace(stacked.head(index), n=n)
 
 
 def _sum(w: Tensor, parts: Tensor) -> Tensor:
     return (w @ parts.reshape(len(parts), -1).double()).view(len(w), *parts.shape[1:])
 
 
-def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> MomentLines:
+def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> Moments:
     """Chan, Golub and LeVeque (1983) for all lines at once: Σ Sₚ + Σ nₚ (mₚ − m)(mₚ − m)ᵀ over the parts of a line."""
     device = parts[0].mean.device
     heads = parts[0].mean.ndim - 1
@@ -119,7 +89,7 @@ def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> Moment
     weighted = gaps * (w * n).view(*w.shape, *[1] * (heads + 1))
     scatter = _left_out_sums([part.scatter for part in parts], w)
     scatter += weighted.movedim(1, -1) @ gaps.movedim(1, -2)  # [L, ..., d, P] @ [L, ..., P, d]
-    return MomentLines(counts.reshape(-1, *[1] * heads), mean, scatter)
+    return Moments(counts.reshape(-1, *[1] * heads), mean, scatter)
 
 
 def _left_out_sums(parts: Sequence[Tensor], w: Tensor) -> Tensor:
