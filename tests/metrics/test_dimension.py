@@ -277,6 +277,6 @@ def test_near_copies_that_decide_two_nn_are_told() -> None:
 
 
 def test_a_value_that_no_fold_comes_near_to_has_no_interval() -> None:
-    said = evaluate._unstable(0.30, [12.0, 12.0, 11.3, 11.8])
+    said = evaluate._unstable(0.30, 12.0, 12.0, 11.3, 11.8)
     assert "11.3 to 12" in said and "no interval" in said
-    assert not evaluate._unstable(12.1, [12.0, 12.0, 11.3, 11.8]) and not evaluate._unstable(0.3, [12.0, 11.0])
+    assert not evaluate._unstable(12.1, 12.0, 12.0, 11.3, 11.8) and not evaluate._unstable(0.3, 12.0, 11.0)

@@ -333,7 +333,7 @@ def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
     if k < 1:
         raise AnisoscopeError(f"hubness has k {k}; expected 1 or more")
     _, usable, enough = _near(neighbours, k)
-    there = torch.ones_like(usable) if neighbours.there is None else neighbours.there
+    there = neighbours.present
     # one bincount for all lines: rows are numbered through all lines, and a last bin collects what does not count
     first = torch.arange(0, there.numel(), there.shape[-1], device=there.device).view(*there.shape[:-1], 1, 1)
     chosen = torch.where(usable.unsqueeze(-1), neighbours.index[..., :k] + first, there.numel())

@@ -63,7 +63,7 @@ class Moments:
         return out
 
     @property
-    def n(self) -> int:
+    def n(self) -> Any:
         return self._n + sum(map(len, self._pending))
 
     @property
@@ -83,7 +83,7 @@ class Moments:
 
     def matrix(self, *, centred: bool) -> Tensor:
         """The scatter, or the uncentred Σ x xᵀ."""
-        n = self._n[..., None, None] if isinstance(self._n, Tensor) else self._n
+        n = self.n[..., None, None] if isinstance(self.n, Tensor) else self.n
         return self.scatter if centred else self.scatter + n * self.mean.unsqueeze(-1) * self.mean.unsqueeze(-2)
 
     def eigenvalues(self, *, centred: bool = True) -> Tensor:

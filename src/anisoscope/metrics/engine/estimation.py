@@ -9,6 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -106,18 +107,16 @@ class Declaration:
 
 def _cast(value: Any, default: Any, what: str) -> Any:
     """A value converted to the type of the default; values from the command line are strings."""
-    kinds: tuple[type, ...] = (numbers.Integral, np.bool_) if isinstance(default, bool) else (numbers.Integral,)
-    if isinstance(default, str | float):
-        kinds = (str,) if isinstance(default, str) else (numbers.Real,)
+    kind, whole = type(default), numbers.Integral
+    allowed: dict[type, tuple[type, ...]] = {bool: (whole, np.bool_), int: (whole,), float: (numbers.Real,), str: ()}
     try:
-        if isinstance(value, str) and isinstance(default, bool):
+        if isinstance(value, str) and kind is bool:
             return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
-        if not isinstance(value, (str, *kinds)):
+        if not isinstance(value, (str, *allowed[kind])):
             raise ValueError(value)
-        return type(default)(value)
+        return kind(value)
     except (KeyError, ValueError) as error:
-        kind = type(default).__name__
-        raise AnisoscopeError(f"{what} is {value!r}; expected a {kind} such as {default!r}.") from error
+        raise AnisoscopeError(f"{what} is {value!r}; expected a {kind.__name__} such as {default!r}.") from error
 
 
 @dataclass
@@ -131,8 +130,7 @@ class View:
     contexts: int = 0
     dropped: int = 0
     interval: bool = True  # False: no replicates are computed
-    _merged: dict[Any, Any] = field(default_factory=dict)
-    _parts: list[View] = field(default_factory=list)
+    _known: dict[Any, Any] = field(default_factory=dict)
 
     def present(self) -> list[int]:
         """Folds that have rows; [0] if no interval is wanted."""
@@ -157,7 +155,7 @@ class View:
             pieces = self.pieces(need)
             return folds.stack_lines(pieces, left_out) if pieces else None
 
-        return once(self._merged, (need, "lines"), build)
+        return once(self._known, (need, "lines"), build)
 
     def stat(self, need: type, *, without: int = -1) -> Any:
         """A statistic over all folds, or over all but one."""
@@ -165,22 +163,22 @@ class View:
             assert self.sample is not None
             return self.sample if without < 0 else self.sample.select(self.sample.fold != without)
         if issubclass(need, SampleLines):
-            whole = once(self._merged, need, lambda: need.of(self.stat(Sample)))
-            return whole if without < 0 else whole.without(without)
+            return once(self._known, need, lambda: need.of(self.stat(Sample)))
 
         def build() -> Any:
             lines, place = self.lines(need), [-1, *self.present()].index(without)
             return folds.line_of(lines, place) if lines is not None and lines.n.flatten()[place] > 0 else need()
 
-        return once(self._merged, (need, without), build)
+        return once(self._known, (need, without), build)
 
     def parts(self) -> list[View]:
         """Views of the moments of consecutive batches of the (shuffled) sample, without folds; cached."""
-        if not self._parts and self.sample is not None:
-            for batch in folds.batches(self.sample, NEIGHBOUR_BATCH):
-                moments = Moments().update(batch.rows.flatten(1))
-                self._parts.append(View([{Moments: moments}], batch, contexts=self.contexts, dropped=self.dropped))
-        return self._parts
+
+        def build() -> list[View]:
+            batches = folds.batches(self.sample, NEIGHBOUR_BATCH) if self.sample is not None else []
+            return [View([{Moments: Moments().update(batch.rows.flatten(1))}], batch) for batch in batches]
+
+        return once(self._known, "parts", build)
 
 
 def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
@@ -191,10 +189,10 @@ def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estima
         return _evaluate_batches(metric, view, options)
     if _is_empty(metric, view):
         raise _no_rows(metric, view)
-    value, *replicates = _all_lines(metric, view, options)
-    lead = view.stat(metric.needs[0])
+    values, lead = _all_lines(metric, view, options), view.stat(metric.needs[0])
     left_out = 0 if metric.left_out is None else int(metric.left_out(lead, options))
-    return _estimate(metric, view, value, replicates, lead=lead, left_out=left_out)
+    seen = len(lead) if isinstance(lead, Sample) else lead.n
+    return _estimate(view, values, bounds=metric.bounds, n=seen - left_out, left_out=left_out, note=_note(lead))
 
 
 def _is_empty(metric: Declaration, view: View) -> bool:
@@ -241,12 +239,13 @@ def evaluate_heads(
     whole = [view.stat(need) for need in metric.needs]
     left_out = torch.zeros(()) if metric.left_out is None else metric.left_out(whole[0], options)
     found = []
-    for head, ((value, *replicates), gone) in enumerate(zip(values, left_out.expand(heads).tolist(), strict=True)):
+    about: dict[str, Any] = {"bounds": metric.bounds, "note": _note(whole[0])}
+    for head, (lines, gone) in enumerate(zip(values, map(int, left_out.expand(heads).tolist()), strict=True)):
         try:
-            if math.isnan(value):
+            if math.isnan(lines[0]):
                 of_head = [stat.head(head // times) for stat, times in zip(whole, shares, strict=True)]
                 metric.function(*of_head, **options)  # raises the error that explains the NaN
-            found.append(_estimate(metric, view, value, replicates, lead=whole[0], left_out=int(gone)))
+            found.append(_estimate(view, lines, n=whole[0].n - gone, left_out=gone, **about))
         except TooFewRows as error:
             found.append(missing(view, error))
     return found
@@ -265,14 +264,12 @@ def missing(view: View, error: TooFewRows) -> Estimate:
     return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
 
 
-def _estimate(
-    metric: Declaration, view: View, value: float, replicates: list[float], *, lead: Any, left_out: int
-) -> Estimate:
-    """The estimate with its interval; `lead` is the first statistic, `left_out` its finite rows that were not used."""
-    low, high = jackknife(value, replicates, bounds=metric.bounds)
-    seen = len(lead) if isinstance(lead, Sample) else lead.n
-    fields: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped + left_out, "note": _note(lead)}
-    return Estimate(value, low, high, n=seen - left_out, **fields, replicates=tuple(replicates))
+def _estimate(view: View, values: list[float], *, bounds: Bounds | None, left_out: int, **about: Any) -> Estimate:
+    """The estimate from a value and its replicates (no interval if `bounds` is None); `left_out` rows were not used."""
+    value, *replicates = values
+    low, high = (math.nan, math.nan) if bounds is None else jackknife(value, replicates, bounds=bounds)
+    about |= {"contexts": view.contexts, "dropped": view.dropped + left_out}
+    return Estimate(value, low, high, replicates=tuple(replicates), **about)
 
 
 def _note(lead: Any) -> str:
@@ -292,8 +289,8 @@ def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) 
     find_spectra([(view, options)] if Moments in metric.needs else [])
     values = [_all_lines(metric, part, options)[0] for part in parts]
     note = "; ".join(filter(None, [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]))
-    n, sd = sum(len(part.stat(Sample)) for part in parts), _sd(values)
-    return Estimate(sum(values) / len(values), n=n, sd=sd, contexts=view.contexts, dropped=view.dropped, note=note)
+    n, mean = sum(len(part.stat(Sample)) for part in parts), sum(values) / len(values)
+    return _estimate(view, [mean], bounds=None, n=n, left_out=0, sd=_sd(values), note=note)
 
 
 def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
@@ -338,16 +335,16 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
     for graph, values in zip(graphs, found, strict=True):
         if math.isnan(values[0]):
             metric.function(graph.left(without_first=rest), **options)  # raises the error that explains the NaN
-    value, *replicates = (sum(line) / len(line) for line in zip(*found, strict=True))
-    warning = _unstable(value, replicates) or (_starved(lines, read) if len(present) > 1 else "")
-    low, high = (math.nan, math.nan) if warning else jackknife(value, replicates, bounds=metric.bounds)
+    averages = [sum(line) / len(line) for line in zip(*found, strict=True)]
+    warning = _unstable(*averages) or (_starved(lines, read) if len(present) > 1 else "")
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
     notes = [f"{duplicates} duplicates removed" if duplicates else "", warning]
     if metric.remark is not None:
-        notes.append(metric.remark(value, used // len(graphs), options, [g.left(without_first=rest) for g in graphs]))
-    fields: dict[str, Any] = {"note": "; ".join(filter(None, notes)), "replicates": tuple(replicates)}
-    fields |= {"contexts": view.contexts, "dropped": view.dropped + duplicates}
-    return Estimate(value, low, high, n=used, sd=_sd([value for value, *_ in found]), **fields)
+        whole = [g.left(without_first=rest) for g in graphs]
+        notes.append(metric.remark(averages[0], used // len(graphs), options, whole))
+    about: dict[str, Any] = {"note": "; ".join(filter(None, notes)), "sd": _sd([value for value, *_ in found])}
+    bounds = None if warning else metric.bounds
+    return _estimate(view, averages, bounds=bounds, n=used, left_out=duplicates, **about)
 
 
 def _starved(lines: list[list[Neighbours]], read: int) -> str:
@@ -356,15 +353,14 @@ def _starved(lines: list[list[Neighbours]], read: int) -> str:
     A graph holds spare neighbours, which suffice for folds of about equal size.
     """
     most = 0.0
-    for part in (part for parts in lines for part in parts):
-        _, enough = part.near(read)
-        there = torch.ones_like(enough) if part.there is None else part.there
-        most = max(most, float(((there & ~enough).sum(-1) / there.sum(-1).clamp_min(1)).max()))
+    for part in chain.from_iterable(lines):
+        lacking = (part.present & ~part.near(read)[1]).sum(-1)
+        most = max(most, float((lacking / part.present.sum(-1).clamp_min(1)).max()))
     lack = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
     return "" if most <= _STARVED else f"no interval: without one fold of contexts {lack}"
 
 
-def _unstable(value: float, replicates: list[float]) -> str:
+def _unstable(value: float, *replicates: float) -> str:
     """A warning if the value is far outside the range of its replicates; else "".
 
     Near-duplicate rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ are no longer cut off.

@@ -127,8 +127,7 @@ class SampleLines:
 
     @property
     def n(self) -> int:
-        """The number of rows of the first line."""
-        return int((self.fold != self.left_out[0]).sum()) if self.left_out else len(self.rows)
+        return len(self.rows)
 
     def staying(self, folds: Sequence[int]) -> Tensor:
         """Whether each row remains without each of these folds: bool [n, folds], on the host."""
@@ -147,22 +146,6 @@ def spared(wanted: int) -> int:
     (9, 36)
     """
     return wanted + 6 + wanted // 2
-
-
-def _representatives(stands: Tensor) -> Tensor:
-    """Indices of the rows that represent themselves."""
-    return (stands == torch.arange(len(stands), device=stands.device)).nonzero().squeeze(1)
-
-
-def _numbered(stands: Tensor, kept: Tensor) -> Tensor:
-    """The position in `kept` of the row that represents each row, following chains of representatives.
-
-    >>> _numbered(torch.tensor([0, 0, 2, 1]), torch.tensor([0, 2])).tolist()
-    [0, 0, 1, 0]
-    """
-    while not bool((stands[stands] == stands).all()):
-        stands = stands[stands]
-    return torch.searchsorted(kept, stands)
 
 
 @dataclass(frozen=True)
@@ -187,14 +170,16 @@ class Neighbours:
         Rows closer than `tolerance` times their norm count as equal: a causal model gives equal rows for equal
         prefixes, but in a float32 forward pass whether they are bit-equal depends on the batch.
         """
-        stands = first_equal(rows)
-        kept = _representatives(stands)
-        if len(kept) < 2:
-            empty = torch.empty(len(kept), 0)
-            return cls(empty.double(), empty.long(), wanted, len(rows) - len(kept)), torch.zeros(len(rows)).long()
-        distinct, held = rows if len(kept) == len(rows) else rows[kept], spared(wanted) if spare else max(wanted, _READ)
-        distance, index = nearest(distinct, held)
-        for _ in range(_ROUNDS if tolerance else 0):
+        stands, held = first_equal(rows), spared(wanted) if spare else max(wanted, _READ)
+        for rounds_left in range(_ROUNDS if tolerance else 0, -1, -1):
+            kept = (stands == torch.arange(len(stands), device=stands.device)).nonzero().squeeze(1)
+            distinct = rows if len(kept) == len(rows) else rows[kept]
+            if len(kept) < 2:
+                distance, index = torch.empty(len(kept), 0).double(), torch.empty(len(kept), 0).long()
+                break
+            distance, index = nearest(distinct, held)
+            if not rounds_left:
+                break
             # the earliest row within the tolerance represents the others; a sample's order is independent of batching
             limit = tolerance * torch.linalg.vector_norm(distinct.double(), dim=1, keepdim=True).to(distance.device)
             number = torch.arange(len(distinct), device=index.device).unsqueeze(1)
@@ -202,17 +187,18 @@ class Neighbours:
             if bool((kept[earlier] == kept).all()):
                 break
             stands[kept] = kept[earlier]
-            kept = _representatives(stands)
-            if len(kept) < 2:
-                distance, index = distance[:1, :0], index[:1, :0]
-                break
-            distinct = rows[kept]
-            distance, index = nearest(distinct, held)
-        graph = cls(distance, index, wanted, len(rows) - len(kept))
-        return graph, _numbered(stands.cpu(), kept.cpu())
+        stands = stands.cpu()
+        while not bool((stands[stands] == stands).all()):  # a representative may have one itself
+            stands = stands[stands]
+        return cls(distance, index, wanted, len(rows) - len(kept)), torch.searchsorted(kept.cpu(), stands)
 
     def __len__(self) -> int:
         return len(self.distance)
+
+    @property
+    def present(self) -> Tensor:
+        """Whether each row [..., n] was not left out."""
+        return self.distance[..., :0].sum(-1) == 0 if self.there is None else self.there
 
     def near(self, k: int) -> tuple[Tensor, Tensor]:
         """Distances to the k nearest [..., n, k], and whether a row has that many [..., n]."""
@@ -222,28 +208,19 @@ class Neighbours:
         return near, near[..., -1] < torch.inf
 
     def lines(self, there: Tensor) -> Neighbours:
-        """The graph with a line for each row of a mask [lines, n] of the rows to keep; rows keep their indices."""
-        left = there[:, self.index].logical_and_(there.unsqueeze(2))
+        """The graph of the rows to keep by a mask [n], or by each line of a mask [lines, n]; indices stay."""
+        left = there[..., self.index].logical_and_(there.unsqueeze(-1))
         # the new column of each neighbour that is kept; an extra last column collects the others
         place = left.cumsum(-1).sub_(1).masked_fill_(left.logical_not_(), self.wanted).clamp_max_(self.wanted)
-        shape = (*left.shape[:2], self.wanted + 1)
-        distance = self.distance.new_full(shape, torch.inf).scatter_(2, place, self.distance.expand(left.shape))
-        index = self.index.new_zeros(shape).scatter_(2, place, self.index.expand(left.shape))
+        shape = (*left.shape[:-1], self.wanted + 1)
+        distance = self.distance.new_full(shape, torch.inf).scatter_(-1, place, self.distance.expand(left.shape))
+        index = self.index.new_zeros(shape).scatter_(-1, place, self.index.expand(left.shape))
         return Neighbours(distance[..., : self.wanted], index[..., : self.wanted], self.wanted, there=there)
 
     def cut(self, wanted: int) -> Neighbours:
         """The graph that a search for fewer neighbours would give."""
         held = spared(wanted)
         return replace(self, distance=self.distance[:, :held], index=self.index[:, :held], wanted=wanted)
-
-    def keep(self, mask: Tensor) -> Neighbours:
-        """The graph of the rows where the mask [n] is True, renumbered."""
-        removed = ~mask[self.index]
-        # a stable sort moves the remaining neighbours to the front in their order
-        order = removed.to(torch.int8).sort(dim=1, stable=True).indices[:, : self.wanted]
-        distance = self.distance.masked_fill(removed, torch.inf).gather(1, order)
-        renumbered = (torch.cumsum(mask, 0) - 1)[self.index.gather(1, order)]
-        return Neighbours(distance[mask], renumbered[mask], self.wanted)
 
 
 @dataclass(frozen=True)
@@ -254,7 +231,7 @@ class Graph:
     stands: Tensor  # for every row of the batch, the index of the distinct row that represents it
     fold: Tensor
     first: Tensor
-    _left: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _lines: dict[Any, list[Neighbours]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0, spare: bool = True) -> Graph:
@@ -262,17 +239,12 @@ class Graph:
         return cls(neighbours, stands, sample.fold, sample.label("first").bool())
 
     def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
-        """The graph without the first rows of contexts, without a fold, or whole; cached for all metrics.
+        """The graph without the first rows of contexts, without a fold, or whole.
 
         A row with several copies is removed only if all of its copies are.
         """
-        graph = self.neighbours
-
-        def build() -> Neighbours:
-            mask = self._there(without_first, [fold])[0]
-            return graph if bool(mask.all()) else graph.keep(mask.to(graph.index.device))
-
-        return once(self._left, (without_first, fold), build)
+        there = self._there(without_first, [fold])[0]
+        return self.neighbours if bool(there.all()) else self.neighbours.lines(there.to(self.neighbours.index.device))
 
     def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
         """The graph with a line without each of these folds (−1: none), in several parts if there are many rows."""
@@ -282,7 +254,7 @@ class Graph:
             there = self._there(without_first, folds).to(index.device)
             return [self.neighbours.lines(part) for part in there.split(max(1, _BLOCK // max(1, index.numel())))]
 
-        return once(self._left, ("lines", without_first, *folds), build)
+        return once(self._lines, (without_first, *folds), build)
 
     def rows(self, *, without_first: bool) -> tuple[int, int]:
         """The numbers of distinct rows and of rows removed as duplicates."""

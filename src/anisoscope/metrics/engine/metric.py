@@ -9,10 +9,10 @@ report and the contract tests read the declaration.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Required, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.engine import estimation
-from anisoscope.metrics.engine.estimation import Bounds, Declaration, Estimate, Remark, View, evaluate
+from anisoscope.metrics.engine.estimation import Declaration, Estimate, View, evaluate
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
@@ -66,55 +66,38 @@ class Request:
     named: bool = False
 
 
-class MetricFields(TypedDict, total=False):
-    """The fields of a `Declaration` that the decorators take."""
+def metric(*needs: type, batched: bool = False, **about: Any) -> Callable[[Callable[..., Any]], Metric]:
+    """Declare a metric with the fields of a `Declaration`.
 
-    title: Required[str]
-    formula: Required[str]
-    reference: str
-    convention: str
-    invariant: Iterable[str]
-    bounds: Bounds
-    default: bool
-    kinds: Iterable[str]
-    neighbours: int
-    remark: Remark | None
-    left_out: Callable[[Any, dict[str, Any]], Tensor] | None
-
-
-def metric(
-    *needs: type, batched: bool = False, **about: Unpack[MetricFields]
-) -> Callable[[Callable[..., Any]], Metric]:
-    """Declare a metric; its keyword-only arguments become its options, its docstring its description.
-
-    A `batched` function takes statistics with leading dimensions (lines, heads) and returns a tensor of that shape.
+    The keyword-only arguments of the function become its options, its docstring its description. A `batched` function
+    takes statistics with leading dimensions (lines, heads) and returns a tensor of that shape.
     """
 
     def declare(function: Callable[..., Any]) -> Metric:
         parameters = inspect.signature(function).parameters.values()
         options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         how = {"batch": function, "function": lambda *stats, **chosen: float(function(*stats, **chosen))}
-        return _register(function, about, needs=needs, options=options, **(how if batched else {"function": function}))
+        kinds = {"kinds": STREAM_KINDS | WEIGHT_KINDS, **about, **(how if batched else {"function": function})}
+        return _register(function, needs=needs, options=options, **kinds)
 
-    about.setdefault("kinds", STREAM_KINDS | WEIGHT_KINDS)
     return declare
 
 
-def measured(*commands: str, **about: Unpack[MetricFields]) -> Callable[[Function], Function]:
+def measured(*commands: str, **about: Any) -> Callable[[Function], Function]:
     """Declare a number that these commands measure by calling the function, which is returned unchanged."""
 
     def declare(function: Function) -> Function:
-        _register(function, about, function=function, measured_by=commands)
+        _register(function, function=function, measured_by=commands, **about)
         return function
 
     return declare
 
 
-def _register(declared: Callable[..., Any], about: MetricFields, **fields: Any) -> Metric:
+def _register(declared: Callable[..., Any], **fields: Any) -> Metric:
     """Add a metric with the name of its function and the docstring as description to the registry."""
     description = " ".join((inspect.getdoc(declared) or "").partition(">>>")[0].split())
-    sets: dict[str, Any] = {name: frozenset(about.get(name, ())) for name in ("invariant", "kinds")}  # type: ignore[call-overload]
-    made = Metric(name=declared.__name__, description=description, **{**about, **sets, **fields})
+    fields |= {name: frozenset(fields.get(name, ())) for name in ("invariant", "kinds")}
+    made = Metric(name=declared.__name__, description=description, **fields)
     object.__setattr__(made, "__doc__", made.description)
     REGISTRY[made.name] = made
     return made
@@ -141,7 +124,9 @@ def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool)
     n = len(rows)
     labels = torch.arange(n) if contexts is None else _labels(contexts, n, "contexts")
     kinds = torch.full((n,), -1, dtype=torch.int64) if tokens is None else _labels(tokens, n, "tokens")
-    bad = _bad_rows(rows)
+    # a row that is not finite has a sum that is not finite, so only rows with such a sum are checked entry by entry
+    suspects = (~rows.sum(1).isfinite()).nonzero().squeeze(1)
+    bad = suspects[~rows[suspects].isfinite().all(1)].cpu()
     if len(bad):
         chosen = torch.ones(n, dtype=torch.bool).index_fill_(0, bad, False)
         rows, labels, kinds = rows[chosen.to(rows.device)], labels[chosen], kinds[chosen]
@@ -154,15 +139,6 @@ def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool)
                 f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first"
             )
     return ArrayRows(rows, labels, kinds, len(bad), interval)
-
-
-def _bad_rows(rows: Tensor) -> Tensor:
-    """The indices of the rows that are not finite.
-
-    Such a row has a sum that is not finite, so only rows with such a sum are checked entry by entry.
-    """
-    suspects = (~rows.sum(1).isfinite()).nonzero().squeeze(1)
-    return suspects[~rows[suspects].isfinite().all(1)].cpu()
 
 
 def is_of_rows(metric: Declaration) -> bool:
@@ -222,11 +198,8 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
     if last - first + 1 == len(index):
         return out.update(rows[first : last + 1])
     for part in index.split(out.block_rows(rows)):
-        if rows.device.type == "cpu":
-            gathered = room("rows", (len(part), rows.shape[1]), rows.dtype)
-            out.update(torch.index_select(rows, 0, part, out=gathered))
-        else:
-            out.update(rows[part])
+        gathered = room("rows", (len(part), rows.shape[1]), rows.dtype) if rows.device.type == "cpu" else None
+        out.update(torch.index_select(rows, 0, part, out=gathered))
     return out
 
 
@@ -234,14 +207,12 @@ def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], l
     """A function from a number of neighbours to graphs, from one search for the most that any metric reads."""
 
     @cache
-    def found() -> list[Graph]:
-        return sample_graphs(sample, wanted=most, batch=None, spare=spare)
+    def graphs(wanted: int) -> list[Graph]:
+        if wanted == most:
+            return sample_graphs(sample, wanted=most, batch=None, spare=spare)
+        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _lines={}) for graph in graphs(most)]
 
-    @cache
-    def cut(wanted: int) -> list[Graph]:
-        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _left={}) for graph in found()]
-
-    return lambda wanted: found() if wanted == most else cut(wanted)
+    return graphs
 
 
 def as_rows(x: Any) -> Tensor:
@@ -260,8 +231,6 @@ def as_rows(x: Any) -> Tensor:
         raise AnisoscopeError(
             f"the array has shape {tuple(rows.shape)}; expected n rows × d columns, both at least 1; reshape it first"
         )
-    if rows.is_complex():
-        raise AnisoscopeError("the array is complex; expected real numbers, take its real part or its modulus first")
     return as_floats(rows)
 
 
