@@ -29,8 +29,7 @@ _length = partial(_everywhere, invariant=("rotation",), bounds=(0.0, None))
 
 def pair_cosines(units: Tensor, n: Tensor) -> Tensor:
     """(‖Σu‖² − n) / (n(n−1)): the mean cosine over all pairs of n [...] unit rows, from their sums [..., d]."""
-    found = (units.square().sum(-1) - n) / (n * (n - 1))
-    return unless(n < 2, found, lambda: too_few_directions(float(n)))
+    return unless(n < 2, (units.square().sum(-1) - n) / (n * (n - 1)), lambda: _too_few_directions(float(n)))
 
 
 def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
@@ -38,15 +37,13 @@ def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
     return directions.zeros
 
 
-def too_few_directions(n: float) -> TooFewRows:
-    """The error for an average over pairs where fewer than two rows have a direction."""
+def _too_few_directions(n: float) -> TooFewRows:
     if n == 0:
         return TooFewRows("every row is exactly zero, so none has a direction; look at the model")
     return TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
 
 
 def _directed(directions: Directions) -> Tensor:
-    """The number of rows that have a direction."""
     return directions.n - directions.zeros
 
 
@@ -75,7 +72,7 @@ def drift(directions: Directions) -> Tensor:
 @_everywhere(
     title="Relative drift",
     formula="‖mean(h)‖ / mean ‖h‖",
-    reference="a near-identity of the average cosine (its square tracks it), shown for orientation",
+    reference="ours: a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
     invariant=_RIGID,
     bounds=(0.0, 1.0),
@@ -86,7 +83,7 @@ def relative_drift(directions: Directions) -> Tensor:
     return unless(directions.norms == 0.0, found, "every row is zero, so there is no relative drift; look at the model")
 
 
-@_length(title="Mean norm", formula="mean ‖h‖")
+@_length(title="Mean norm", formula="mean ‖h‖", reference="ours: the scale of the other lengths")
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     return directions.norms / directions.n
@@ -126,7 +123,7 @@ def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 
     if top < 1:
         raise AnisoscopeError(f"rogue_share has top {top}; expected 1 or more")
     n = _directed(directions)
-    unless(n < 2, n, lambda: too_few_directions(float(n)))
+    unless(n < 2, n, lambda: _too_few_directions(float(n)))
     shares = (directions.units.square() - coordinates.unit_squares) / (n * (n - 1)).unsqueeze(-1)  # they sum to A
     shares = torch.where((n < 2).unsqueeze(-1), torch.nan, shares.abs())
     found = shares.topk(min(top, shares.shape[-1])).values.sum(-1) / shares.sum(-1)
@@ -157,37 +154,32 @@ class Centred(SampleLines):
     One pass over the rows serves all folds: Σ (h − m − δ) / ‖h − m − δ‖ needs only products of h − m with the few δ.
     """
 
-    @property
-    def plain(self) -> Tensor:
-        """The average cosine of the raw rows, by line, from Σ h/‖h‖ and the number of rows that are not zero."""
+    def average_cosine(self, *, centred: bool) -> Tensor:
+        """The average cosine by line of the raw rows h, or of h − m − δ, the rows minus the mean of the line."""
 
-        def sums() -> tuple[Tensor, Tensor]:
+        def cosines() -> Tensor:
             there = self.staying(self.left_out or (-1,)).to(self.rows)
-            norms = torch.linalg.vector_norm(self.rows, dim=1)
-            weights = there * torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(1)
-            return weights.T @ self.rows, there.T @ (norms > 0).to(there)
+            units, counts = (_centred_units if centred else _raw_units)(self.rows, there)
+            return pair_cosines(*(x.cpu() if self.left_out else x[0].cpu() for x in (units, counts)))
 
-        return once(self.known, ("plain", self.left_out), lambda: self._cosines(*sums()))
+        return once(self.known, (centred, self.left_out), cosines)
 
-    @property
-    def centred(self) -> Tensor:
-        """The average cosine by line of h − m − δ, the rows minus the mean of the line."""
 
-        def sums() -> tuple[Tensor, Tensor]:
-            there = self.staying(self.left_out or (-1,)).to(self.rows)
-            rows = self.rows - self.rows.mean(0)
-            shift = (there.T @ rows) / there.sum(0).clamp_min(1.0).unsqueeze(1)  # δ [lines, d]
-            squares = rows.square().sum(1, keepdim=True) - 2.0 * rows @ shift.T + shift.square().sum(1)
-            noise = _NOISE * torch.linalg.vector_norm(self.rows, dim=1).max()
-            has = there * (squares > noise**2)
-            weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
-            return weights.T @ rows - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
+def _raw_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ h/‖h‖ and the number of rows that are not zero, by line; `there` [n, lines] of zeros and ones."""
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    weights = there * torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(1)
+    return weights.T @ rows, there.T @ (norms > 0).to(there)
 
-        return once(self.known, ("centred", self.left_out), lambda: self._cosines(*sums()))
 
-    def _cosines(self, units: Tensor, counts: Tensor) -> Tensor:
-        units, counts = (units, counts) if self.left_out else (units[0], counts[0])
-        return pair_cosines(units.cpu(), counts.cpu())
+def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    noise = _NOISE * torch.linalg.vector_norm(rows, dim=1).max()
+    rows = rows - rows.mean(0)
+    shift = (there.T @ rows) / there.sum(0).clamp_min(1.0).unsqueeze(1)  # δ [lines, d]
+    squares = rows.square().sum(1, keepdim=True) - 2.0 * rows @ shift.T + shift.square().sum(1)
+    has = there * (squares > noise**2)
+    weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
+    return weights.T @ rows - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
 
 
 @metric(
@@ -202,7 +194,7 @@ class Centred(SampleLines):
 )
 def average_cosine_centred(rows: Centred) -> Tensor:
     """Average cosine that is left when the common mean is taken away."""
-    return rows.centred
+    return rows.average_cosine(centred=True)
 
 
 @metric(
@@ -218,10 +210,10 @@ def average_cosine_centred(rows: Centred) -> Tensor:
 )
 def explained_by_drift(rows: Centred) -> Tensor:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
-    plain = rows.plain
-    words = "the average cosine is exactly 0, so nothing is there to explain"
-    unless(plain == 0.0, plain, words)  # this error takes precedence over those of the centred rows
-    return torch.where(plain == 0.0, torch.nan, 1.0 - rows.centred / plain)
+    plain = rows.average_cosine(centred=False)
+    # this error takes precedence over those of the centred rows
+    plain = unless(plain == 0.0, plain, "the average cosine is exactly 0, so nothing is there to explain")
+    return 1.0 - rows.average_cosine(centred=True) / plain
 
 
 @metric(
@@ -248,7 +240,7 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
     Moments,
     title="Mean direction",
     formula="mean(h)ᵀ C mean(h) / (‖mean(h)‖² λ₁)",
-    reference="how far the drift runs along the first principal direction",
+    reference="ours: how far the drift runs along the first principal direction",
     convention="centred covariance C, largest eigenvalue λ₁",
     invariant=_RIGID,
     bounds=(0.0, 1.0),

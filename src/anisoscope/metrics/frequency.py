@@ -6,8 +6,8 @@ Notation: c_v occurrences of type v in the training corpus, m occurrences of a t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
@@ -23,6 +23,7 @@ FEWEST_TYPES = 8
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
 _over_types = partial(measured, *STEPS, reference=_ARTICLE, invariant=("rotation", "scale"))
 _TOGETHER = 1 << 21  # elements of resamplings held at a time
+Statistic = Callable[[Tensor, Tensor], Tensor]  # of points [draws, n]
 
 
 def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
@@ -52,6 +53,7 @@ def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
     *STEPS,
     title="Entropy of the tokens",
     formula="−Σ p log₂ p",
+    reference="Shannon 1948",
     convention="in bits, over the types that occur",
     bounds=(0.0, None),
 )
@@ -148,11 +150,7 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
         x, y = _ranks(x), _ranks(y)
     if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    value = float(_pearson(x[None], y[None])[0])
-    drawn = [(_pearson(x.expand(len(a), n), y[a]), _pearson(x[b], y[b])) for a, b in _resamplings(n, draws, seed)]
-    null, boot = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    p = (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1)
-    return Correlation(value, *_interval(boot), p, n)
+    return _resampled(_pearson, x, y, draws=draws, seed=seed)
 
 
 @_over_types(
@@ -196,40 +194,35 @@ def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Cor
     n = len(x)
     if n < FEWEST_TYPES or float(x.std()) == 0:
         return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    value = -float(_slope(x[None], y[None])[0])
-    boot = torch.cat([-_slope(x[again], y[again]) for _, again in _resamplings(n, draws, seed)])
-    return Correlation(value, *_interval(boot), math.nan, n)
+    return replace(_resampled(_decay, x, y, draws=draws, seed=seed), p=math.nan)
 
 
-def _interval(boot: Tensor) -> tuple[float, float]:
-    """The 95 % interval of the bootstrap values that are finite."""
+def _resampled(statistic: Statistic, x: Tensor, y: Tensor, *, draws: int, seed: int) -> Correlation:
+    """A statistic of the points with its bootstrap interval (of the values that are finite) and its permutation p."""
+    n, value = len(x), float(statistic(x[None], y[None])[0])
+    orders = (_few_resamplings if draws * n <= _TOGETHER else _resamplings)(n, draws, seed)
+    drawn = [(statistic(x.expand(len(a), n), y[a]), statistic(x[b], y[b])) for a, b in orders]
+    null, boot = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     low, high = torch.quantile(boot[boot.isfinite()], torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
-    return low, high
+    return Correlation(value, low, high, (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1), n)
 
 
-def _slope(x: Tensor, y: Tensor) -> Tensor:
+def _decay(x: Tensor, y: Tensor) -> Tensor:
     a, b = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
-    return (a * b).sum(1) / a.square().sum(1)
+    return -((a * b).sum(1) / a.square().sum(1))
 
 
-def _resamplings(n: int, draws: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _resamplings(n: int, draws: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Permutations and bootstrap samples of n points, in batches: those of a whole vocabulary would take gigabytes."""
-    size = max(1, _TOGETHER // n)
-    if draws <= size:
-        return (_few_resamplings(n, draws, seed),)
-    generator = torch.Generator().manual_seed(seed)
-    return (_resampled(n, min(size, draws - done), generator) for done in range(0, draws, size))
+    size, generator = max(1, _TOGETHER // n), torch.Generator().manual_seed(seed)
+    for count in (min(size, draws - done) for done in range(0, draws, size)):
+        order = torch.rand(count, n, generator=generator).argsort(1)
+        yield order, torch.randint(n, (count, n), generator=generator)
 
 
-@lru_cache(maxsize=8)
-def _few_resamplings(n: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """All draws at once; cached, because every layer uses the same."""
-    return _resampled(n, draws, torch.Generator().manual_seed(seed))
-
-
-def _resampled(n: int, draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    order = torch.rand(draws, n, generator=generator).argsort(1)
-    return order, torch.randint(n, (draws, n), generator=generator)
+@lru_cache(maxsize=8)  # every layer uses the same
+def _few_resamplings(n: int, draws: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    return list(_resamplings(n, draws, seed))
 
 
 def _pearson(x: Tensor, y: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ from torch import Tensor
 from anisoscope.metrics.engine.metric import measured
 from anisoscope.results.quantity import correlate
 
-_ROWS = "over the test contexts; what is fitted is fitted on the others; against=raw: minus the number of raw rows"
+_ROWS = "over the test contexts; what is fitted is fitted on the others; against=raw: minus the value of the raw rows"
 _performance = partial(measured, "study performance")
 
 
 @_performance(
     title="Language-model loss",
     formula="mean −log p(token)",
+    reference="ours: the loss that the model is trained on",
     convention="reading=patched: of the model itself, the rows of one site repaired; reading=readout: of a fresh "
     "linear readout of them; " + _ROWS,
     bounds=(0.0, None),
@@ -53,6 +54,7 @@ def probe_selectivity(hits: Tensor, control: Tensor) -> float:
 @_performance(
     title="Geometry and performance",
     formula="corr(geometry, performance)",
+    reference="ours; Pearson 1895, Spearman 1904",
     convention="over layers or checkpoints, Spearman or Pearson; points of one run are not independent",
     bounds=(-1.0, 1.0),
 )

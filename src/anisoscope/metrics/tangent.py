@@ -135,10 +135,7 @@ def gradient_isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
 
 
 class Anisotropy:
-    """The anisotropy of second moments C [..., d, d], and the share of it in given subspaces.
-
-    The share is NaN for an isotropic C.
-    """
+    """The anisotropy of second moments C [..., d, d], and the share of it in given subspaces (NaN if C is isotropic)."""
 
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
@@ -193,9 +190,8 @@ class Control:
     gain: Tensor | None = None
 
     def by_metric(self) -> dict[str, Tensor]:
-        """The values that were requested, by metric name."""
-        found = {"gradient_energy": self.energy, "gradient_share": self.share, "gradient_isoscore_gain": self.gain}
-        return {name: part for name, part in found.items() if part is not None}
+        named = {"gradient_energy": self.energy, "gradient_share": self.share, "gradient_isoscore_gain": self.gain}
+        return {metric: values for metric, values in named.items() if values is not None}
 
 
 @lru_cache(maxsize=16)
@@ -207,14 +203,14 @@ def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tenso
     return A, gram, _whitener(gram)
 
 
-def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
-    """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
-    return _parts(left, r).mT @ _parts(right, r)
-
-
 def _parts(columns: Tensor, r: int) -> Tensor:
     """Columns [m, J·r] as blocks [J, m, r]."""
     return columns.unflatten(1, (-1, r)).transpose(0, 1)
+
+
+def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
+    """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
+    return _parts(left, r).mT @ _parts(right, r)
 
 
 def _whitener(gram: Tensor) -> Tensor:
@@ -265,11 +261,6 @@ class Measured:
     inside: Tensor  # AᵀCA by blocks
 
     @cached_property
-    def _size(self) -> Tensor:
-        """‖C‖²."""
-        return self.C.double().square().sum()
-
-    @cached_property
     def _squares(self) -> Tensor:
         return _blocks(self.image, self.image, self.draws.rank)
 
@@ -280,10 +271,7 @@ class Measured:
     @full_float32()
     def random(self, *, shares: bool = True) -> Control:
         """The control by subspaces of the whole space: the exact null distribution of a uniformly random proxy."""
-        if shares:
-            return self._random
-        white = self.draws.white
-        return Control(_trace(white @ self.inside @ white.mT).double().clamp_min(0.0))
+        return self._random if shares else Control(self._random.energy)
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
@@ -303,15 +291,15 @@ class Measured:
         half = white @ inside
         if squares is None:
             return Control((half * white).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
-        d, r = self.C.shape[-1], self.draws.rank
+        d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum()
         compressed = half @ white.mT
         trace = _trace(compressed).double()
         own = compressed.double().square().sum((-2, -1))
         deviation = own - 2 * trace / d + r / d**2  # ‖QᵀCQ − I/d‖², tr C = 1
-        whole = self._size - 1.0 / d
+        whole = size - 1.0 / d
         share = torch.where(whole > 1e-12 / d, deviation / whole, torch.nan)
         images = ((white @ squares) * white).sum((-2, -1)).double()
-        gain = _gain(_trace(self.C.double()), self._size, trace, own, images, width=d, rank=r)
+        gain = _gain(_trace(self.C.double()), size, trace, own, images, width=d, rank=r)
         return Control(trace.clamp_min(0.0), share, gain)
 
 
@@ -354,10 +342,11 @@ def gradient_p_holm(p: Sequence[float]) -> list[float]:
     "train",
     title="Alignment with gradients",
     formula="⟨C, G⟩ / (‖C‖ ‖G‖)",
+    reference="ours, after Revisiting Anisotropy, arXiv:2604.08764; cosine of two covariances: Herdin et al. 2005",
     convention="C the covariance of the sampled activations of a training batch, G the second moment of their "
     "gradients, not centred; at every step of a monitored training",
-    invariant=("rotation", "scale"),
-    bounds=(0.0, 1.0),
+    invariant=_RIGID,
+    bounds=_UNIT,
 )
 def gradient_alignment(first: Tensor, second: Tensor) -> Tensor:
     """Cosine of the covariance of the activations and the second moment of their gradients, as matrices: 1 where both

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from anisoscope.metrics.engine.metric import measured
 
-_trained = partial(measured, "train", bounds=(0.0, None))
+_LOGGED = "ours: as the training loop has it"
+_trained = partial(measured, "train", reference=_LOGGED)
+_positive = partial(_trained, bounds=(0.0, None))
 
 
-@measured(
-    "train",
+@_trained(
     title="Training loss",
     formula="Σ ℓ / n",
     convention="mean over the n predicted tokens (or examples) of the batch, in nats; as the training loop logs it",
@@ -31,6 +32,7 @@ def loss(losses: Tensor) -> float:
     "train",
     title="Probe loss",
     formula="Σ ℓ / n",
+    reference="ours: the loss that the model is trained on",
     convention="summed loss of the held-out contexts over their n predicted tokens, in nats",
     bounds=(0.0, None),
 )
@@ -39,9 +41,10 @@ def probe_loss(total: float, tokens: int) -> float:
     return total / tokens
 
 
-@_trained(
+@_positive(
     title="Gradient norm",
     formula="√Σ ‖∂L/∂θ‖²",
+    reference="Pascanu et al. 2013, arXiv:1211.5063 (clipping)",
     convention="over all parameters that have a gradient, of the mean loss",
 )
 def gradient_norm(gradients: Iterable[Tensor]) -> float:
@@ -50,7 +53,7 @@ def gradient_norm(gradients: Iterable[Tensor]) -> float:
     return float(torch.stack([norm.to(norms[0].device) for norm in norms]).norm()) if norms else 0.0
 
 
-@_trained(
+@_positive(
     title="Learning rate",
     formula="η of the update that follows",
     convention="of the optimiser's first group of parameters",
@@ -65,6 +68,7 @@ def learning_rate(groups: Sequence[Mapping[str, Any]]) -> float:
     "sweep",
     title="Intact checkpoint",
     formula="1 where nothing is wrong with it, else 0",
+    reference="ours",
     convention="the note names what is wrong",
     bounds=(0.0, 1.0),
 )

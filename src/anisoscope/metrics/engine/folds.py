@@ -198,7 +198,9 @@ class Neighbours:
     @property
     def present(self) -> Tensor:
         """Whether each row [..., n] was not left out."""
-        return self.distance[..., :0].sum(-1) == 0 if self.there is None else self.there
+        if self.there is not None:
+            return self.there
+        return torch.ones(self.index.shape[:-1], dtype=torch.bool, device=self.index.device)
 
     def near(self, k: int) -> tuple[Tensor, Tensor]:
         """Distances to the k nearest [..., n, k], and whether a row has that many [..., n]."""
