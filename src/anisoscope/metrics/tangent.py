@@ -135,7 +135,7 @@ def gradient_isoscore_gain(C: Tensor, Q: Tensor) -> Tensor:
 
 
 class Anisotropy:
-    """The anisotropy of second moments C [..., d, d], and the share of it in given subspaces (NaN if C is isotropic)."""
+    """The anisotropy of second moments C [..., d, d], and its share in given subspaces (NaN if C is isotropic)."""
 
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
