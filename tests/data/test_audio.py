@@ -15,7 +15,7 @@ import pytest
 from scipy.io import wavfile
 
 from anisoscope.data.audio import EMBEDDED, Clip, read_audio, resampled
-from anisoscope.data.media import MediaCounts
+from anisoscope.data.media_files import MediaCounts
 from anisoscope.data.synthetic import CLASSES, make_clip
 from anisoscope.errors import AnisoscopeError
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from anisoscope.data.images import EMBEDDED, Picture, as_rgb, read_images
-from anisoscope.data.media import MediaCounts
+from anisoscope.data.media_files import MediaCounts
 from anisoscope.data.synthetic import CLASSES, SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.processor import PlainImages, picture_inputs, plain_images, processor_fingerprint

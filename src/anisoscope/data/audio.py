@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from anisoscope.data.media import Item, MediaCounts, items
+from anisoscope.data.media_files import Item, MediaCounts, embedded_media, read_media
 from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import SOUNDS_DATA
@@ -21,7 +22,6 @@ SECONDS = 10.0
 SHORTEST = 1.0  # seconds; a shorter last piece of a recording is dropped and counted
 PART = 600.0  # seconds decoded at a time, so that memory does not grow with a recording
 EMBEDDED = (36, 8.0)  # number of synthetic clips, and seconds of each
-_Sounds = Iterator[tuple[np.ndarray, Item]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +58,15 @@ def read_audio(
     if cut < 1:
         raise AnisoscopeError(f"contexts of {seconds} s hold no sample at {rate} per second; ask for longer ones.")
     if source is None or source == "embedded":
-        sounds = _embedded(rate, group_by, counts)
+        made = (make_clip(index, seconds=EMBEDDED[1], rate=rate) for index in range(EMBEDDED[0]))
+        labelled = (((samples, rate), f"vowel-{label}") for samples, label in made)
+        sounds = embedded_media("clip", labelled, group_by=group_by, counts=counts)
     else:
-        sounds = _read(str(source), rate, seconds, column=column, group_by=group_by, counts=counts)
+        decode = partial(_decoded, most=max(1, int(PART // seconds)) * seconds)
+        sounds = read_media(str(source), SOUNDS_DATA, decode, column=column, group_by=group_by, counts=counts)
     least = min(cut, round(SHORTEST * rate))
-    for samples, item in sounds:
+    for (samples, own_rate), item in sounds:
+        samples = resampled(samples, own_rate, rate)
         for start in range(0, max(len(samples), 1), cut):
             piece = samples[start : start + cut]
             if len(piece) < least or not np.isfinite(piece).all():
@@ -72,39 +76,6 @@ def read_audio(
             # the transcript is of the whole recording, so a part of it has none
             text = item.text if len(piece) == len(samples) else ""
             yield Clip(np.ascontiguousarray(piece, dtype=np.float32), rate, item.group, item.name, text)
-
-
-def _embedded(rate: int, group_by: str | None, counts: MediaCounts) -> _Sounds:
-    if group_by not in (None, "folder", "file"):
-        raise AnisoscopeError(f"the embedded clips have no field {group_by!r} to group by; group by `folder`.")
-    for index in range(EMBEDDED[0]):
-        samples, label = make_clip(index, seconds=EMBEDDED[1], rate=rate)
-        group = {None: "", "folder": f"vowel-{label}", "file": f"clip-{index}"}[group_by]
-        counts.files += 1
-        yield samples, Item("embedded", group)
-
-
-def _read(
-    source: str, rate: int, seconds: float, *, column: str | None, group_by: str | None, counts: MediaCounts
-) -> _Sounds:
-    """(samples [T] at `rate`, item) of each recording, in one or more blocks; unreadable files are counted."""
-    for item in items(source, SOUNDS_DATA, column=column, group_by=group_by):
-        blocks, started = _decoded(item, most=max(1, int(PART // seconds)) * seconds), False
-        while True:
-            try:
-                block = next(blocks, None)
-            except AnisoscopeError:
-                raise
-            except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
-                counts.skip(item, error)
-                break
-            first, started = not started, True
-            counts.files += first
-            if block is None:
-                counts.dropped_pieces += first  # readable, but without samples
-                break
-            yield resampled(block[0], block[1], rate), item
-    counts.refuse_nothing(source, SOUNDS_DATA)
 
 
 def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:

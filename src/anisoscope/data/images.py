@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.media import Item, MediaCounts, items
+from anisoscope.data.media_files import Item, MediaCounts, embedded_media, read_media
 from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA
@@ -43,28 +43,19 @@ def read_images(
     """
     counts = counts if counts is not None else MediaCounts()
     if source is None or source == "embedded":
-        if group_by not in (None, "folder", "file"):
-            raise AnisoscopeError(f"the embedded pictures have no field {group_by!r} to group by; group by `folder`.")
-        for index in range(EMBEDDED[0]):
-            array, label = make_picture(index, size=EMBEDDED[1])
-            group = {None: "", "folder": SHAPES[label], "file": f"picture-{index}"}[group_by]
-            counts.files += 1
-            yield Picture(array, group, "embedded")
-        return
-    for item in items(str(source), IMAGES_DATA, column=column, group_by=group_by):
-        try:
-            array = as_rgb(_opened(item) if item.value is None else item.value)
-        except AnisoscopeError:
-            raise
-        except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
-            counts.skip(item, error)
-            continue
-        counts.files += 1
+        made = (make_picture(index, size=EMBEDDED[1]) for index in range(EMBEDDED[0]))
+        labelled = ((array, SHAPES[label]) for array, label in made)
+        pictures = embedded_media("picture", labelled, group_by=group_by, counts=counts)
+    else:
+        pictures = read_media(str(source), IMAGES_DATA, _decoded, column=column, group_by=group_by, counts=counts)
+    for array, item in pictures:
         yield Picture(array, item.group, item.name)
-    counts.refuse_nothing(str(source), IMAGES_DATA)
 
 
-def _opened(item: Item) -> Any:
+def _decoded(item: Item) -> Iterator[np.ndarray]:
+    if item.value is not None:  # decoded by the `datasets` library
+        yield as_rgb(item.value)
+        return
     try:
         from PIL import Image
     except ImportError as error:
@@ -72,9 +63,7 @@ def _opened(item: Item) -> Any:
             f"reading {item.name!r} needs `pillow`; install it: pip install 'anisoscope[media]'."
         ) from error
     with item.open() as stream:
-        image = Image.open(stream)
-        image.load()
-        return image
+        yield as_rgb(Image.open(stream))
 
 
 def as_rgb(image: Any) -> np.ndarray:

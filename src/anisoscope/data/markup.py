@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -159,19 +159,44 @@ class CleaningStats:
 SENTENCE = 8  # a preformatted line with as many words is kept
 DEPTH = 32  # levels of nested links that are resolved
 
+
+@dataclass(frozen=True)
+class Rule:
+    """What is replaced, by what, and the kind under which it is counted; skipped where no mark is in the text."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    by: str | Callable[[re.Match[str]], str] = ""
+    marks: tuple[str, ...] = ()
+
+
+def _apply(text: str, stats: CleaningStats, *rules: Rule) -> str:
+    for rule in rules:
+        if rule.marks and not any(mark in text for mark in rule.marks):
+            continue
+        kept, count = rule.pattern.subn(rule.by, text)
+        if count:
+            stats.note(rule.kind, count, len(text) - len(kept))
+        text = kept
+    return text
+
+
 _I, _S = re.IGNORECASE, re.DOTALL
 _WORD = re.compile(r"\b[A-Za-z]{2,}\b")
 _MARKS = ("", *"*#:;=|!<[{")  # a line that begins so, after spaces, is a list, a heading, a link or a table
-
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", _S)
-_REFERENCE = re.compile(r"<ref\b[^<>]*/>|<ref\b[^<>]*>.*?</ref\s*>", _I | _S)
-_FORMULA = re.compile(r"<(math|hiero|chem|score)\b[^<>]*>.*?</\1\s*>", _I | _S)
-_CODE = re.compile(r"<(code|source|pre|syntaxhighlight)\b[^<>]*>.*?</\1\s*>", _I | _S)
-_GALLERY = re.compile(r"<(gallery|timeline|imagemap|inputbox)\b[^<>]*>.*?</\1\s*>", _I | _S)
-_HTML_TABLE = re.compile(r"<table\b(?:(?!<table\b).)*?</table\s*>", _I | _S)
-_HIDDEN = ((_REFERENCE, "references"), (_FORMULA, "formulas"), (_CODE, "code"), (_GALLERY, "media"))
+_HIDDEN = (
+    Rule("comments", re.compile(r"<!--.*?(?:-->|\Z)", _S)),
+    Rule("references", re.compile(r"<ref\b[^<>]*/>|<ref\b[^<>]*>.*?</ref\s*>", _I | _S)),
+    Rule("formulas", re.compile(r"<(math|hiero|chem|score)\b[^<>]*>.*?</\1\s*>", _I | _S)),
+    Rule("code", re.compile(r"<(code|source|pre|syntaxhighlight)\b[^<>]*>.*?</\1\s*>", _I | _S)),
+    Rule("media", re.compile(r"<(gallery|timeline|imagemap|inputbox)\b[^<>]*>.*?</\1\s*>", _I | _S)),
+)
+_HTML_TABLE = Rule("tables", re.compile(r"<table\b(?:(?!<table\b).)*?</table\s*>", _I | _S))
 _NESTING = re.compile(r"\{\{|\}\}(?!\}(?!\}))|\{\||\|\}(?!\})")
 _INDENT = frozenset(" \t:*#")
+_QUOTES = re.compile(r"'''*")
+# four quotes are the three of bold type and an apostrophe
+_EMPHASIS = Rule("emphasis", _QUOTES, lambda match: "'" if len(match.group()) == 4 else "", marks=("''",))
 
 _BREAK = re.compile(r"<(?:br|/?p|/?div|/?center|/?blockquote|/?li|/?[uod]l|hr|/?d[td])\b[^<>]*>", _I)
 _HTML = (
@@ -182,19 +207,27 @@ _HTML = (
 )
 # Names of one letter and unknown names only within a line and when short: "a<b and c>d" takes no paragraph with it.
 _TAG = re.compile(rf"<[/!?]?(?:{_HTML})\b[^<>]*>|<[/!?]?[a-z][^<>\n]{{0,80}}>", _I)
-_LESS = re.compile(r"<(?=[a-zA-Z/!?])")  # not a tag, but looks like one
+_TAGS = (Rule("tags", _BREAK, "\n", marks=("<",)), Rule("tags", _TAG, marks=("<",)))
 
 _SCHEME = r"(?:https?|ftp|gopher|irc|news|mailto|telnet|nntp)"
-_EXTERNAL = re.compile(rf"\[(?:{_SCHEME}:|//)[^\s\[\]]*[ \t]*((?:[^\[\]\n]|\[\[[^\[\]]*\]\])*)\]", _I)
+_EXTERNAL = Rule(
+    "external_links",
+    re.compile(rf"\[(?:{_SCHEME}:|//)[^\s\[\]]*[ \t]*((?:[^\[\]\n]|\[\[[^\[\]]*\]\])*)\]", _I),
+    r"\1",
+    marks=("[",),
+)
 _END = r"[^\s<>\[\]|]*[^\s<>\[\]|.,;:!?)\"']"  # of an address: not the punctuation after it
 _ADDRESS = re.compile(rf"\b(?:[a-z][a-z0-9+.-]{{0,15}}://|https?:(?=\w)|mailto:|www\.(?=\w)){_END}", _I)
 _DOMAIN = r"(?:com|org|net|edu|gov|mil|info|co\.[a-z]{2}|ac\.uk)"
 _PATH = re.compile(rf"\b[a-z0-9][\w.-]{{0,80}}\.{_DOMAIN}/(?:{_END})?", _I)
-_ADDRESSES = ("://", "http", "mailto:", "www.")
-_PATHS = (".com/", ".org/", ".net/", ".edu/", ".gov/", ".mil/", ".info/", ".uk/", ".co.")
+_ADDRESSES = (  # with marks of which one is in the text in lower case
+    (("://", "http", "mailto:", "www."), Rule("addresses", _ADDRESS)),
+    ((".com/", ".org/", ".net/", ".edu/", ".gov/", ".mil/", ".info/", ".uk/", ".co."), Rule("addresses", _PATH)),
+)
 
-_LOOSE_LINK = re.compile(r"\[\[((?:[^\[\]]|\[[^\[\]]*\]){0,2000})\]\]")  # one whose label holds [brackets]
-_OPEN_MEDIA = re.compile(r"\[\[\s*(?:Image|File|Media)\s*:[^\n]*", _I)
+_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
+_LOOSE_LINK = re.compile(r"\[\[((?:[^\[\]]|\[[^\[\]]*\]){0,2000})\]\]")  # the label holds brackets: at 20 [°C]
+_OPEN_MEDIA = Rule("media", re.compile(r"\[\[\s*(?:Image|File|Media)\s*:[^\n]*", _I), marks=("[[",))
 _MEDIA = re.compile(r"\s*:?\s*(?:Image|File|Media)\s*:", _I)
 _CATEGORY = re.compile(r"\s*Category\s*:", _I)
 _LANGUAGE = re.compile(
@@ -204,29 +237,45 @@ _PREFIX = re.compile(r"^:?(?:[\w -]+:)*")
 _SHOWN = re.compile(r"\s*:\s*(?:Category|[a-z]{2,3})\s*:\s*", _I)  # [[:Category:Birds]] is a visible link
 _PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
 
+_SECTION = "\x01"  # marks a heading and its level until it is known whether its section has text
 _HEADING = re.compile(r"\n[ \t]*(={2,6})[ \t]*([^\n]*?)[ \t]*\1=*[ \t]*|\n[ \t]*(=)[ \t]*([^=\n]*)=[ \t]*(?=\n)")
-_HALF_HEADING = re.compile(r"\n[ \t]*={2,}[ \t]*|[ \t]*={2,}[ \t]*(?=\n)")
-_BULLET = re.compile(r"\n[ \t]*[*#:;]+[ \t]*")
-_LEADING = re.compile(r"\n[*#:;,]+ ?")  # the same, or a comma, that removals left at the beginning of a line
-_RULE = re.compile(r"\n[ \t]*-{4,}")
-_TABLE_LINE = re.compile(r"\n[ \t]*(?:\|[^\n]*|![^\n]*\|[^\n]*|\{\|[^\n]*)")
-_NAMELESS = re.compile(r"&(#?\w+);")  # looks like an entity, but is unknown
-_MAGIC = re.compile(r"__[A-Z]+__|~~~+")
-_QUOTES = re.compile(r"'''*")
-_STRAYS = ("[[", "]]", "{{", "}}", "{|", "|}")
-_STRAY = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
-_INVISIBLE = re.compile(
-    "[\u00ad\u200b-\u200f\u2028-\u202e\u2060\ue000-\uf8ff\ufeff\ufffd-\uffff\x00-\x08\x0b-\x1f\x7f-\x9f]"
+_INVISIBLE = "\u00ad\u200b-\u200f\u2028-\u202e\u2060\ue000-\uf8ff\ufeff\ufffd-\uffff\x00-\x08\x0b-\x1f\x7f-\x9f"
+
+
+def _marked_heading(match: re.Match[str]) -> str:
+    level, heading = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return f"\n{_SECTION}{len(level)}{heading}\n"
+
+
+_LINES = (  # headings and lists are unwrapped, remains of tables and of other markup removed
+    Rule("symbols", re.compile(f"[{_INVISIBLE}{OUTSIDE.pattern[1:-1]}]")),
+    Rule("tables", re.compile(r"\n[ \t]*(?:\|[^\n]*|![^\n]*\|[^\n]*|\{\|[^\n]*)"), "\n", marks=("|",)),
+    Rule("lists", re.compile(r"__[A-Z]+__|~~~+"), marks=("__", "~~~")),  # magic words, signatures
+    Rule("headings", _HEADING, _marked_heading, marks=("=",)),
+    Rule("headings", re.compile(r"\n[ \t]*={2,}[ \t]*|[ \t]*={2,}[ \t]*(?=\n)"), "\n", marks=("==",)),
+    Rule("lists", re.compile(r"\n[ \t]*[*#:;]+[ \t]*"), "\n"),
+    Rule("lists", re.compile(r"\n[ \t]*-{4,}"), "\n", marks=("----",)),
+    Rule("emphasis", _QUOTES, marks=("''",)),  # from entities
+    Rule("entities", re.compile(r"&(#?\w+);"), r"\1", marks=("&",)),  # unknown ones
+    _TAGS[1],
+    Rule("spaces", re.compile(r"<(?=[a-zA-Z/!?])"), "< ", marks=("<",)),  # not a tag, but looks like one
+    Rule("links", re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}"), marks=("[[", "]]", "{{", "}}", "{|", "|}")),
 )
 _ODD_SPACES = re.compile("[\t\u00a0\u2000-\u200a\u202f\u3000]")
-_BEFORE = tuple((f" {mark}", re.compile(rf" {re.escape(mark)}(?=\s)"), mark) for mark in ";.:!?")
-_HOLLOW = re.compile(r"\((?<!\w\()(?:see|see also|sources?|e\.g\.|i\.e\.|cf\.)?[\s,;:]*\.?\)")  # f() is a function
-_NO_BRACKET = re.compile(r"\[\s*\]")
-_NO_QUOTE = re.compile(r"\"\s*\"(?=\s*[,;)])")
-_NO_SOUND = re.compile(r"(?<![/\w])//(?![\w/])")  # what is left of a pronunciation
-_COMMAS = re.compile(r",(?: ?,)+")
+_HOLES = (  # what removals leave
+    *(Rule("spaces", re.compile(rf" {re.escape(mark)}(?=\s)"), mark, marks=(f" {mark}",)) for mark in ";.:!?"),
+    Rule(  # f() is a function
+        "spaces",
+        re.compile(r"\((?<!\w\()(?:see|see also|sources?|e\.g\.|i\.e\.|cf\.)?[\s,;:]*\.?\)"),
+        marks=("(",),
+    ),
+    Rule("spaces", re.compile(r"\[\s*\]"), marks=("[",)),
+    Rule("spaces", re.compile(r"\"\s*\"(?=\s*[,;)])"), marks=('""', '" "')),
+    Rule("spaces", re.compile(r"(?<![/\w])//(?![\w/])"), marks=("//",)),  # of a pronunciation
+    Rule("spaces", re.compile(r",(?: ?,)+"), ",", marks=(",,", ", ,")),
+    Rule("spaces", re.compile(r"\n[*#:;,]+ ?"), "\n"),
+)
 _NO_WORDS = re.compile(r"\n[ ,;.:()|\"'-]+(?=\n)")
-_SECTION = "\x01"  # marks a heading and its level until it is known whether its section has text
 
 
 def clean_article(wiki: str, stats: CleaningStats | None = None) -> str:
@@ -240,38 +289,23 @@ def clean_article(wiki: str, stats: CleaningStats | None = None) -> str:
     text = _without_hidden(wiki, stats)
     text = _without_nested(text, stats)
     text = _without_preformatted(text, stats)
-    text = _drop(text, _QUOTES, "emphasis", stats, by=_apostrophe) if "''" in text else text
+    text = _apply(text, stats, _EMPHASIS)
     text = _without_links(text, stats)
     text = _without_tags(text, stats)
-    text = _plain_lines(text, stats)
+    text = _without_addresses(_apply(f"\n{text}\n", stats, *_LINES), stats)
+    text = _without_empty_sections(_without_holes(text, stats), stats)
     stats.note("spaces", 0, len(wiki) - len(text) - (sum(stats.removed.values()) - before))
     return text
-
-
-def _drop(text: str, pattern: re.Pattern[str], kind: str, stats: CleaningStats, *, by: object = "") -> str:
-    """Replace all matches and count what was removed."""
-    kept, count = pattern.subn(by, text)  # type: ignore[call-overload]
-    if count:
-        stats.note(kind, count, len(text) - len(kept))
-    return str(kept)
-
-
-def _apostrophe(match: re.Match[str]) -> str:
-    """Replacement of quotes that mark emphasis; four of them are three and an apostrophe."""
-    return "'" if len(match.group()) == 4 else ""
 
 
 def _without_hidden(text: str, stats: CleaningStats) -> str:
     """Remove comments, references, formulas, code, galleries and HTML tables."""
     if "<" not in text:
         return text
-    text = _drop(text, _COMMENT, "comments", stats)
-    for pattern, kind in _HIDDEN:
-        text = _drop(text, pattern, kind, stats)
-    before = -1
+    text, before = _apply(text, stats, *_HIDDEN), -1
     while stats.tables != before and "<table" in text.lower():
         before = stats.tables
-        text = _drop(text, _HTML_TABLE, "tables", stats)
+        text = _apply(text, stats, _HTML_TABLE)
     return text
 
 
@@ -323,46 +357,18 @@ def _without_preformatted(text: str, stats: CleaningStats) -> str:
 
 def _without_links(text: str, stats: CleaningStats) -> str:
     """Replace links by their labels, innermost first; remove media, categories and links to other languages."""
-    if "[" in text:
-        text = _drop(text, _EXTERNAL, "external_links", stats, by=r"\1")
-        for _ in range(DEPTH):
-            if "[[" not in text:
-                break
-            text, count = _unwrapped(text, stats)
-            if not count:  # links whose label holds single brackets: [[Image:a.jpg|at 20 [°C]]]
-                text, count = _LOOSE_LINK.subn(partial(_unwrapped_loosely, stats=stats), text)
-            if not count:
-                break
-        text = _drop(text, _OPEN_MEDIA, "media", stats) if "[[" in text else text
-        text = _drop(text, _EXTERNAL, "external_links", stats, by=r"\1")
-    return _without_addresses(text, stats)
+    text, unwrap = _apply(text, stats, _EXTERNAL), partial(_link_text, stats=stats)
+    for _ in range(DEPTH):
+        text, count = _LINK.subn(unwrap, text)
+        if not count and "[[" in text:
+            text, count = _LOOSE_LINK.subn(unwrap, text)
+        if not count:
+            break
+    return _without_addresses(_apply(text, stats, _OPEN_MEDIA, _EXTERNAL), stats)
 
 
-def _unwrapped(text: str, stats: CleaningStats) -> tuple[str, int]:
-    """(the text with all links without inner brackets replaced by their labels, the number of links)"""
-    first, *pieces = text.split("[[")
-    kept, count, hidden, size = [first], 0, 0, 0
-    for piece in pieces:
-        body, closed, rest = piece.partition("]]")
-        inner = body.lstrip("[")
-        if not closed or "[" in inner or "]" in inner:
-            kept += "[[", piece
-            continue
-        count += 1
-        kept.append(body[: len(body) - len(inner)])
-        if ":" in inner and (kind := _hidden_kind(inner)):
-            stats.note(kind, 1, len(inner) + 4)
-            hidden, size = hidden + 1, size + len(inner) + 4
-            kept.append(rest)
-        else:
-            kept += _label(inner), rest
-    joined = "".join(kept)
-    stats.note("links", count - hidden, len(text) - len(joined) - size)
-    return joined, count
-
-
-def _unwrapped_loosely(match: re.Match[str], stats: CleaningStats) -> str:
-    kind = _hidden_kind(match[1])
+def _link_text(match: re.Match[str], stats: CleaningStats) -> str:
+    kind = _hidden_kind(match[1]) if ":" in match[1] else ""
     label = "" if kind else _label(match[1])
     stats.note(kind or "links", 1, len(match.group()) - len(label))
     return label
@@ -389,57 +395,22 @@ def _label(body: str) -> str:
 
 def _without_addresses(text: str, stats: CleaningStats) -> str:
     lower = text.lower()
-    if any(mark in lower for mark in _ADDRESSES):
-        text = _drop(text, _ADDRESS, "addresses", stats)
-    if any(mark in lower for mark in _PATHS):
-        text = _drop(text, _PATH, "addresses", stats)
-    return text
+    return _apply(text, stats, *(rule for marks, rule in _ADDRESSES if any(mark in lower for mark in marks)))
 
 
 def _without_tags(text: str, stats: CleaningStats) -> str:
     """Remove tags and decode entities, also those that were escaped several times."""
     for _ in range(4):
-        if "<" in text:
-            text = _drop(text, _BREAK, "tags", stats, by="\n")
-            text = _drop(text, _TAG, "tags", stats)
-        if "&" not in text:
-            return text
+        text = _apply(text, stats, *_TAGS)
         decoded = html.unescape(text)
         if decoded == text:
-            return text
+            break
         stats.note("entities", max(0, text.count("&") - decoded.count("&")), len(text) - len(decoded))
         text = decoded
     return text
 
 
-def _plain_lines(text: str, stats: CleaningStats) -> str:
-    """Unwrap headings and lists, remove remains of tables, then tidy white space and the gaps that removals left."""
-    text = f"\n{text}\n"
-    text = _drop(text, _INVISIBLE, "symbols", stats)
-    text = text if text.isascii() else _drop(text, OUTSIDE, "symbols", stats)
-    text = _drop(text, _TABLE_LINE, "tables", stats, by="\n") if "|" in text else text
-    text = _drop(text, _MAGIC, "lists", stats) if "__" in text or "~~~" in text else text
-    if "=" in text:
-        text = _drop(text, _HEADING, "headings", stats, by=_marked_heading)
-        text = _drop(text, _HALF_HEADING, "headings", stats, by="\n") if "==" in text else text
-    text = _drop(text, _BULLET, "lists", stats, by="\n")
-    text = _drop(text, _RULE, "lists", stats, by="\n") if "----" in text else text
-    text = _drop(text, _QUOTES, "emphasis", stats) if "''" in text else text  # from entities
-    text = _drop(text, _NAMELESS, "entities", stats, by=r"\1") if "&" in text else text
-    text = _drop(text, _TAG, "tags", stats) if "<" in text else text
-    text = _LESS.sub("< ", text) if "<" in text else text
-    if any(mark in text for mark in _STRAYS):
-        text = _drop(text, _STRAY, "links", stats)
-    text = _without_addresses(text, stats)
-    return _without_empty_sections(_without_holes(text), stats)
-
-
-def _marked_heading(match: re.Match[str]) -> str:
-    level, heading = (match[1], match[2]) if match[1] else (match[3], match[4])
-    return f"\n{_SECTION}{len(level)}{heading}\n"
-
-
-def _without_holes(text: str) -> str:
+def _without_holes(text: str, stats: CleaningStats) -> str:
     """Tidy what removals left: repeated spaces, blank lines and commas, and empty brackets."""
     text = _ODD_SPACES.sub(" ", text)
     for _ in range(4):  # removing an empty bracket may leave another
@@ -448,14 +419,7 @@ def _without_holes(text: str) -> str:
             text = text.replace("  ", " ")
         text = text.replace(" \n", "\n").replace("\n ", "\n").replace(" )", ")").replace("( ", "(").replace(" ,", ",")
         text = text.replace("(, ", "(").replace("(; ", "(").replace("(: ", "(")
-        for spaced_mark, pattern, mark in _BEFORE:
-            text = pattern.sub(mark, text) if spaced_mark in text else text
-        text = _HOLLOW.sub("", text) if "(" in text else text
-        text = _NO_BRACKET.sub("", text) if "[" in text else text
-        text = _NO_QUOTE.sub("", text) if '""' in text or '" "' in text else text
-        text = _NO_SOUND.sub("", text) if "//" in text else text
-        text = _COMMAS.sub(",", text) if ",," in text or ", ," in text else text
-        text = _LEADING.sub("\n", text)
+        text = _apply(text, stats, *_HOLES)
         if text == before:
             break
     text = _NO_WORDS.sub("\n", text)

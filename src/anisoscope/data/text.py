@@ -128,32 +128,31 @@ def _local(path: Path, text_field: str, group_by: str | None) -> Iterator[Docume
                 f"group by `file`, or give records (.jsonl, .parquet, .csv) that have that field."
             )
         blocks = decoded(entry)
-        for text in _articles(blocks, entry.separator) if entry.separator else _parts(blocks):
+        for text in _split(blocks, entry.separator) if entry.separator else _parts(blocks):
             yield Document(text, group=entry.label if group_by else "", source=entry.name)
 
 
-def _articles(blocks: Iterable[str], separator: str) -> Iterator[str]:
+def _split(blocks: Iterable[str], separator: str) -> Iterator[str]:
+    """The pieces between separators; an empty last one is left out."""
     rest = ""
     for block in blocks:
         *whole, rest = (rest + block).split(separator)
         yield from whole
-    yield rest
+    if rest:
+        yield rest
 
 
 def _parts(blocks: Iterable[str]) -> Iterator[str]:
     """The whole text, or parts of about `PART` characters, cut at line ends where possible."""
-    blocks_read: list[str] = []
-    size = 0
+    text = ""
     for block in blocks:
-        blocks_read.append(block)
-        size += len(block)
-        if size >= PART:
-            head, line_end, tail = "".join(blocks_read).rpartition("\n")
+        text += block
+        if len(text) >= PART:
+            head, line_end, tail = text.rpartition("\n")
             yield head + line_end if line_end else tail
-            blocks_read = [tail] if line_end else []
-            size = len(tail) if line_end else 0
-    if size:
-        yield "".join(blocks_read)
+            text = tail if line_end else ""
+    if text:
+        yield text
 
 
 def _from_records(
@@ -296,57 +295,36 @@ def readable(name: str) -> Iterator[None]:
 def decoded(entry: FileEntry) -> Iterator[str]:
     """The text of a stream in blocks: UTF-8 (a byte-order mark is allowed), or UTF-16/32 with a byte-order mark."""
     with readable(entry.name), entry.open() as stream:
-        block = stream.read(BLOCK)
+        block, offset = stream.read(BLOCK), 0
         encoding = next((name for mark, name in _ENCODINGS.items() if block.startswith(mark)), "utf-8")
         if encoding == "utf-8" and b"\0" in block[:8192]:
             raise AnisoscopeError(f"{entry.name!r} is a binary file (it holds NUL bytes); expected text.")
         decoder = codecs.getincrementaldecoder(encoding)("strict")
         while True:
+            pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise _undecodable(entry, encoding) from error
+                raise _undecodable(entry, encoding, first=offset - pending + error.start) from error
             if text:
                 yield text
             if not block:
                 return
-            block = stream.read(BLOCK)
-
-
-def _undecodable(entry: FileEntry, encoding: str) -> AnisoscopeError:
-    """An error that gives the offset of the first undecodable byte and their number in the whole stream."""
-    strict, block = codecs.getincrementaldecoder(encoding)("strict"), b""
-    first, count, offset = -1, 0, 0
-    lenient = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding.startswith("utf-8") else "replace")
-    with readable(entry.name), entry.open() as stream:
-        while first < 0 or block:
-            block = stream.read(BLOCK)
-            if first < 0:
-                pending = len(strict.getstate()[0])
-                try:
-                    strict.decode(block, final=not block)
-                except UnicodeDecodeError as error:
-                    first = offset - pending + error.start
             offset += len(block)
-            count += len(_BAD.findall(lenient.decode(block, final=not block)))
+            block = stream.read(BLOCK)
+
+
+def _undecodable(entry: FileEntry, encoding: str, *, first: int) -> AnisoscopeError:
+    """An error that gives the offset of the first undecodable byte and their number in the whole stream."""
+    lenient = "surrogateescape" if encoding.startswith("utf-8") else "replace"
+    with readable(entry.name), entry.open() as stream:
+        texts = codecs.iterdecode(iter(lambda: stream.read(BLOCK), b""), encoding, lenient)
+        count = sum(len(_BAD.findall(text)) for text in texts)
     amount = f"{count} byte{'s' if count != 1 else ''} that {'are' if count != 1 else 'is'}"
     return AnisoscopeError(
         f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
         f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
     )
-
-
-def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Lines without their line feeds; other separators (U+2028, form feed) belong to the text."""
-    rest: list[str] = []
-    for block in blocks:
-        head, line_end, tail = block.rpartition("\n")
-        if line_end:
-            yield from ("".join(rest) + head).split("\n")
-            rest = []
-        rest.append(tail)
-    if last := "".join(rest):
-        yield last
 
 
 def read_records(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
@@ -358,7 +336,8 @@ def read_records(entry: FileEntry, columns: list[str]) -> Iterator[Record]:
 
 
 def _json_lines(entry: FileEntry) -> Iterator[Record]:
-    for number, line in enumerate(_lines(decoded(entry)), start=1):
+    # only line feeds separate lines: U+2028 and form feeds belong to the text
+    for number, line in enumerate(_split(decoded(entry), "\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -399,7 +378,7 @@ def _object(record: Any, where: str) -> Record:
 
 def _csv(entry: FileEntry) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), JSON_LIMIT))  # texts are longer than the default of 128 KiB
-    source = (line + "\n" for line in _lines(decoded(entry)))
+    source = (line + "\n" for line in _split(decoded(entry), "\n"))
     reader = csv.DictReader(source, delimiter="\t" if entry.suffix == ".tsv" else ",", restkey="(surplus)")
     try:
         yield from reader

@@ -23,7 +23,7 @@ from anisoscope.capture.sites.layout import find_layout, pool_fits
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.audio import SECONDS, read_audio
 from anisoscope.data.images import read_images
-from anisoscope.data.media import SHOWN, MediaCounts, has_columns, medium_of
+from anisoscope.data.media_files import SHOWN, MediaCounts, has_columns, medium_of
 from anisoscope.data.text import SUPPORTED, read_documents, suffix_of
 from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 from anisoscope.errors import AnisoscopeError

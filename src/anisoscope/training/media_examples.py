@@ -27,7 +27,7 @@ import numpy as np
 from anisoscope.data.audio import read_audio
 from anisoscope.data.enwik8 import whole_folder
 from anisoscope.data.images import read_images
-from anisoscope.data.media import SHOWN, MediaCounts
+from anisoscope.data.media_files import SHOWN, MediaCounts
 from anisoscope.data.synthetic import make_clip, make_picture
 from anisoscope.data.text import files_in
 from anisoscope.errors import AnisoscopeError

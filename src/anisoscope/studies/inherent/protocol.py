@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from anisoscope.data.media import medium_of
+from anisoscope.data.media_files import medium_of
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import make_feed
 from anisoscope.measurement.profile import Profiler

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 from anisoscope.data import text as files
 from anisoscope.errors import AnisoscopeError, missing_path
@@ -39,10 +39,7 @@ class MediaCounts:
     skipped: list[str] = field(default_factory=list)  # why each unreadable file was left out
     dropped_pieces: int = 0  # too short, or with samples that are not finite
     seconds: float = 0.0
-
-    def skip(self, item: Item, error: Exception) -> None:
-        reason = _STREAM.sub("", str(error)).strip()
-        self.skipped.append(f"{item.name}: {reason.splitlines()[0] if reason else type(error).__name__}")
+    needed: ClassVar[bool] = True  # whether a source without a readable file is an error
 
     @property
     def unread(self) -> str:
@@ -53,17 +50,6 @@ class MediaCounts:
         shown = "; ".join(self.skipped[:SHOWN]) + (f" and {more} more" if more > 0 else "")
         files = "1 file could not be read and was" if count == 1 else f"{count} files could not be read and were"
         return f"{files} skipped: {shown}"
-
-    def refuse_nothing(self, source: str, medium: Medium) -> None:
-        """Raise an error if not a single file could be read."""
-        if self.files:
-            return
-        count = len(self.skipped)
-        why = "nothing at all"
-        if count:
-            unread = "one file, not" if count == 1 else f"{count} files, none of them"
-            why = f"{unread} readable; the first, {self.skipped[0]}"
-        raise AnisoscopeError(f"{source!r} holds no {medium.name} ({why}); give readable files.")
 
 
 def medium_of(source: str) -> Medium | None:
@@ -115,6 +101,48 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
     return _of_rows(source, rows, medium, column=column, group_by=group_by)
 
 
+def read_media(
+    source: str, medium: Medium, decode: Callable[[Item], Iterator[Any]], *, counts: MediaCounts, **choice: Any
+) -> Iterator[tuple[Any, Item]]:
+    """Each decoded value with its item; a long recording has several. `choice` as in `items`.
+
+    Items that cannot be read are skipped and named in `counts`.
+    """
+    for item in items(source, medium, **choice):
+        values = 0
+        try:
+            for value in decode(item):
+                values += 1
+                counts.files += values == 1
+                yield value, item
+        except AnisoscopeError:
+            raise
+        except Exception as error:  # readers of damaged files raise many kinds; each is named with its file
+            reason = _STREAM.sub("", str(error)).strip()
+            counts.skipped.append(f"{item.name}: {reason.splitlines()[0] if reason else type(error).__name__}")
+            continue
+        if not values:  # readable, but without samples
+            counts.files, counts.dropped_pieces = counts.files + 1, counts.dropped_pieces + 1
+    if counts.files or not counts.needed:
+        return
+    why, count = "nothing at all", len(counts.skipped)
+    if count:
+        unread = "one file, not" if count == 1 else f"{count} files, none of them"
+        why = f"{unread} readable; the first, {counts.skipped[0]}"
+    raise AnisoscopeError(f"{source!r} holds no {medium.name} ({why}); give readable files.")
+
+
+def embedded_media(
+    noun: str, labelled: Iterable[tuple[Any, str]], *, group_by: str | None, counts: MediaCounts
+) -> Iterator[tuple[Any, Item]]:
+    """Generated values as `read_media` gives them; the label of each stands for its folder."""
+    if group_by not in (None, "folder", "file"):
+        raise AnisoscopeError(f"the embedded {noun}s have no field {group_by!r} to group by; group by `folder`.")
+    for index, (value, label) in enumerate(labelled):
+        counts.files += 1
+        yield value, Item("embedded", {None: "", "folder": label, "file": f"{noun}-{index}"}[group_by])
+
+
 def has_columns(source: str) -> bool:
     """Whether a source has columns: a table file, or the name of a dataset.
 
@@ -130,36 +158,33 @@ def _suffix(name: str) -> str:
 
 
 def _of_folder(folder: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
-    found = files.files_in(folder)
-    paths = [p for p in found if _suffix(p.name) in medium.suffixes]
-    if not paths:
-        raise _none(f"the folder {str(folder)!r}", [p.name for p in found], medium)
-    for path in paths:
-        yield _item(path, path.relative_to(folder).as_posix(), group_by=group_by)
+    names = [path.relative_to(folder).as_posix() for path in files.files_in(folder)]
+    for name in _wanted(names, medium, f"the folder {str(folder)!r}"):
+        yield _item(folder / name, name, group_by=group_by)
 
 
 def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
     beside = path.with_suffix(".txt")
     text = beside.read_text(encoding="utf-8", errors="replace").strip() if beside.is_file() else ""
-    return Item(str(path), _group(inside, group_by), lambda: path.open("rb"), text)
+    return Item(str(path), _group(inside, group_by), partial(cast("Callable[..., BinaryIO]", open), path, "rb"), text)
 
 
 def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
     with files.readable(str(path)), zipfile.ZipFile(path) as archive:
         members = files.members_of(archive)
-        wanted = [name for name in members if _suffix(name) in medium.suffixes]
-        if not wanted:
-            raise _none(f"the archive {str(path)!r}", members, medium)
-        for name in wanted:
+        for name in _wanted(members, medium, f"the archive {str(path)!r}"):
             beside = str(PurePosixPath(name).with_suffix(".txt"))
             text = archive.read(beside).decode("utf-8", errors="replace").strip() if beside in members else ""
             opener = lambda name=name: io.BytesIO(archive.read(name))  # noqa: E731
             yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
 
 
-def _none(where: str, names: list[str], medium: Medium) -> AnisoscopeError:
-    seen = files.files_seen(names, none=f"none that is {medium.name}")
-    return AnisoscopeError(f"{where} holds {seen}; expected {', '.join(medium.suffixes[:6])}, ….")
+def _wanted(names: list[str], medium: Medium, where: str) -> list[str]:
+    wanted = [name for name in names if _suffix(name) in medium.suffixes]
+    if not wanted:
+        seen = files.files_seen(names, none=f"none that is {medium.name}")
+        raise AnisoscopeError(f"{where} holds {seen}; expected {', '.join(medium.suffixes[:6])}, ….")
+    return wanted
 
 
 def _group(inside: str, group_by: str | None) -> str:
