@@ -76,7 +76,7 @@ def test_a_training_killed_between_its_last_look_and_its_end(tmp_path: Path) -> 
 
 
 def _until_the_end(out: Path) -> None:
-    from anisoscope.training.record import TrainingRecord
+    from anisoscope.training.run_files import TrainingRecord
 
     TrainingRecord.end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign]
     train_into(out, "0,6")

@@ -22,7 +22,7 @@ from anisoscope.studies.sharpness.figures import RELATIVE, ArmNumbers
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.language_model import make_stream
 from anisoscope.training.loop import Trainer
-from anisoscope.training.record import read_log
+from anisoscope.training.run_files import read_log
 from anisoscope.view.subjects import RunView
 
 TINY: dict[str, Any] = {

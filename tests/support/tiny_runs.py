@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
-from anisoscope.training.record import read_log
+from anisoscope.training.run_files import read_log
 
 TINY: dict[str, Any] = {
     "layers": 1,

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.training import corpus as corpus_module
-from anisoscope.training import record as record_module
+from anisoscope.training import run_files as record_module
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.loop import train
-from anisoscope.training.record import read_log
+from anisoscope.training.run_files import read_log
 from support.tiny_runs import TINY, Seen, about, losses, tiny, weights
 
 

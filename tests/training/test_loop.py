@@ -15,7 +15,7 @@ import anisoscope
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.loop import Trainer, train
-from anisoscope.training.record import read_log
+from anisoscope.training.run_files import read_log
 from support.tiny_runs import TINY, Seen, about, losses, tiny, weights
 
 # -- one run -----------------------------------------------------------------------------------------------------------

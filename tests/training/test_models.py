@@ -15,7 +15,7 @@ from anisoscope.training.config import FAMILIES, TrainableFamily, TrainConfig, c
 from anisoscope.training.corpus import Corpus, prepare_corpus
 from anisoscope.training.language_model import WindowStream, build_model
 from anisoscope.training.loop import make_optimizer
-from anisoscope.training.record import Checkpoints
+from anisoscope.training.run_files import Checkpoints
 
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 32, "device": "cpu"}
 

@@ -31,7 +31,7 @@ from anisoscope.studies.config import schedule_of
 from anisoscope.studies.study_run import judge
 from anisoscope.training import loop
 from anisoscope.training.config import CommonTrainConfig
-from anisoscope.training.record import options_of
+from anisoscope.training.run_files import options_of
 
 
 @dataclass(frozen=True)

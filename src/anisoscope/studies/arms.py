@@ -27,10 +27,10 @@ from anisoscope.monitor.monitor import Monitor
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.config import StudyArm, schedule_of
+from anisoscope.training.classifier import train_media
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train
-from anisoscope.training.media import train_media
 
 Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator

@@ -290,6 +290,19 @@ class TrainConfig(CommonTrainConfig):
         return self.context
 
 
+@dataclass(frozen=True)
+class ClassifierConfig(CommonTrainConfig):
+    """The options of training a classifier of pictures or sounds."""
+
+    arch: str = "vit"  # vit, its convolutional counterpart convnext, or wav2vec2
+    size: int = 32  # pixels of a side
+    patch: int = 4
+    seconds: float = 1.0  # of a sound
+    examples: int = 2048  # number of examples generated, or most that are read
+
+    least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
+
+
 def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
     """Steps of a checkpoint schedule: `log` (0, 1, 2, 4, …), `every:N`, numbers, joined by commas; always the last.
 

@@ -26,7 +26,7 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
-from anisoscope.training.record import WAIT, Checkpoints, TrainingLog, TrainingRecord, options_of, restore
+from anisoscope.training.run_files import WAIT, Checkpoints, TrainingLog, TrainingRecord, options_of, restore
 
 
 class StepMonitor(Protocol):

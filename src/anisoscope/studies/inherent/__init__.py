@@ -238,8 +238,8 @@ class InherentConfig(ArmsConfig):
         return [ArmRun(arm, self._training(arm, seed), seed) for seed in self.every_seed for arm in self.arms]
 
     def _training(self, arm: str, seed: int) -> Any:
+        from anisoscope.training.classifier import MediaConfig
         from anisoscope.training.config import TrainConfig
-        from anisoscope.training.media import MediaConfig
 
         medium = ARMS[arm]
         fields = {**self.size.fields(arm), "seed": seed, "device": self.device, "data": getattr(self, medium.name)}

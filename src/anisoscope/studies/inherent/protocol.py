@@ -24,17 +24,16 @@ from anisoscope.measurement.feed import make_feed
 from anisoscope.measurement.profile import Profiler
 from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.modality import IMAGES_DATA, MEDIA, SOUNDS_DATA, TEXT_DATA, Medium
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
 from anisoscope.studies import published
 from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
 from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
 from anisoscope.studies.study_run import INHERENT, ArmsStudy
 from anisoscope.tangent.study import GEOMETRY
+from anisoscope.training.classifier import MediaConfig, examples_of
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
-from anisoscope.training.media import MediaConfig
-from anisoscope.training.media_examples import prepare_examples
 
 CONTEXTS = 64  # at most so many contexts fill the batch-norm statistics
 NORMED = "batch norms have the statistics of one pass over the probe, in which nothing was learned"
@@ -92,10 +91,9 @@ class Inherent(ArmsStudy):
             if isinstance(training, TrainConfig):
                 prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
                 continue
-            shape, most = training.shape, training.examples
-            notes = prepare_examples(training.data, corpus, shape=shape, most=most).notes  # on what was left out
+            notes = examples_of(training, corpus).notes  # on what was left out
             self.data_notes += notes
-            noun = MEDIA[shape.medium].noun
+            noun = training.kind.examples.medium.noun
             self.about["warnings"] += [f"{noun} that models are trained on: {note}" for note in notes]
         self.tell("data", len(different), len(different))
 
@@ -188,7 +186,9 @@ def corpus_name(training: TrainConfig | MediaConfig) -> str:
     >>> corpus_name(TrainConfig(tokens="bpe:1024")), corpus_name(MediaConfig(arch="convnext"))
     ('bpe-1024', 'images')
     """
-    return training.tokens.replace(":", "-") if isinstance(training, TrainConfig) else str(training.shape.medium)
+    return (
+        training.tokens.replace(":", "-") if isinstance(training, TrainConfig) else training.kind.modality.medium.name
+    )
 
 
 # -- batch norms of models that never learned --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,28 @@ import torch
 from anisoscope.data.synthetic import make_clip, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.training.media import (
+from anisoscope.results.modality import Medium
+from anisoscope.training import classifier
+from anisoscope.training.classifier import (
     KINDS,
     MediaConfig,
     MediaStream,
-    frames,
     media_model,
     media_stream,
     train_media,
 )
-from anisoscope.training.media_examples import RATE, Examples, ExampleShape, prepare_examples, square
+from anisoscope.training.examples import Examples, prepare_examples
+from anisoscope.training.pictures import PICTURES, square
+from anisoscope.training.sounds import RATE, SOUNDS, frames
 from support.tiny_runs import Seen, losses, weights
 
 SIZES: dict[str, Any] = {"layers": 3, "width": 16, "heads": 2, "size": 16, "patch": 4, "seconds": 0.25}
 TINY: dict[str, Any] = {**SIZES, "steps": 6, "batch_size": 4, "examples": 60, "device": "cpu", "checkpoints": "every:2"}
-PICTURES, SOUNDS = ExampleShape("images", size=16), ExampleShape("audio", seconds=0.25)
+KIND: dict[str, dict[str, Any]] = {
+    "images": {"kind": PICTURES, "extent": 16},
+    "audio": {"kind": SOUNDS, "extent": 0.25},
+}
+SAMPLES = round(0.25 * RATE)
 
 
 def tiny(arch: str = "vit", **more: Any) -> MediaConfig:
@@ -41,13 +49,13 @@ def tiny(arch: str = "vit", **more: Any) -> MediaConfig:
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Examples of both kinds, made once."""
     folder = tmp_path_factory.mktemp("examples")
-    for shape in (PICTURES, SOUNDS):
-        prepare_examples("embedded", folder / shape.medium, shape=shape, most=60)
+    for medium, kind in KIND.items():
+        prepare_examples("embedded", folder / medium, **kind, most=60)
     return {arch: folder / kind.modality.medium.name for arch, kind in KINDS.items()}
 
 
 def examples(folder: Path, medium: str = "images", data: str = "embedded", most: int = 60) -> Examples:
-    return prepare_examples(data, folder, shape=PICTURES if medium == "images" else SOUNDS, most=most)
+    return prepare_examples(data, folder, **KIND[medium], most=most)
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -88,7 +96,7 @@ def test_mnists_files_are_read(tmp_path: Path, suffix: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (12, 28, 28))
     write_idx(tmp_path / f"train-images-idx3-ubyte{suffix}", images)
     write_idx(tmp_path / f"train-labels-idx1-ubyte{suffix}", np.arange(12) % 3)
-    found = prepare_examples(str(tmp_path), tmp_path / "e", shape=ExampleShape("images", size=28), most=99)
+    found = prepare_examples(str(tmp_path), tmp_path / "e", kind=PICTURES, extent=28, most=99)
     assert found.classes == ["0", "1", "2"]
     stored = {value[:, :, 0].tobytes() for value in found.values}
     assert stored == {image.astype(np.uint8).tobytes() for image in images}
@@ -124,10 +132,10 @@ def test_recordings_are_cut_into_whole_windows_and_their_ends_held_out(tmp_path:
     for index, samples in enumerate(made):
         write_wave(tmp_path / "in" / f"{index}.wav", samples)
     found = examples(tmp_path / "e", "audio", data=str(tmp_path / "in"))
-    assert found.values.shape == (16, SOUNDS.samples) and found.classes == ["0.wav", "1.wav"]
+    assert found.values.shape == (16, SAMPLES) and found.classes == ["0.wav", "1.wav"]
     held = found.values[found.held_out]
     for index, samples in enumerate(made):
-        last = samples[7 * SOUNDS.samples : 8 * SOUNDS.samples]
+        last = samples[7 * SAMPLES : 8 * SAMPLES]
         assert np.abs(held[index] / 32767 - last).max() < 1e-3
     assert not (np.abs(found.values).max(1) < 10).any(), "no window is silence that was added"
 
@@ -295,6 +303,21 @@ def test_the_twins_have_about_as_many_parameters() -> None:
         for arch in ("vit", "convnext")
     }
     assert 2 / 3 < count["convnext"] / count["vit"] < 3 / 2, count
+
+
+def test_a_modality_costs_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kind of examples and an architecture that reads them are trained like those of the package."""
+
+    def stripes(index: int, *, size: int) -> tuple[np.ndarray, int]:
+        drawn = np.random.default_rng(index).integers(0, 256, (size, 1, 3), dtype=np.uint8).repeat(size, 1)
+        return drawn if index % 2 else drawn.transpose(1, 0, 2), index % 2
+
+    medium = Medium("stripes", "stripes", "made stripes", ("pixel_values",))
+    made = replace(PICTURES, medium=medium, generate=stripes, unit="lines")
+    monkeypatch.setitem(classifier.EXAMPLES, "stripes", made)
+    monkeypatch.setitem(KINDS, "striped", replace(KINDS["vit"], examples=made))
+    data = RunFolder.open(train_media(tiny("striped", steps=1), tmp_path / "run")).about()["data"]
+    assert (data["medium"], data["lines"], data["classes"], data["examples"]) == ("stripes", 16, ["00", "01"], 60)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,7 +34,7 @@ from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.query import Table
+from anisoscope.results.query import Query, Table
 from anisoscope.training.config import CommonTrainConfig
 
 WAIT = 10  # steps whose numbers are fetched together from a GPU: each fetch is a synchronisation
@@ -75,27 +73,22 @@ class TrainingLog:
             return
         pairs = [torch.stack([loss, norm]).float() for _, loss, norm in pending]
         values = torch.stack(pairs).tolist() if pairs else []
-        lines = [
-            {"step": numbers["step"], "loss": loss, "gradient_norm": norm, **numbers}
-            for (numbers, _, _), (loss, norm) in zip(pending, values, strict=True)
-        ]
-        bad = [[k for k, v in line.items() if isinstance(v, float) and not math.isfinite(v)] for line in lines]
-        stop = next((i for i, keys in enumerate(bad) if {"loss", "gradient_norm"} & set(keys)), None)
         with self.path.open("a", encoding="utf-8") as file:
-            for line, keys in islice(zip(lines, bad, strict=True), None if stop is None else stop + 1):
-                file.write(json.dumps({**line, **dict.fromkeys(keys)}) + "\n")  # NaN is not valid JSON
+            for (numbers, _, _), (loss, norm) in zip(pending, values, strict=True):
+                step, rate = numbers["step"], numbers["learning_rate"]
+                line = {"step": step, "loss": loss, "gradient_norm": norm, **numbers}
+                bad = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
+                file.write(json.dumps({**line, **dict.fromkeys(bad)}) + "\n")  # NaN is not valid JSON
+                if {"loss", "gradient_norm"} & set(bad):
+                    raise AnisoscopeError(
+                        f"the {bad[0].replace('_', ' ')} became {line[bad[0]]} at step {step} (learning rate "
+                        f"{rate:.3g}), and the run stopped there; lower the learning rate, clip the gradients, or use "
+                        f"--dtype float32."
+                    )
+                self.tell(step, loss=loss, gradient_norm=norm, learning_rate=rate)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        for line in lines[:stop]:
-            self.tell(line["step"], **{key: line[key] for key in ("loss", "gradient_norm", "learning_rate")})
-        if stop is not None:
-            which = bad[stop][0]
-            raise AnisoscopeError(
-                f"the {which.replace('_', ' ')} became {lines[stop][which]} at step {lines[stop]['step']} (learning "
-                f"rate {lines[stop]['learning_rate']:.3g}), and the run stopped there; lower the learning rate, clip "
-                f"the gradients, or use --dtype float32."
-            )
 
     def rewind(self, step: int) -> None:
         """Delete the lines from `step` on, which a run resumed there writes again."""
@@ -208,11 +201,9 @@ def rows_seen(table: Table) -> dict[str, int]:
     >>> rows_seen(Table.from_records([row, {**row, "n": 9}, {**row, "kind": "training", "n": 99}]))
     {'row_count': 64, 'contexts': 4}
     """
-    arrow = table.arrow
-    stream = pc.is_in(arrow["kind"], value_set=pa.array(sorted(STREAM_KINDS), pa.string()))
-    kept = arrow.filter(pc.and_(stream, pc.is_null(arrow["head"])))
-    counts = {name: pc.max(kept[column]).as_py() for name, column in (("row_count", "n"), ("contexts", "contexts"))}
-    return {name: int(count) for name, count in counts.items() if count}
+    stream = Query(table).where(kind=STREAM_KINDS, head=None)
+    counts = {"row_count": stream.numbers("n"), "contexts": stream.numbers("contexts")}
+    return {name: int(np.nanmax(numbers)) for name, numbers in counts.items() if (numbers > 0).any()}
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")

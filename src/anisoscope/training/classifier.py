@@ -1,0 +1,179 @@
+"""Training small classifiers of pictures and sounds with the loop of `training.loop`: options, models and batches.
+
+All models have one cross-entropy per example, which trains stably from scratch in minutes, whereas contrastive or
+masked-frame objectives of speech need long schedules and often collapse. All have pre-norm blocks with a four times
+wider feed-forward part, so that modalities differ only in the data, and the vision models in what mixes positions:
+attention, or a depthwise convolution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.models.checkpoint import fresh_config, seeded
+from anisoscope.models.load import quiet
+from anisoscope.models.placement import choose_device
+from anisoscope.numerics.hashing import row_hash
+from anisoscope.option import Progress
+from anisoscope.training import pictures, sounds
+from anisoscope.training.config import ClassifierConfig
+from anisoscope.training.examples import ExampleKind, Examples, MediaModelKind, prepare_examples
+from anisoscope.training.language_model import MICRO
+from anisoscope.training.loop import Recipe, train
+
+KINDS: dict[str, MediaModelKind] = {kind.name: kind for kind in (*pictures.KINDS, *sounds.KINDS)}
+EXAMPLES = {kind.examples.medium.name: kind.examples for kind in KINDS.values()}
+LEFT_OUT = ("skipped", "useless", "dropped_pieces", "left_out")  # fields of examples.json on unused data
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class MediaConfig(ClassifierConfig):
+    """The options of training an image or audio classifier.
+
+    >>> MediaConfig().positions, MediaConfig(arch="wav2vec2").positions
+    (64, 48)
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.arch not in KINDS:
+            raise unknown_name("architecture", self.arch, KINDS)
+        steps = {"width": 2 * self.heads}
+        steps |= {} if self.kind.halvings is None else {"size": self.patch * 2**self.kind.halvings}
+        for name, step in steps.items():
+            if (value := getattr(self, name)) % step:
+                raise AnisoscopeError(f"{name} is {value}; a {self.arch} here needs a multiple of {step}.")
+        self.kind.positions(self)  # too few are an error
+
+    @property
+    def kind(self) -> MediaModelKind:
+        """The architecture."""
+        return KINDS[self.arch]
+
+    @property
+    def positions(self) -> int:
+        """Patches of a picture, or frames of a sound."""
+        return self.kind.positions(self)
+
+    @property
+    def arm(self) -> str:
+        """The name of the architecture."""
+        return self.arch
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """Fields of the model's entry in run.json: type (encoder or convolution), objective and family."""
+        kind = "encoder" if self.kind.modality.attends else self.kind.modality.name
+        return {"type": kind, "objective": "classes", "family": self.arch}
+
+
+def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
+    """A new classifier whose forward returns a loss; the same weights for the same sizes and seed."""
+    import transformers
+
+    kind = config.kind
+    with quiet():
+        described = fresh_config(kind.name, kind.fields(config))
+        described.num_labels = classes
+        described.problem_type = "single_label_classification"
+        if kind.modality.attends:
+            described._attn_implementation = "sdpa"
+        with seeded(config.seed):
+            model: nn.Module = getattr(transformers, kind.architecture)(described)
+    return model.double() if config.dtype == "float64" else model
+
+
+@dataclass(frozen=True, eq=False)
+class MediaStream:
+    """The training batches of one run as a function of (seed, step, micro-batch), and the examples of its probe."""
+
+    examples: Examples
+    batch_size: int = 16
+    seed: int = 0
+    device: torch.device = _CPU
+    dtype: torch.dtype = torch.float32
+    tokenizer: ClassVar[None] = None
+
+    @property
+    def files(self) -> Path:
+        """The folder of the processor's settings."""
+        return self.examples.path / "processor"
+
+    @property
+    def kind(self) -> ExampleKind:
+        """What the examples are."""
+        return EXAMPLES[self.examples.about["made_of"]["medium"]]
+
+    def about(self) -> dict[str, Any]:
+        """The entry `data` of run.json."""
+        about = self.examples.about
+        kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
+        left_out = {name: about[name] for name in LEFT_OUT if about.get(name)}
+        unit = {self.kind.unit: self.examples.values.shape[1]}
+        return {**kept, **left_out, "medium": self.kind.medium.name, **unit, "notes": self.examples.notes}
+
+    @cached_property
+    def _training(self) -> tuple[Tensor, Tensor]:
+        """Values and labels of the training examples, on the device."""
+        return self._examples(np.flatnonzero(~self.examples.held_out))
+
+    def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
+        """The examples of one micro-batch, drawn with replacement, and their classes."""
+        values, labels = self._training
+        key = torch.full((self.batch_size,), step * MICRO + micro, dtype=torch.int64, device=self.device)
+        drawn = row_hash(key, torch.arange(self.batch_size, device=self.device), seed=self.seed)
+        rows = ((drawn >> 2) & ((1 << 61) - 1)) % len(labels)
+        return self._inputs(values[rows], labels[rows])
+
+    def probe_batches(self, contexts: int = 64, *, batch_size: int = 16) -> list[dict[str, Tensor]]:
+        """Fixed held-out examples, those with the smallest hashes of their content: the same for every seed."""
+        held = np.flatnonzero(self.examples.held_out).tolist()
+        held.sort(key=lambda i: hashlib.sha256(self.examples.values[i].tobytes()).digest())
+        chosen = held[:contexts]
+        parts = [np.array(chosen[at : at + batch_size]) for at in range(0, len(chosen), batch_size)]
+        return [self._inputs(*self._examples(part)) for part in parts]
+
+    def _examples(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Some values and labels, on the device."""
+        values, labels = self.examples.values[chosen], self.examples.labels[chosen]
+        return torch.from_numpy(values).to(self.device), torch.from_numpy(labels).to(self.device)
+
+    def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {**self.kind.inputs(values.to(self.dtype)), "labels": labels}
+
+
+def examples_of(config: MediaConfig, folder: str | Path) -> Examples:
+    """The examples that a configuration asks for, prepared in `folder` once."""
+    kind = config.kind.examples
+    return prepare_examples(config.data, folder, kind=kind, extent=getattr(config, kind.extent), most=config.examples)
+
+
+def media_stream(
+    config: MediaConfig, out: Path, *, corpus: str | Path | None = None, progress: Progress | None = None
+) -> MediaStream:
+    """The batches of a run; the examples are prepared once and then read from the folder."""
+    tell = progress or (lambda what, done, of: None)
+    tell("examples", 0, 1)
+    folder = corpus if corpus is not None else out / "corpus"
+    examples = examples_of(config, folder)
+    tell("examples", 1, 1)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    return MediaStream(examples, config.batch_size, config.seed, choose_device(config.device), dtype)
+
+
+MEDIA = Recipe(media_stream, lambda config, stream: media_model(config, classes=len(stream.examples.classes)))
+
+
+def train_media(config: MediaConfig, out: str | Path, **options: Any) -> Path:
+    """Train a model of pictures or sounds into a run folder; `options` as those of `training.loop.train`."""
+    return train(config, out, recipe=MEDIA, **options)

@@ -1,0 +1,183 @@
+"""Pictures as examples of classifiers: a vision transformer, and its convolutional counterpart."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from anisoscope.data.images import read_images
+from anisoscope.data.synthetic import make_picture
+from anisoscope.errors import AnisoscopeError
+from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, VISION
+from anisoscope.training.config import ClassifierConfig
+from anisoscope.training.examples import ClassCounts, ExampleKind, Labelled, MediaModelKind, class_folders
+
+STAGES = (0.5, 1.0, 2.0)  # width of each stage of the convolutional model relative to the vision transformer
+_ARRAYS = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # names in an .npz
+_EXPECTED = "MNIST's idx files, or an .npz with images and labels."
+
+
+def _read(data: str, size: int, *, most: int, counts: ClassCounts) -> Labelled:
+    """From `digits` (scikit-learn's), a folder with a folder for each class, MNIST's idx files, or an .npz."""
+    path = Path(data)
+    arrays = _digits() if data == "digits" else _arrays(path)
+    if arrays is not None:
+        for image, label in islice(zip(*arrays, strict=True), most):
+            image = image[:, :, None] if image.ndim == 2 else image
+            coloured = image if image.shape[2] == 3 else image.repeat(3, axis=2)
+            yield square(coloured, size), str(label)
+        return
+    folders = class_folders(path, "pictures")
+    if not folders:
+        raise AnisoscopeError(f"{str(path)!r} holds no folders; expected one for each class of pictures, {_EXPECTED}")
+    counts.classes = [folder.name for folder in folders]
+    for folder in folders:
+        for picture in islice(read_images(str(folder), counts=counts), -(-most // len(folders))):
+            yield square(picture.array, size), folder.name
+
+
+def _processor(size: int) -> dict[str, Any]:
+    side = {"height": size, "width": size}
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": side, "do_rescale": True}
+    norms = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return {**settings, "rescale_factor": 1 / 255, **norms}
+
+
+def _inputs(values: Tensor) -> dict[str, Tensor]:
+    """Pixels within ±1, channels first."""
+    return {"pixel_values": (values / 255 - 0.5).div_(0.5).permute(0, 3, 1, 2).contiguous()}
+
+
+def square(image: np.ndarray, size: int) -> np.ndarray:
+    """The central square of a picture, scaled to `size` pixels.
+
+    >>> square(np.zeros((40, 60, 3), np.uint8), 32).shape
+    (32, 32, 3)
+    """
+    height, width = image.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    image = image[top : top + side, left : left + side]
+    if side == size:
+        return image
+    from PIL import Image
+
+    scaled = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(scaled, dtype=np.uint8)
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """The 8 × 8 digits that come with scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise AnisoscopeError("'digits' needs scikit-learn; install it, or give another --images.") from error
+    digits = load_digits()
+    return (digits.images * (255 / 16)).round().astype(np.uint8), digits.target
+
+
+def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """(images, labels) of an .npz or of MNIST's idx files; None if it is neither."""
+    if path.suffix == ".npz":
+        images, labels = _from_npz(path)
+    else:
+        files = [path] if path.is_file() else sorted(path.glob("*images*idx3*")) if path.is_dir() else []
+        if not files:
+            return None
+        label_files = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in files]
+        images = np.concatenate([_idx(file) for file in files])
+        for file, label_file in zip(files, label_files, strict=True):
+            if not label_file.is_file() or label_file == file:
+                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {label_file.name!r}.")
+        labels = np.concatenate([_idx(file) for file in label_files])
+    valid = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
+    if not valid or labels.shape != images.shape[:1]:
+        raise AnisoscopeError(
+            f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
+            "W] or [N, H, W, 3], and one label for each."
+        )
+    return images, labels
+
+
+def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for images, labels in _ARRAYS:
+                if images in file and labels in file:
+                    return file[images], file[labels]
+            names = ", ".join(file.files)
+    except (OSError, ValueError) as error:
+        raise AnisoscopeError(f"{str(path)!r} is no readable .npz ({error}); save it again.") from error
+    raise AnisoscopeError(f"{str(path)!r} has {names or 'nothing'}; expected arrays called images and labels.")
+
+
+def _idx(path: Path) -> np.ndarray:
+    """Read an idx file (MNIST): two zeros, type 8, number of dimensions, the dimensions, then the bytes."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if raw[:3] != b"\0\0\x08":
+            raise ValueError("not an idx file of bytes")
+        shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).astype(int)
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise AnisoscopeError(
+            f"{str(path)!r} cannot be read as pictures ({error}); expected a folder with a folder for each class, "
+            f"{_EXPECTED}"
+        ) from error
+
+
+def _vit(config: ClassifierConfig) -> dict[str, Any]:
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
+    sizes = {"hidden_size": config.width, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
+    sizes |= {"intermediate_size": 4 * config.width, "image_size": config.size, "patch_size": config.patch}
+    return {**sizes, **dropout}
+
+
+def _convnext(config: ClassifierConfig) -> dict[str, Any]:
+    """The counterpart of the ViT: as many blocks, about as many parameters, the same first patches.
+
+    The usual layer scale of 10⁻⁶, meant for hundreds of epochs, is off: after a brief training the blocks would still
+    do nothing.
+    """
+    widths = [max(1, int(share * config.width)) for share in STAGES]
+    sizes: dict[str, Any] = {"num_stages": len(STAGES), "hidden_sizes": widths, "depths": stage_depths(config.layers)}
+    sizes |= {"patch_size": config.patch, "image_size": config.size}
+    return {**sizes, "layer_scale_init_value": 0.0, "drop_path_rate": config.dropout}
+
+
+def stage_depths(layers: int) -> list[int]:
+    """Blocks of each stage, most of them in the middle.
+
+    >>> stage_depths(4), stage_depths(6)
+    ([1, 2, 1], [1, 4, 1])
+    """
+    outer = max(1, layers // 6)
+    return [outer, max(1, layers - 2 * outer), outer]
+
+
+def _patches(config: ClassifierConfig) -> int:
+    return (config.size // config.patch) ** 2
+
+
+PICTURES = ExampleKind(
+    IMAGES_DATA,
+    extent="size",
+    noun=IMAGES_DATA.noun,
+    unit="pixels",
+    most_generated=8192,
+    generate=make_picture,
+    read=_read,
+    inputs=_inputs,
+    processor=_processor,
+)
+KINDS = (
+    MediaModelKind("vit", "ViTForImageClassification", VISION, PICTURES, _patches, _vit, halvings=0),
+    MediaModelKind(
+        "convnext", "ConvNextForImageClassification", CONVOLUTION, PICTURES, _patches, _convnext, halvings=2
+    ),
+)
