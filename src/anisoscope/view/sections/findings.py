@@ -149,8 +149,10 @@ def _dimension(rows: ProfileRows, subject: Subject) -> str:
     if not points:
         return f"no intrinsic dimension (TwoNN) can be told.{aside}" if left else ""
     low, high = min(points, key=VALUE), max(points, key=VALUE)
-    text = f"lies between {tell(low)} and {tell(high)}" if low is not high else f"is {tell(low)}"
-    text += "; the intervals do not tell the layers apart." if low is not high and not apart(low, high) else "."
+    text = f"is {tell(low)}." if low is high else f"lies between {tell(low)} and {tell(high)}."
+    if low is not high and not apart(low, high):
+        ends = f"{number(low.value)} and {number(high.value)}"
+        text = f"lies between {ends}; the intervals do not tell the layers apart."
     bias = f" TwoNN is biased low above about {BIASED_ABOVE} at 4,096 rows, so the larger values understate."
     return f"the intrinsic dimension (TwoNN) {text}{bias if high.value > BIASED_ABOVE - 3 else ''}{aside}"
 
