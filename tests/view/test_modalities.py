@@ -16,7 +16,8 @@ from anisoscope.view.figure import Figure
 from anisoscope.view.page import DataTable
 from anisoscope.view.sections.drift import (
     Comparison,
-    correlation_words,
+    bundle_words,
+    bundles_of,
     drift_section,
     modality_findings,
     modality_section,
@@ -105,7 +106,7 @@ def test_scatter_plots_hold_drift_and_cosine_and_the_near_identity_is_named(page
         assert trace["y"] == pytest.approx([p["cosine"] for p in sites], rel=1e-3)
         assert spec["shared"][trace["x"]] == pytest.approx(places, rel=1e-3)
     assert "a near-identity" in page.text
-    assert correlation_words(record) in page.text
+    assert bundle_words(bundles_of([record])[0]) in page.text
 
 
 def test_the_final_norm_is_told_and_never_drawn(page: Page) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from anisoscope.view import figure
-from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, Time, choice, sequence, value_axis
+from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, Time, brief, choice, sequence, value_axis
 from anisoscope.view.page import Controls, Heading, Prose, Ramp, Section, Swatch, Swatches, text
 from anisoscope.view.subjects import RunRows, RunView
 from anisoscope.view.words import Catalogue, few, number, plural, step_words, strided
@@ -67,6 +67,9 @@ class Spread:
     layers: tuple[int, ...]
     values: np.ndarray
 
+    def colour(self, at: int) -> str:
+        return sequence(self.layers[at] / max(1, self.layers[-1]))
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -82,11 +85,9 @@ class Heads:
         """The planes of queries and keys for which both norms and the cosine were measured."""
         found = []
         for kind, other in PAIRS.items():
-            parts = [self.numbers.get(name, {}) for name in (("drift", kind), ("drift", other), ("qk_cosine", kind))]
-            if all(parts):
-                layers = tuple(sorted({layer for _, layer, _ in parts[2]}))
-                width = 1 + max(head for _, _, head in parts[2])
-                query, key, cosine = (self._array(part, layers, width) for part in parts)
+            names = (("qk_cosine", kind), ("drift", kind), ("drift", other))
+            if all(name in self.numbers for name in names):
+                layers, (cosine, query, key) = self._arrays(*names)
                 found.append(Plane(kind, layers, query, _shared_keys(key, cosine), cosine))
         return found
 
@@ -95,20 +96,20 @@ class Heads:
         """All measures of attention that were measured per head."""
         found = []
         for kind, metric in itertools.product(SCORES, MEASURES):
-            if part := self.numbers.get((metric, kind), {}):
-                layers = tuple(sorted({layer for _, layer, _ in part}))
-                values = self._array(part, layers, 1 + max(head for _, _, head in part))
+            if (metric, kind) in self.numbers:
+                layers, (values,) = self._arrays((metric, kind))
                 found.append(Spread(metric, kind, layers, _five(values)))
         return found
 
-    def _array(self, part: dict[Place, float], layers: Sequence[int], width: int) -> np.ndarray:
-        rows = {layer: i for i, layer in enumerate(layers)}
-        times = {step: i for i, step in enumerate(self.steps)}
-        array = np.full((len(self.steps), len(layers), width), np.nan)
-        for (step, layer, head), value in part.items():
-            if layer in rows and head < width:
-                array[times[step], rows[layer], head] = value
-        return array
+    def _arrays(self, *names: tuple[str, str]) -> tuple[tuple[int, ...], list[np.ndarray]]:
+        """The layers and heads of the first name, and the numbers of each name at them, [S, L, H]."""
+        layers = tuple(sorted({layer for _, layer, _ in self.numbers[names[0]]}))
+        heads = range(1 + max(head for _, _, head in self.numbers[names[0]]))
+        places = [[[(step, layer, head) for head in heads] for layer in layers] for step in self.steps]
+        return layers, [
+            np.array([[[self.numbers[name].get(at, np.nan) for at in row] for row in block] for block in places])
+            for name in names
+        ]
 
 
 def _shared_keys(key: np.ndarray, cosine: np.ndarray) -> np.ndarray:
@@ -171,6 +172,12 @@ class Carried:
     def words(self) -> list[str]:
         return [f"step {step:,}" for step in self.steps] or [""]
 
+    @property
+    def omission(self) -> list[Prose]:
+        """A paragraph on what was left out."""
+        words = "Of single heads the page carries {what}; <code>table.parquet</code> has everything."
+        return [Prose(text(words, what=" and ".join(self.left_out)), css="says")] if self.left_out else []
+
 
 def carried(everyone: Sequence[Heads]) -> Carried | None:
     """The arrays for as many steps and models as fit on a page; further seeds are dropped before steps."""
@@ -227,32 +234,24 @@ def _arrays(i: int, heads: Heads, steps: Sequence[int], over_time: bool) -> dict
 
 def _nested(array: np.ndarray, times: Sequence[int], *, digits: int = 3) -> Any:
     """Nested lists by step, layer and head, None for NaN; `digits` because entropies near 1 need more than lengths."""
-    empty = np.full(array.shape[1:], np.nan)
-    return _short(np.stack([array[t] if t >= 0 else empty for t in times]).tolist(), digits)
 
+    def short(value: Any) -> Any:
+        if isinstance(value, list):
+            return [short(part) for part in value]
+        shown = brief(value, digits)
+        return int(shown) if shown is not None and shown == int(shown) else shown
 
-def _short(value: Any, digits: int) -> Any:
-    if isinstance(value, list):
-        return [_short(part, digits) for part in value]
-    if not np.isfinite(value):
-        return None
-    shown = float(f"{value:.{digits}g}")
-    return int(shown) if shown == int(shown) else shown
+    padded = np.concatenate([array, np.full((1, *array.shape[1:]), np.nan)])  # time -1: not measured
+    return short(padded[list(times)].tolist())
 
 
 def attention_sections(runs: Sequence[RunView], catalogue: Catalogue) -> list[Section]:
     """Sections on mean queries and keys per head, their paths, and measures of attention; empty without heads."""
     found = carried(head_numbers(runs))
-    if found is None:
-        return []
-    sections = [_plane_section(found)] if found.planes else []
-    spreads = any(heads.spreads for heads in found.heads) and found.over_time
-    return [*sections, *([_sharp_section(found, catalogue, alone=not sections)] if spreads else [])]
-
-
-def _left_out(found: Carried) -> list[Prose]:
-    words = "Of single heads the page carries {what}; <code>table.parquet</code> has everything."
-    return [Prose(text(words, what=" and ".join(found.left_out)), css="says")] if found.left_out else []
+    sections = [_plane_section(found)] if found and found.planes else []
+    if found and found.over_time and any(heads.spreads for heads in found.heads):
+        sections.append(_sharp_section(found, catalogue, alone=not sections))
+    return sections
 
 
 def _plane_section(found: Carried) -> Section:
@@ -262,17 +261,15 @@ def _plane_section(found: Carried) -> Section:
     kinds = choice("Heads of", [PAIR_WORDS[kind] for kind in pairs])
     switch = Switch("qk", (models, kinds, choice("Length", SCALES, int(crowd))))
     when = Switch("qkstep", (choice("Step", found.words, len(found.words) - 1),))
-    rotated = "; as they meet, after rotation, unless it says <em>before rotation</em>"
     lead = (
         "One cell for each head. The mean key <i>k̄</i> points to the right, the mean query <i>q̄</i> at its angle to "
         "it: to the right they are parallel, upright they have nothing in common, to the left they are opposed. "
-        "Lengths are the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys"
-        f"{rotated if 'query_unrotated' in pairs else ''}. Where either is near 0 the angle means little. Grouped "
-        "heads share their key."
+        "Lengths are the norms ‖q̄‖ and ‖k̄‖, the drift of queries and of keys as they meet, after rotation if there is "
+        "one. Where either is near 0 the angle means little. Grouped heads share their key."
     )
     key = [Swatch("mean query", "@s1"), Swatch("mean key", "@s2")]
     parts: list[Any] = [Prose(text(lead)), Controls(switch), *([Controls(when)] if len(found.words) > 1 else [])]
-    parts += [Swatches(key), _glyph_figure(found, pairs), *_left_out(found)]
+    parts += [Swatches(key), _glyph_figure(found, pairs), *found.omission]
     parts += _path_parts(found, pairs) if found.over_time else []
     return Section("mean-qk", "Mean query and mean key", parts, "Queries, keys")
 
@@ -436,14 +433,13 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     drawn = Panel(views=whole, by=by, height=300, alt=alt)
     parts = [Prose(lead), Controls(switch), Ramp("first block", "last block")]
     parts += [Figure((drawn,), id="sharp-all", layout="single", arrays=found.arrays), Heading("Heads of each layer")]
-    parts += [Prose(below), *(_left_out(found) if alone else []), *pages]
+    parts += [Prose(below), *(found.omission if alone else []), *pages]
     parts += [Figure(panels, id="spread", arrays=found.arrays), *_sharp_files(found, catalogue, models, time)]
     return Section("sharpness", "Sharpness of attention", parts, "Sharpness")
 
 
-def _scale(spread: Spread, low: int, high: int) -> Axis:
-    ends = np.concatenate([spread.values[..., low].ravel(), spread.values[..., high].ravel()])
-    return value_axis(float(v) for v in ends)
+def _scale(spread: Spread, *columns: int) -> Axis:
+    return value_axis(spread.values[..., columns].ravel().tolist())
 
 
 def _all_layers(name: str, spread: Spread, found: Carried, time: Time, *, banded: Sequence[int] = ()) -> Panel:
@@ -452,23 +448,19 @@ def _all_layers(name: str, spread: Spread, found: Carried, time: Time, *, banded
     for i in range(len(spread.layers)):
         ends: Any = {"low": Ref(name, ("*", i, 1)), "high": Ref(name, ("*", i, 4)), "band": 0.1} if i in banded else {}
         drawn.append(_course(name, spread, i, found, time, named=i in (0, len(spread.layers) - 1), **ends))
-    return Panel(time.axis(), _scale(spread, 1, 4) if banded else _scale(spread, 0, 0), tuple(drawn))
+    return Panel(time.axis(), _scale(spread, 1, 4) if banded else _scale(spread, 0), tuple(drawn))
 
 
 def _course(name: str, spread: Spread, at: int, found: Carried, time: Time, **look: Any) -> Series:
     words = ("mean", "lowest head", "a quarter below", "a quarter above", "highest head")
     look["facts"] = tuple((word, Ref(name, ("*", at, n))) for n, word in enumerate(words))
-    look |= {"colour": _depth_colour(spread, at), "size": 3.5, "join": True, "where": found.words}
+    look |= {"colour": spread.colour(at), "size": 3.5, "join": True, "where": found.words}
     return Series(f"block {spread.layers[at]}", [time.place(s) for s in found.steps], Ref(name, ("*", at, 0)), **look)
-
-
-def _depth_colour(spread: Spread, at: int) -> str:
-    return sequence(spread.layers[at] / max(1, spread.layers[-1]))
 
 
 def _one_layer(name: str, spread: Spread, at: int, found: Carried, time: Time) -> Panel:
     x, mean = [time.place(step) for step in found.steps], Ref(name, ("*", at, 0))
-    look: dict[str, Any] = {"colour": _depth_colour(spread, at), "width": 0, "quiet": True}
+    look: dict[str, Any] = {"colour": spread.colour(at), "width": 0, "quiet": True}
     drawn = []
     for low, high, alpha in ((1, 4, 0.14), (2, 3, 0.3)):
         ends: Any = {"low": Ref(name, ("*", at, low)), "high": Ref(name, ("*", at, high))}

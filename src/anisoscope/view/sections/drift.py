@@ -22,7 +22,6 @@ from anisoscope.view.subjects import short_names
 from anisoscope.view.words import estimate, finite, interval_words, listed, number, p_words, plural, range_words, spans
 
 Record = Mapping[str, Any]
-Owner = tuple[str, str, Any]  # model, stack, seed
 # by status of a stack in the claim: its word, marker, legend text and sign
 LOOKS = {
     "holds": ("yes", "circle", "explained by drift", "●"),
@@ -31,6 +30,8 @@ LOOKS = {
 }
 OPEN = 12  # scatter plots shown without a fold
 DRIFT, IDENTITY = "drift ‖mean(h)‖", "(‖mean(h)‖ / mean ‖h‖)²"
+NUMBERS = {"pearson": "Pearson", "spearman": "Spearman", "explained": "share"}
+owner_of = itemgetter("model", "stack", "seed")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class Comparison:
     `units`: for each pooled stack its record and the standardised ranks of its sites by drift and by cosine.
     """
 
-    records: Sequence[dict[str, Any]] = ()  # correlations of each stack
-    rows: Sequence[dict[str, Any]] = ()  # anisotropy of each stack by modality
+    records: Sequence[dict[str, Any]] = ()  # of each stack: correlations and anisotropy
     pooled: Sequence[dict[str, Any]] = ()
     units: Sequence[tuple[Record, Sequence[float], Sequence[float]]] = ()
     beyond: float = 0.0  # average cosine above which blocks are counted
@@ -49,14 +49,26 @@ class Comparison:
     near_identity: str = ""
 
     @classmethod
-    def named(cls, records: Sequence[Record], rows: Sequence[Record], **more: Any) -> Comparison:
+    def named(cls, correlations: Sequence[Record], anisotropy: Sequence[Record], **more: Any) -> Comparison:
         """A comparison whose records have a `label`, and a `name` that all seeds of a stack share."""
-        labels, names = _labels(rows), _labels(rows, seeded=False)
+        shorten, more_of = short_names({r["model"] for r in correlations}), {owner_of(r): r for r in anisotropy}
+        stacks, seeds = defaultdict(set), defaultdict(set)
+        for record in correlations:
+            stacks[record["model"]].add(record["stack"])
+            seeds[record["model"]].add(record["seed"])
+        records = []
+        for record in correlations:
+            model, stack, seed = owner_of(record)
+            name = (shorten(model) or "unnamed") + (f" · {stack}" if len(stacks[model]) > 1 else "")
+            label = f"{name} · seed {seed}" if len(seeds[model]) > 1 else name
+            records.append({**record, **more_of[model, stack, seed], "label": label, "name": name})
+        return cls(records, **more)
 
-        def labelled(found: Sequence[Record]) -> list[dict[str, Any]]:
-            return [{**r, "label": labels[owner_of(r)], "name": names[owner_of(r)]} for r in found]
-
-        return cls(labelled(records), labelled(rows), **more)
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records by modality, subject and seed."""
+        order = {modality: i for i, modality in enumerate(MODALITIES)}
+        return sorted(self.records, key=lambda r: (order.get(r["modality"], 99), r["subject"], str(r["seed"])))
 
     @property
     def modalities(self) -> list[str]:
@@ -68,28 +80,8 @@ class Comparison:
         return [record for record in self.records if finite(record["pearson"]) is not None]
 
 
-def owner_of(record: Record) -> Owner:
-    return record["model"], record["stack"], record["seed"]
-
-
-def _labels(rows: Sequence[Record], *, seeded: bool = True) -> dict[Owner, str]:
-    """The model's short name, followed by stack and seed where they distinguish it from others."""
-    shorten = short_names({row["model"] for row in rows})
-    stacks, seeds = defaultdict(set), defaultdict(set)
-    for row in rows:
-        stacks[row["model"]].add(row["stack"])
-        seeds[row["model"]].add(row["seed"])
-    found = {}
-    for row in rows:
-        parts = [shorten(row["model"]) or "unnamed"]
-        parts += [row["stack"]] if len(stacks[row["model"]]) > 1 else []
-        parts += [f"seed {row['seed']}"] if seeded and len(seeds[row["model"]]) > 1 else []
-        found[owner_of(row)] = " · ".join(parts)
-    return found
-
-
-def hue_of(modality: str) -> int:
-    return MODALITIES[modality].hue if modality in MODALITIES else 6
+def colour_of(modality: str, alpha: float = 1.0) -> str:
+    return series(MODALITIES[modality].hue if modality in MODALITIES else 6, alpha)
 
 
 # -- seeds of one model ------------------------------------------------------------------------------------------------
@@ -99,14 +91,24 @@ def hue_of(modality: str) -> int:
 class Bundle:
     """One stack of one model with the records of all its seeds."""
 
-    label: str
-    modality: str
-    untrained: bool
     members: tuple[Record, ...]
+    dash: str = "solid"  # models of one modality share a colour and differ in dashes
 
     @property
     def first(self) -> Record:
         return self.members[0]
+
+    @property
+    def label(self) -> str:
+        return str(self.first["name"])
+
+    @property
+    def modality(self) -> str:
+        return str(self.first["modality"])
+
+    @property
+    def untrained(self) -> bool:
+        return all(member["untrained"] for member in self.members)
 
     @property
     def doubt(self) -> str:
@@ -118,26 +120,63 @@ class Bundle:
         """The number of seeds as text; empty for one."""
         return plural(len(self.members), "seed") if len(self.members) > 1 else ""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of seeds of each status, the most common first."""
+        return dict(Counter(member["status"] for member in self.members).most_common())
+
+    @property
+    def status(self) -> str:
+        """The status that all seeds share, else undecided."""
+        return next(iter(self.counts)) if len(self.counts) == 1 else "undecided"
+
     def values(self, name: str) -> list[float]:
         """The finite values of the seeds under a key."""
         return [value for member in self.members if (value := finite(member.get(name))) is not None]
 
     def mean(self, name: str) -> float | None:
-        found = self.values(name)
-        return fmean(found) if found else None
+        return fmean(self.values(name)) if self.values(name) else None
 
-    def counts(self, state_of: Callable[[Record], str]) -> dict[str, int]:
-        """The number of seeds in each state, the most common first."""
-        return dict(Counter(map(state_of, self.members)).most_common())
+    def told(self, name: str) -> str:
+        """A number with its interval as text; of several seeds their mean and range."""
+        values = self.values(name)
+        ends = (min(values, default=None), max(values, default=None)) if self.seeds else _ends(self.first, name)
+        return interval_words(self.mean(name), *ends)
+
+    def p(self, name: str) -> str:
+        """The p-value of a number as text; empty for several seeds."""
+        return "" if self.seeds else p_equals(self.first.get(f"{name}_p"))
+
+    def status_cell(self, note: str = "") -> TableCell:
+        """The cell for whether drift explains a model: one sign and word, or several with numbers of seeds."""
+        several = f" of {self.seeds}" if len(self.counts) > 1 else ""
+        looks = [
+            f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n}{several}" if several else "") for s, n in self.counts.items()
+        ]
+        return TableCell(", ".join(looks), [note] if note else (), css="missed" if "fails" in self.counts else "")
+
+
+def _ends(record: Record, name: str) -> tuple[float | None, float | None]:
+    return record.get(f"{name}_low"), record.get(f"{name}_high")
+
+
+def p_equals(p: float | None) -> str:
+    told = p_words(p)
+    return "" if told == "–" else f"p {'' if told.startswith('<') else '= '}{told}"
 
 
 def bundles_of(records: Sequence[Record]) -> list[Bundle]:
     """The records grouped by stack, trained models first."""
-    found: dict[tuple[str, str, str], list[Record]] = {}
+    found: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in records:
-        found.setdefault((record["model"], record["stack"], record["modality"]), []).append(record)
-    made = [Bundle(m[0]["name"], m[0]["modality"], all(r["untrained"] for r in m), tuple(m)) for m in found.values()]
-    return sorted(made, key=lambda bundle: bundle.untrained)
+        found[record["model"], record["stack"], record["modality"]].append(record)
+    models: dict[str, list[str]] = defaultdict(list)
+    bundles = []
+    for bundle in sorted((Bundle(tuple(members)) for members in found.values()), key=lambda b: b.untrained):
+        known = models[bundle.modality]
+        known += [bundle.first["model"]] if bundle.first["model"] not in known else []
+        bundles.append(Bundle(bundle.members, DASHES[known.index(bundle.first["model"]) % len(DASHES)]))
+    return bundles
 
 
 def in_front(bundles: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
@@ -146,26 +185,21 @@ def in_front(bundles: Sequence[Bundle]) -> tuple[list[Bundle], list[Bundle]]:
     return (trained, [b for b in bundles if b.untrained]) if trained else (list(bundles), [])
 
 
-def in_seeds(bundles: Sequence[Bundle], state_of: Callable[[Record], str], state: str) -> list[str]:
-    """The models in a state, with the number of seeds if not all are in it.
+def in_seeds(bundles: Sequence[Bundle], status: str) -> list[str]:
+    """The models of a status, with the number of seeds if not all have it.
 
-    >>> two = [{"status": "fails"}, {"status": "holds"}]
-    >>> in_seeds([Bundle("m", "text", False, tuple(two))], lambda r: r["status"], "fails")
+    >>> seeds = [{"name": "m", "status": "fails"}, {"name": "m", "status": "holds"}]
+    >>> in_seeds([Bundle(tuple(seeds))], "fails")
     ['m in 1 of 2 seeds']
     """
-    labels = []
-    for bundle in bundles:
-        count = bundle.counts(state_of).get(state, 0)
-        whole = count == len(bundle.members)
-        labels += [bundle.label if whole else f"{bundle.label} in {count} of {bundle.seeds}"] if count else []
-    return labels
+    counts = [(bundle, bundle.counts.get(status, 0)) for bundle in bundles]
+    return [b.label if n == len(b.members) else f"{b.label} in {n} of {b.seeds}" for b, n in counts if n]
 
 
 def size_words(bundles: Sequence[Bundle]) -> str:
     """The number of models or stacks, and of seeds of each, as text.
 
-    >>> one = {"model": "m", "status": ""}
-    >>> size_words([Bundle("m", "text", False, (one, one, one))] * 2)
+    >>> size_words([Bundle(({"model": "m"},) * 3)] * 2)
     '2 stacks × 3 seeds'
     """
     models = {bundle.first["model"] for bundle in bundles}
@@ -174,27 +208,6 @@ def size_words(bundles: Sequence[Bundle]) -> str:
     if len(seeds) == 1:
         return f"{size} × {bundles[0].seeds}" if bundles[0].seeds else size
     return f"{size}, {min(seeds)} to {max(seeds)} seeds each"
-
-
-status_of = itemgetter("status")
-
-
-def state_of(row: Record) -> str:
-    return {"yes": "holds", "no": "fails"}.get(row["explained_by_drift"], "undecided")
-
-
-def common_state(bundle: Bundle, state: Callable[[Record], str]) -> str:
-    """The state of a bundle: the one that all seeds share, else undecided."""
-    counts = bundle.counts(state)
-    return next(iter(counts)) if len(counts) == 1 else "undecided"
-
-
-def state_cell(bundle: Bundle, state: Callable[[Record], str], note: str = "") -> TableCell:
-    """The cell for whether drift explains a model: one sign and word, or several with numbers of seeds."""
-    counts = bundle.counts(state)
-    words = [f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n} of {bundle.seeds}" if len(counts) > 1 else "")
-             for s, n in counts.items()]  # fmt: skip
-    return TableCell(", ".join(words), [note] if note else (), css="missed" if "fails" in counts else "")
 
 
 def counted(record: Record) -> list[dict[str, Any]]:
@@ -221,20 +234,23 @@ def _where(points: Sequence[Record], name: str = "") -> list[str]:
     """Hover texts of points: model, site, and cosine with its interval."""
     texts = []
     for p in points:
-        cosine = f"average cosine {estimate(p['cosine'], p['low'], p['high'])}"
-        cosine += f"<br>seeds from {p['seeds']}" if p.get("seeds") else ""
+        lead = f"<b>{escape(name)}</b><br>" if name else ""
+        cosine = f"<b>average cosine {estimate(p['cosine'], p['low'], p['high'])}"
+        seeds = f"<br>seeds from {p['seeds']}</b>" if p.get("seeds") else "</b>"
         drift = f"<br>drift {number(p['drift'])}" if finite(p.get("drift")) is not None else ""
-        texts.append(f"{escape(words.site_name(p['layer'], p['kind']))}<br><b>{cosine}</b>{drift}")
-    return [f"<b>{escape(name)}</b><br>{one}" for one in texts] if name else texts
+        texts.append(f"{lead}{escape(words.site_name(p['layer'], p['kind']))}<br>{cosine}{seeds}{drift}")
+    return texts
+
+
+# -- modalities --------------------------------------------------------------------------------------------------------
 
 
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
     """The section that compares modalities, with the profile of every model; None for a single modality."""
     if len(found.modalities) < 2:
         return None
-    bundles = bundles_of(found.rows)
-    front, behind = in_front(bundles)
-    dashes, seeds = _dashes(bundles), any(bundle.seeds for bundle in bundles)
+    front, behind = in_front(bundles_of(found.rows))
+    seeds = any(bundle.seeds for bundle in (*front, *behind))
     lead = (
         "Average cosine from the embedding to the last block of every model, coloured by modality; models of one "
         "modality differ in dashes."
@@ -243,62 +259,53 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
         + " Markers say whether drift explains it: drift and average cosine rise together over the layers, and "
         "removing the mean removes most of the cosine."
     )
-    key = [Swatch(m, series(hue_of(m))) for m in found.modalities]
-    states = set(map(state_of, found.rows))
-    key += [Swatch(words, sign=sign) for state, (_, _, words, sign) in LOOKS.items() if state in states]
+    key = [Swatch(modality, colour_of(modality)) for modality in found.modalities]
+    states = {row["status"] for row in found.rows}
+    key += [Swatch(meaning, sign=sign) for state, (_, _, meaning, sign) in LOOKS.items() if state in states]
     means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
     alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
-    panel = Panel(Depth(1, relative=True).axis(), Axis("average cosine", rules=True), modality_series(found), alt=alt,
-                  height=380)  # fmt: skip
+    axes = Depth(1, relative=True).axis(), Axis("average cosine", rules=True)
+    panel = Panel(*axes, modality_series(found), alt=alt, height=380)
     shown = Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6)
-    parts: list[Any] = [Prose(lead), Swatches(key), shown]
-    parts.append(_modality_table(found, front, dashes, "Models by modality"))
+    parts: list[Any] = [Prose(lead), Swatches(key), shown, _modality_table(found, front, "Models by modality")]
     if behind:
-        table = _modality_table(found, behind, dashes, "Models with random weights by modality")
+        table = _modality_table(found, behind, "Models with random weights by modality")
         parts.append(Fold(f"{size_words(behind)} with random weights", [table], css="behind"))
     aside = "Means over seeds; beneath the mean the lowest and the highest seed; <em>explained</em> seed by seed"
     aside = aside + (", not as the verdict over all seeds has it. " if claimed else ". ") if seeds else ""
-    words = aside + (
+    below = aside + (
         "Average cosine at the middle block, at the block where it is largest, and as mean over blocks; the share of "
         'blocks beyond {beyond}; drift ‖mean(h)‖ at the middle block; whether <a href="#drift">drift explains it</a>.'
     )
-    parts.append(Prose(text(words, beyond=found.beyond), css="says"))
+    parts.append(Prose(text(below, beyond=found.beyond), css="says"))
     return Section("modalities", "Modalities", parts, "Modalities")
 
 
-def _dashes(bundles: Sequence[Bundle]) -> dict[Owner, str]:
-    """Dash styles by model: lines of one modality share a colour."""
-    models: dict[str, dict[str, None]] = defaultdict(dict)
-    for bundle in bundles:
-        models[bundle.modality][bundle.first["model"]] = None
-    order = {(m, model): i for m, members in models.items() for i, model in enumerate(members)}
-    return {owner_of(row): DASHES[order[b.modality, row["model"]] % len(DASHES)] for b in bundles for row in b.members}
-
-
 def modality_series(found: Comparison) -> tuple[Series, ...]:
-    """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are pale."""
-    records = {owner_of(record): record for record in found.records}
-    bundles = bundles_of(found.rows)
-    dashes, (front, behind) = _dashes(bundles), in_front(bundles)
-    sides = [*((bundle, True) for bundle in behind), *((bundle, False) for bundle in front)]
-    return tuple(s for b, pale in sides for s in _bundle_series(b, records, dashes[owner_of(b.first)], pale=pale))
+    """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are pale.
+
+    Of several seeds the mean, above thin lines of the seeds.
+    """
+    front, behind = in_front(bundles_of(found.rows))
+    drawn = []
+    for bundle, pale in [*((bundle, True) for bundle in behind), *((bundle, False) for bundle in front)]:
+        lines = [counted(member) for member in bundle.members]
+        about = (bundle.modality, "untrained weights" if pale else "", bundle.seeds)
+        name = f"{bundle.label} ({', '.join(part for part in about if part)})"
+        thin: dict[str, Any] = {"colour": colour_of(bundle.modality, 0.35), "width": 0.9, "quiet": True}
+        for line in lines if not pale and len(lines) > 1 else ():
+            drawn.append(Series(name, *_course(line), dash=bundle.dash, **thin))
+        size = 8.0 if bundle.status == "fails" else 6.0
+        look: dict[str, Any] = {"colour": colour_of(bundle.modality), "width": 1.8, "size": size}
+        look |= {"colour": thin["colour"], "width": 1.1, "size": 4.0, "named": False} if pale else {}
+        points = over_seeds(lines)
+        look |= {"dash": bundle.dash, "marker": LOOKS[bundle.status][1], "text": _where(points, name)}
+        drawn.append(Series(name, *_course(points), **look))
+    return tuple(drawn)
 
 
-def _bundle_series(bundle: Bundle, records: Mapping[Owner, Record], dash: str, *, pale: bool = False) -> list[Series]:
-    """The mean over seeds with markers, above thin lines for the seeds."""
-    lines = [counted(records[owner_of(row)]) for row in bundle.members]
-    hue, state = hue_of(bundle.modality), common_state(bundle, state_of)
-    words = ", ".join(part for part in (bundle.modality, "untrained weights" if pale else "", bundle.seeds) if part)
-    name, points = f"{bundle.label} ({words})", over_seeds(lines)
-    look: dict[str, Any] = {"colour": series(hue, 0.35 if pale else 1.0), "dash": dash, "width": 1.1 if pale else 1.8}
-    size = 4.0 if pale else 8.0 if state == "fails" else 6.0
-    mean = Series(name, [p["depth"] for p in points], [brief(p["cosine"], 4) for p in points], size=size,
-                  marker=LOOKS[state][1], text=_where(points, name), named=not pale, **look)  # fmt: skip
-    if pale or len(lines) == 1:
-        return [mean]
-    faint: dict[str, Any] = {"colour": series(hue, 0.35), "width": 0.9, "dash": dash, "quiet": True}
-    thin = [Series(name, [p["depth"] for p in one], [brief(p["cosine"], 4) for p in one], **faint) for one in lines]
-    return [*thin, mean]
+def _course(points: Sequence[Record]) -> tuple[list[float], list[float | None]]:
+    return [p["depth"] for p in points], [brief(p["cosine"], 4) for p in points]
 
 
 def _groups(found: Comparison, bundles: Sequence[Bundle], row: Callable[[Bundle], list[TableCell]]) -> list[Any]:
@@ -310,26 +317,23 @@ def _groups(found: Comparison, bundles: Sequence[Bundle], row: Callable[[Bundle]
     return [group for group in groups if group]
 
 
-def _modality_table(found: Comparison, bundles: Sequence[Bundle], dashes: Mapping[Owner, str], label: str) -> DataTable:
+def _modality_table(found: Comparison, bundles: Sequence[Bundle], label: str) -> DataTable:
     numeric = ("Blocks", "Middle", "Largest", "Mean", f"Beyond {found.beyond}", "Drift")
     heads = ["Modality", "Model", *(TableCell(name, css="num") for name in numeric), "Explained"]
-    rows = _groups(found, bundles, lambda bundle: _modality_row(bundle, dashes[owner_of(bundle.first)]))
-    return DataTable([heads], rows, label, "plain modal", numeric=99)
+    return DataTable([heads], _groups(found, bundles, _modality_row), label, "plain modal", numeric=99)
 
 
-def _modality_row(bundle: Bundle, dash: str) -> list[TableCell]:
+def _modality_row(bundle: Bundle) -> list[TableCell]:
     """The table row of a model: means and ranges over its seeds."""
     row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
-    known = finite(row["mean_low"]) is not None and finite(row["mean_high"]) is not None
-    alone = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if known else ""
-    ends = range_words(bundle.values("mean")) if bundle.seeds else alone
+    ends = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if finite(row["mean_low"]) is not None else ""
     aside = ", ".join(part for part in ("untrained weights" if bundle.untrained else "", bundle.seeds) if part)
-    owner = TableCell(bundle.label, [aside], head=True, swatch=Swatch("", series(hue_of(bundle.modality)), dash))
-    peak = f"block{'' if blocks.isdigit() else 's'} {blocks}"
-    numbers = [(row["layers"], ""), (number(bundle.mean("middle")), ""), (number(bundle.mean("max")), peak)]
-    numbers += [(number(bundle.mean("mean")), ends), (f"{100 * (bundle.mean('share_beyond') or 0.0):.0f} %", "")]
-    numbers += [(number(bundle.mean("drift")), "")]
-    return [owner, *(TableCell(str(t), [s] if s else (), css="num") for t, s in numbers), state_cell(bundle, state_of)]
+    owner = TableCell(bundle.label, [aside], head=True, swatch=Swatch("", colour_of(bundle.modality), bundle.dash))
+    middle, peak, mean, drift = (number(bundle.mean(name)) for name in ("middle", "max", "mean", "drift"))
+    numbers = [(str(row["layers"]), ""), (middle, ""), (peak, f"block{'' if blocks.isdigit() else 's'} {blocks}")]
+    numbers += [(mean, range_words(bundle.values("mean")) if bundle.seeds else ends)]
+    numbers += [(f"{100 * (bundle.mean('share_beyond') or 0.0):.0f} %", ""), (drift, "")]
+    return [owner, *(TableCell(t, [s] if s else (), css="num") for t, s in numbers), bundle.status_cell()]
 
 
 # -- drift against average cosine --------------------------------------------------------------------------------------
@@ -347,12 +351,14 @@ def drift_section(found: Comparison) -> Section | None:
     remark = f"This is {found.near_identity}: it explains nothing."
     options = ((f"{DRIFT}, unnormalised", ""), (f"{IDENTITY}, a near-identity", remark))[: 1 + near]
     switch = Switch("drift", (figure.Choice("Against", tuple(figure.SwitchOption(*option) for option in options)),))
-    lead = ["Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not "
-            "draws: a correlation describes the model, and p with it."]  # fmt: skip
-    lead += ["Seeds of a model are drawn together, a path for each; its numbers are means over seeds, from the lowest "
-             "to the highest."] if seeds else []  # fmt: skip
-    parts: list[Any] = [Prose(" ".join([*lead, "Intervals of single layers are told where you point."]))]
-    parts += [page.Ramp("embedding", "last block"), Controls(switch), page.Says(switch)]
+    lead = (
+        "Each point is a layer, from the embedding to the last block. Layers of one model are neighbours, not draws: a "
+        "correlation describes the model, and p with it."
+        + (" Seeds of a model are drawn together, a path for each; its numbers are means over seeds, from the lowest "
+           "to the highest." if seeds else "")
+        + " Intervals of single layers are told where you point."
+    )  # fmt: skip
+    parts: list[Any] = [Prose(lead), page.Ramp("embedding", "last block"), Controls(switch), page.Says(switch)]
     files: dict[str, Mapping[str, int]] = {"drift-and-cosine": {}}
     files |= {"drift-near-identity": {"drift.0": 1}} if near else {}
     first, rest = panels[: len(front)][:OPEN], panels[OPEN : len(front)]
@@ -360,11 +366,11 @@ def drift_section(found: Comparison) -> Section | None:
     parts += [Figure(tuple(first), id="drift", layout=layout, files=files, most=OPEN, size=1.75)]
     for name, more in (("Further models", rest), ("Models with random weights", panels[len(front) :])):
         parts += [Fold(f"{name} ({len(more)})", [Figure(tuple(more))], css="behind")] if more else []
-    parts += [Heading("Correlations"), _drift_table(found, front, several=several, pooled=True)]
+    parts += [Heading("Correlations"), _drift_table(found, front, pooled=True)]
     if behind:
-        counts = Counter(common_state(bundle, status_of) for bundle in behind)
+        counts = Counter(bundle.status for bundle in behind)
         states = listed([f"{counts[state]} {look[2]}" for state, look in LOOKS.items() if counts[state]])
-        table = _drift_table(found, behind, several=several, pooled=False)
+        table = _drift_table(found, behind, pooled=False)
         parts.append(Fold(f"{size_words(behind)} with random weights: {states}", [table], css="behind"))
     parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
     return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
@@ -376,8 +382,8 @@ def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
     for i, (name, title) in enumerate((("drift", DRIFT), ("relative_drift", IDENTITY))):
         drawn, places = [], []
         for record in bundle.members:  # sites are connected in order of depth and coloured by depth
-            points, seed = [p for p in counted(record) if finite(p[name]) is not None], f"seed {record['seed']}"
-            values, label = [p[name] ** (1 + i) for p in points], seed if bundle.seeds else ""
+            points = [p for p in counted(record) if finite(p[name]) is not None]
+            values, label = [p[name] ** (1 + i) for p in points], f"seed {record['seed']}" if bundle.seeds else ""
             look: dict[str, Any] = {"colour": "@rule", "width": 1.2, "size": 6 if label else 7.5, "named": False}
             look |= {"shade": [float(p["depth"]) for p in points], "text": _where(points, label)}
             x, y = [brief(at, 4) for at in values], [brief(p["cosine"], 4) for p in points]
@@ -394,109 +400,78 @@ def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
 
 def drift_axis(places: Sequence[float], title: str) -> Axis:
     """The axis of drift: logarithmic if values span orders of magnitude, with ticks at some powers of ten."""
-    if not wants_log(places):
-        return Axis(title)
-    return Axis(title, log=True, bounds=(min(places) / 1.15, max(places) * 1.15))
+    ends = (min(places) / 1.15, max(places) * 1.15) if wants_log(places) else None
+    return Axis(title, log=ends is not None, bounds=ends)
 
 
 def bundle_words(bundle: Bundle) -> str:
-    """The correlations of one seed with intervals, or means and ranges over seeds, as text."""
-    if not bundle.seeds:
-        return correlation_words(bundle.first)
-    ends = [f"{name.capitalize()} {_mean_words(bundle, name)}" for name in ("pearson", "spearman")]
-    states = state_cell(bundle, status_of).text
-    share = f" Share that goes with the mean: {_mean_words(bundle, 'explained')}." if bundle.values("explained") else ""
+    """Both correlations, the number of sites, and whether drift explains, as text."""
+    pearson, spearman = (f"{NUMBERS[key]} {bundle.told(key)}" for key in ("pearson", "spearman"))
+    tests = [f" ({p})" if (p := bundle.p(key)) else "" for key in NUMBERS]
     sites = spans({record["n"] for record in bundle.members})
-    return f"{ends[0]}, {ends[1]} over {sites} sites.{share} Explained by drift: {states}."
-
-
-def _mean_words(bundle: Bundle, name: str) -> str:
-    """Mean and range over seeds as text."""
-    values = bundle.values(name)
-    return interval_words(bundle.mean(name), min(values, default=None), max(values, default=None))
-
-
-def correlation_words(record: Record) -> str:
-    """Both correlations with intervals, the number of sites, and whether drift explains, as text."""
-    ends = []
-    for name in ("pearson", "spearman"):
-        p = p_words(record.get(f"{name}_p"))
-        test = "" if p == "–" else f" (p {'' if p.startswith('<') else '= '}{p})"
-        ends.append(f"{name.capitalize()} {_told(record, name)}{test}")
-    summary = f"{ends[0]}, {ends[1]} over {plural(record['n'], 'site')}."
-    if finite(record["explained"]) is not None:
-        summary += f" Share that goes with the mean: {_told(record, 'explained')}."
-        summary += f" Explained by drift: {LOOKS[record['status']][0]}."
-    near = interval_words(record["near_identity"], None, None)
+    summary = f"{pearson}{tests[0]}, {spearman}{tests[1]} over {sites} sites."
+    if bundle.values("explained"):
+        shown = bundle.status_cell().text
+        summary += f" Share that goes with the mean: {bundle.told('explained')}. Explained by drift: {shown}."
+    if bundle.seeds:
+        return summary
+    near = interval_words(bundle.first["near_identity"], None, None)
     summary += "" if near == "–" else f" Near-identity: Pearson {near}."
-    final = [p for p in record["points"] if not p["counted"] and finite(p["drift"]) is not None]
-    excluded = [f"drift {number(p['drift'])}, cosine {number(p['cosine'])}" for p in final]
-    return summary + (f" Not counted: the final norm, {excluded[0]}." if excluded else "")
+    final = [p for p in bundle.first["points"] if not p["counted"] and finite(p["drift"]) is not None]
+    for point in final[:1]:
+        summary += f" Not counted: the final norm, drift {number(point['drift'])}, cosine {number(point['cosine'])}."
+    return summary
 
 
-def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, several: bool, pooled: bool) -> DataTable:
+def _drift_table(found: Comparison, bundles: Sequence[Bundle], *, pooled: bool) -> DataTable:
     """The table of all models by modality, followed by the pooled correlations."""
     numeric = [TableCell(name, css="num") for name in ("Sites", "Pearson", "Spearman", "Share")]
-    heads = [*(["Modality"] if several else []), "Model", *numeric, "Explained"]
+    heads = [*(["Modality"] if len(found.modalities) > 1 else []), "Model", *numeric, "Explained"]
     groups = _groups(found, bundles, lambda bundle: _drift_row(bundle, found.fewest))
-    pools = [_pool_row(found, row, several=several) for row in (_pools(found) if pooled else [])]
+    pools = [_pool_row(found, row) for row in (_pools(found) if pooled else [])]
     label = "Correlations of drift with average cosine" if pooled else "Correlations of models with random weights"
     return DataTable([heads], [*groups, *([pools] if pools else [])], label, "plain modal", numeric=99)
 
 
 def _drift_row(bundle: Bundle, fewest: int) -> list[TableCell]:
     """The table row of a model: one seed with intervals, or means and ranges over seeds with a fold for each seed."""
-    notes = {record["note"] or _why_open(record, fewest) for record in bundle.members}
-    names, each = {"pearson": "Pearson", "spearman": "Spearman", "explained": "share"}, []
+    notes, each = set(), []
     for one in bundle.members:
-        results = [f"{word} {_told(one, name).replace(', ', ' to ')}" for name, word in names.items()]
-        plain = ", ".join(results).replace("[", "(").replace("]", ")")
-        each.append(f"seed {one['seed']}: {plain}: {LOOKS[one['status']][0]}")
-    parts = [_parted(_mean_words(bundle, name)) for name in names]
-    if not bundle.seeds:
-        parts = [_parted(_told(bundle.first, name), p_words(bundle.first.get(f"{name}_p"))) for name in names]
+        told = {word: interval_words(one[name], *_ends(one, name)) for name, word in NUMBERS.items()}
+        results = ", ".join(f"{word} {value.replace(', ', ' to ')}" for word, value in told.items())
+        each.append(f"seed {one['seed']}: {results}: {LOOKS[one['status']][0]}".replace("[", "(").replace("]", ")"))
+        few = f"{plural(one['n'], 'site')}, {fewest} are needed" if one["n"] < fewest else ""
+        unmeasured = "the share was not measured" if finite(one["explained"]) is None else ""
+        notes.add(one["note"] or (few or unmeasured if one["status"] == "undecided" else ""))
+    parts = [_parted(bundle.told(name), bundle.p(name)) for name in NUMBERS]
     fold = (f"each of {len(each)} seeds", each) if bundle.seeds else None
     owner = TableCell(bundle.label, ["untrained weights"] if bundle.untrained else [], head=True, fold=fold)
     sites = TableCell(spans({one["n"] for one in bundle.members}), css="num")
-    return [owner, sites, *parts, state_cell(bundle, status_of, next(iter(notes)) if len(notes) == 1 else "")]
+    return [owner, sites, *parts, bundle.status_cell(notes.pop() if len(notes) == 1 else "")]
 
 
-def _told(record: Record, name: str) -> str:
-    return interval_words(record[name], record.get(f"{name}_low"), record.get(f"{name}_high"))
-
-
-def _parted(words: str, p: str = "") -> TableCell:
+def _parted(words: str, p: str) -> TableCell:
     """A table cell with a value, its interval below, and its p."""
     value, _, ends = words.partition(" ")
-    small = [ends.strip("[]").replace(", ", " to ")] if ends else []
-    small += [f"p {'' if p.startswith('<') else '= '}{p}"] if p and p != "–" else []
-    return TableCell(value, small, css="num")
-
-
-def _why_open(record: Record, fewest: int) -> str:
-    if record["status"] != "undecided":
-        return ""
-    if record["n"] < fewest:
-        return f"{plural(record['n'], 'site')}, {fewest} are needed"
-    return "the share was not measured" if finite(record["explained"]) is None else ""
+    small = (ends.strip("[]").replace(", ", " to "), p)
+    return TableCell(value, [part for part in small if part], css="num")
 
 
 def _pools(found: Comparison) -> list[dict[str, Any]]:
     """The pooled correlations of each modality (if there are several) and of all; none for a single stack."""
     if len(found.units) < 2:
         return []
-    several = len({row["modality"] for row in found.pooled if row["modality"] != "all"}) > 1
-    every = [row for row in found.pooled if row["modality"] != "all" and row["stacks"] > 1]
-    return [*(every if several else []), *(row for row in found.pooled if row["modality"] == "all")]
+    parts = [row for row in found.pooled if row["modality"] != "all"]
+    shown = [row for row in parts if row["stacks"] > 1] if len(parts) > 1 else []
+    return [*shown, *(row for row in found.pooled if row["modality"] == "all")]
 
 
-def _pool_row(found: Comparison, row: Record, *, several: bool) -> list[TableCell]:
+def _pool_row(found: Comparison, row: Record) -> list[TableCell]:
     """The table row of a pooled correlation with the values of the claim; Pearson's only if the claim has it."""
     name = "all models" if row["modality"] == "all" else row["modality"]
-    spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_words(row["p"]))
-    ends = interval_words(row.get("pearson"), row.get("pearson_low"), row.get("pearson_high"))
-    pearson = _parted(ends, p_words(row.get("pearson_p")))
-    cells = [TableCell(name, head=True, css="group")] if several else []
+    spearman = _parted(interval_words(row["spearman"], row["low"], row["high"]), p_equals(row["p"]))
+    pearson = _parted(interval_words(row.get("pearson"), *_ends(row, "pearson")), p_equals(row.get("pearson_p")))
+    cells = [TableCell(name, head=True, css="group")] if len(found.modalities) > 1 else []
     cells += [TableCell("pooled", [pool_size(found, row)], head=True), TableCell(str(row["n"]), css="num")]
     return [*cells, pearson, spearman, TableCell(), TableCell("", [row["note"]] if row["note"] else ())]
 
@@ -510,7 +485,7 @@ def pool_size(found: Comparison, row: Record) -> str:
 
 
 def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> Any:
-    lost, open_ = (in_seeds(front, status_of, state) for state in ("fails", "undecided"))
+    lost, open_ = (", ".join(in_seeds(front, status)) for status in ("fails", "undecided"))
     parts = ["<strong>Not explained by drift{how}: {lost}.</strong>"] if lost else []
     parts += ["Open: {open}."] if open_ else []
     parts.append(
@@ -520,10 +495,11 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
         "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank correlation and "
         "the share, at {fewest} sites at least. p is {note}."
     )
-    parts += ["Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
-              "models, p is that of layers shuffled within models."] if _pools(found) else []  # fmt: skip
-    how = ", seed by seed" if seeds else ""
-    values = {"how": how, "lost": ", ".join(lost), "open": ", ".join(open_), "fewest": found.fewest}
+    pooled = (
+        "Pooled are the ranks of layers within their own models, of trained models alone; intervals are over models, p"
+    )
+    parts += [f"{pooled} is that of layers shuffled within models."] if _pools(found) else []
+    values = {"how": ", seed by seed" if seeds else "", "lost": lost, "open": open_, "fewest": found.fewest}
     return text(" ".join(parts), **values, note=found.scattered[0]["p_note"])
 
 
@@ -536,7 +512,7 @@ def _pool_parts(found: Comparison) -> list[Any]:
     ends: dict[str, Any] = {"bounds": (-0.06, 1.06), "ticks": ([0, 0.5, 1], ["lowest", "", "highest"])}
     axes = Axis("rank of drift in its model", **ends), Axis("rank of average cosine", rules=True, **ends)
     panel = Panel(*axes, pooled_series(found), alt=alt, height=320)
-    key = [Swatch(m, series(hue_of(m))) for m in dict.fromkeys(record["modality"] for record, *_ in found.units)]
+    key = [Swatch(m, colour_of(m)) for m in dict.fromkeys(record["modality"] for record, *_ in found.units)]
     lead = (
         "Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
         "a little aside so that equal ranks can be seen."
@@ -547,33 +523,33 @@ def _pool_parts(found: Comparison) -> list[Any]:
 
 def pooled_series(found: Comparison) -> tuple[Series, ...]:
     """Every site of every trained stack at its relative ranks, coloured by modality."""
-    labels = {owner_of(record): record["label"] for record in found.records}
     drawn, seen, count = [], set(), len(found.units)
     for i, (record, one, two) in enumerate(found.units):
         aside = 0.5 + min(0.012, 0.1 / count) * (i - (count - 1) / 2)  # offset: stacks often have equal ranks
         sites = [p for p in counted(record) if finite(p["drift"]) is not None]
-        name, new = labels.get(owner_of(record), str(record["model"])), record["modality"] not in seen
+        look: dict[str, Any] = {"colour": colour_of(record["modality"], 0.7), "width": 0, "size": 7}
+        look |= {"marker": "circle" if record["status"] != "fails" else "diamond-open"}
+        look |= {"named": record["modality"] not in seen, "text": _where(sites, record["label"])}
         seen.add(record["modality"])
-        marker = "circle" if record["status"] != "fails" else "diamond-open"
-        drawn.append(Series(name, [brief(z + aside, 4) for z in one], [brief(z + 0.5, 4) for z in two],
-                            series(hue_of(record["modality"]), 0.7), width=0, size=7, marker=marker, named=new,
-                            text=_where(sites, name)))  # fmt: skip
+        x, y = [brief(z + aside, 4) for z in one], [brief(z + 0.5, 4) for z in two]
+        drawn.append(Series(record["label"], x, y, **look))
     return tuple(drawn)
 
 
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
 def modality_findings(found: Comparison) -> list[page.PageFinding]:
-    """Findings on the anisotropy of each modality and on models that drift does not explain; None for one modality."""
-    if len(found.modalities) < 2:
-        return []
+    """Findings on the anisotropy of each modality and on models that drift does not explain; none for one modality."""
     bundles = bundles_of(found.rows)
     trained = [bundle for bundle in bundles if not bundle.doubt]
     means = [_modality_words(m, [b for b in trained if b.modality == m]) for m in found.modalities]
-    if not any(means):
+    if len(means) < 2 or not any(means):
         return []
-    texts = [f"Average cosine over blocks: {listed([text for text in means if text])}."]
-    missed, unsure = (words.shortened(in_seeds(trained, state_of, state), 5) for state in ("fails", "undecided"))
-    alone = any(bundle.seeds for bundle in trained)  # over all seeds more can be decided than in one
-    start = "Seed by seed, the" if alone else "The"
+    texts = [f"Average cosine over blocks: {listed([mean for mean in means if mean])}."]
+    missed, unsure = (words.shortened(in_seeds(trained, status), 5) for status in ("fails", "undecided"))
+    # over all seeds more can be decided than in one
+    start = "Seed by seed, the" if any(bundle.seeds for bundle in trained) else "The"
     texts += [f"{start} anisotropy of {missed} is not explained by drift."] if missed else []
     texts += [f"Whether drift explains it is open in {unsure}."] if unsure else []
     left = [bundle for bundle in bundles if bundle.untrained]
@@ -586,10 +562,8 @@ def modality_findings(found: Comparison) -> list[page.PageFinding]:
 def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:
     """The mean over models of one modality as text; for one model with its interval or the range of its seeds."""
     rows = [row for bundle in bundles for row in bundle.members]
-    if not rows:
-        return ""
-    if len(rows) == 1:
-        return f"{estimate(rows[0]['mean'], rows[0]['mean_low'], rows[0]['mean_high'])} in {modality}"
+    if len(rows) < 2:
+        return "".join(f"{estimate(row['mean'], row['mean_low'], row['mean_high'])} in {modality}" for row in rows)
     size = bundles[0].seeds if len(bundles) == 1 else size_words(bundles)
     values = [row["mean"] for row in rows]
     return f"{number(fmean(values))} in {modality} ({size}, {range_words(values)})"

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of sites that are attention scores
 LARGE_MAP = 14
+LEAD = (
+    "Bands are 95&nbsp;% intervals that resample contexts, not rows, for each layer on its own. <em>embed</em> is the "
+    "input of the first block; numbers are blocks, or relative depth (1: the last block) where models are compared. "
+    "The <em>final</em> norm, a diamond, stands apart. Dashed lines leave the first position of each context out; they "
+    "are drawn where it is an outlier. Point at a value for its counts and notes."
+)
 # "encoder.3.resid", or "some/model/3.resid" where one run holds several models
 SITE = re.compile(
     r"(?:(?P<model>.+?)[/|:# ]+)?(?:(?P<stack>encoder|decoder|single)\.)?(?P<layer>\d+)\.(?P<kind>[A-Za-z_][\w.]*)"
@@ -72,12 +78,6 @@ class Profile:
         odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in ("rows", "unembed", "embed_weight")}
         relative = len(models) > 1 or len(depths) > 1
         return Depth(max(depths, default=1), relative, any(row.kind == "final" for row in rows), tuple(sorted(odd)))
-
-    @property
-    def needs_legend(self) -> bool:
-        """Whether colours stand for something other than the models of the page's legend."""
-        variants = {line.variant for line in self.lines if not without_first(line.variant)}
-        return len(variants) > 1 or any(line.group for line in self.lines)
 
 
 def profiles_of(rows: ProfileRows, catalogue: Catalogue, query: Query, kind: str = "") -> list[Profile]:
@@ -160,13 +160,10 @@ def profile_panel(profile: Profile, *, title: str = "", owner: str = "", caption
     drawn = [part for line in profile.lines for part in _line_series(line, depth, groups, variants)]
     from_zero = profile.entry.bounds[0] == 0 and bool(values) and min(values) < 0.4 * max(values)
     y = Axis(rules=True, log=True, most=4) if wants_log(values) else Axis(rules=True, from_zero=from_zero, most=5)
-    words: dict[str, Any] = {
-        "title": title or profile.title,
-        "owner": owner,
-        "caption": caption or _profile_caption(profile),
-    }
-    words |= {"alt": _profile_alt(profile), "formula": profile.entry.formula}
-    legend = profile.needs_legend
+    # the panel has its own legend if colours stand for something other than the models of the page's legend
+    legend = len(variants) > 1 or any(groups)
+    words: dict[str, Any] = {"title": title or profile.title, "owner": owner, "alt": _profile_alt(profile)}
+    words |= {"caption": caption or _profile_caption(profile), "formula": profile.entry.formula}
     return Panel(depth.axis(), y, tuple(drawn), **words, legend=legend, height=280 if legend else 240)
 
 
@@ -218,10 +215,9 @@ def _hover(row: Any, label: str, reach: str) -> str:
         parts.append(f"{reach or 'interval'} {number(row.low, 4)} to {number(row.high, 4)}")
     if isinstance(row, Row):
         parts += [f"sd {number(row.sd)}"] if math.isfinite(row.sd) else []
-        counts = [f"{n} {getattr(row, n):,}" for n in ("n", "contexts", "dropped") if getattr(row, n) is not None]
-        parts += [" · ".join(counts)] if counts else []
+        parts.append(" · ".join(f"{n} {row[n]:,}" for n in ("n", "contexts", "dropped") if row[n] is not None))
     parts += [html.escape("\n".join(textwrap.wrap(row.note, 46))).replace("\n", "<br>")] if row.note else []
-    return "<br>".join(parts)
+    return "<br>".join(part for part in parts if part)
 
 
 def _profile_caption(profile: Profile) -> str:
@@ -276,34 +272,18 @@ def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:
     plain = [p for p in every if not p.variant]
     main = catalogue.main({p.entry.name for p in plain})
     first = {p.entry.name: profile_panel(p) for p in plain if p.entry.name in main}
-    parts: list[Any] = [Prose(_profile_words(every)), Key(), *([Figure(tuple(first.values()))] if first else [])]
+    parts: list[Any] = [Prose(text(LEAD)), Key(), *([Figure(tuple(first.values()))] if first else [])]
     parts += [Figure((p,), files={f"profile-{name}": {}}, size=2.25, shown=False) for name, p in first.items()]
     if more := [p for p in plain if p.entry.name not in main]:
-        parts += [Heading("Further metrics"), Key(), _figure(more)]
+        parts += [Heading("Further metrics"), Key(), Figure(tuple(map(profile_panel, more)))]
     if variants := [p for p in every if p.variant]:
-        parts.append(Fold(f"Other conventions of the same metrics ({len(variants)})", [Key(), _figure(variants)]))
-    away = groupby((p for p in profiles_elsewhere(rows, catalogue) if p.values), key=lambda p: p.kind)
-    for kind, found in away:
-        members = list(found)
-        parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(members)), [Key(), _figure(members)]))
+        shown = Figure(tuple(map(profile_panel, variants)))
+        parts.append(Fold(f"Other conventions of the same metrics ({len(variants)})", [Key(), shown]))
+    away = (p for p in profiles_elsewhere(rows, catalogue) if p.values)
+    for kind, members in groupby(away, key=lambda p: p.kind):
+        shown = Figure(tuple(map(profile_panel, members)))
+        parts.append(Fold(text("At <code>{kind}</code> ({n})", kind=kind, n=len(shown.panels)), [Key(), shown]))
     return Section("profiles", "Profiles over depth", parts, "Profiles")
-
-
-def _figure(profiles: Sequence[Profile]) -> Figure:
-    return Figure(tuple(profile_panel(p) for p in profiles))
-
-
-def _profile_words(profiles: Sequence[Profile]) -> Any:
-    relative = any(p.depth.relative for p in profiles)
-    lines = [line for p in profiles for line in p.lines]
-    axis = "The axis is relative depth: 0 is the embedding, 1 the last block."
-    axis = axis if relative else "<em>embed</em> is the input of the first block; numbers are blocks."
-    final = any(row.kind == "final" for line in lines for row in line.rows)
-    dashed = any(without_first(line.variant) for line in lines)
-    parts = ["Bands are 95&nbsp;% intervals that resample contexts, not rows, for each layer on its own.", axis]
-    parts += ["The <em>final</em> norm, a diamond, stands apart from the last block."] if final else []
-    first = "Dashed lines leave the first position of each context out; they are drawn where it is an outlier."
-    return text(" ".join([*parts, *([first] if dashed else []), "Point at a value for its counts and notes."]))
 
 
 def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
@@ -312,11 +292,10 @@ def groups_section(rows: ProfileRows, catalogue: Catalogue) -> Section | None:
     panels = []
     for metric in catalogue.ordered(by_metric):
         for i, part in sorted(by_metric[metric].groups("subject").items()):
-            lines = [
-                Line(rows.subjects[i], by_depth(members), group=name) for name, members in part.groups("group").items()
-            ]
+            subject, groups = rows.subjects[i], part.groups("group")
+            lines = [Line(subject, by_depth(members), group=name) for name, members in groups.items()]
             profile = Profile(catalogue.entry(metric), tuple(lines))
-            owner = rows.subjects[i].label if len(rows.subjects) > 1 else ""
+            owner = subject.label if len(rows.subjects) > 1 else ""
             panels += [profile_panel(profile, owner=owner)] if profile.values else []
     words = (
         "The same metrics for each group on its own. Groups have fewer contexts than the whole, so their "
@@ -382,14 +361,17 @@ def parse_site(name: str) -> tuple[str, str, int, str]:
     return match["model"] or "", match["stack"] or "single", int(match["layer"]), match["kind"]
 
 
+def _short_site(layer: int, kind: str) -> str:
+    names = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
+    return names.get(kind, site_name(layer, kind))
+
+
 def spectra_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
     """The section of spectra: shares of variance λ_k / Σλ against k, both logarithmic, coloured by depth."""
     owned = _spectra_by_owner(runs)
-    panels = []
-    for owner, found in owned.items():
-        panel = spectrum_panel(found)
-        title = _shown_name(rows, owner) if len(owned) > 1 else ""
-        panels += [replace(panel, title=title)] if panel.series else []
+    titles = {owner: _shown_name(rows, owner) if len(owned) > 1 else "" for owner in owned}
+    every = [replace(spectrum_panel(found), title=titles[owner]) for owner, found in owned.items()]
+    panels = [panel for panel in every if panel.series]
     if not panels:
         return None
     files: dict[str, dict[str, int]] = {} if len(runs) > 1 else {"spectra": {}}
@@ -465,14 +447,12 @@ def cka_section(runs: Sequence[RunView], rows: ProfileRows) -> Section | None:
     for model, labels, matrix in found:
         names = []
         for _, stack, layer, kind in (parse_site(str(label)) for label in labels):
-            plain = {"embed": "embed", "resid": str(layer), "stage": str(layer), "final": "final"}
-            short = plain.get(kind, site_name(layer, kind))
+            short = _short_site(layer, kind)
             names.append(short if stack == "single" else f"{stack} {short}")
-        z = [[finite(v) for v in row] for row in np.asarray(matrix, dtype=float)]
+        grid = Grid([[finite(v) for v in row] for row in matrix], names, names, ends=(0.0, 1.0), label="Linear CKA")
+        look: dict[str, Any] = {"title": _shown_name(rows, model) if len(found) > 1 else "", "height": 0, "equal": True}
         alt = f"Map of linear CKA between {len(names)} layers of {model}."
-        title = _shown_name(rows, model) if len(found) > 1 else ""
-        grid = Grid(z, names, names, ends=(0.0, 1.0), label="Linear CKA")
-        panels.append(Panel(y=Axis(reverse=True), grid=grid, alt=alt, title=title, height=0, equal=True))
+        panels.append(Panel(y=Axis(reverse=True), grid=grid, alt=alt, **look))
     words = (
         "Linear CKA, debiased: 1 where two layers hold the same rows up to rotation and scale, 0 where they "
         "have nothing in common."
@@ -525,9 +505,8 @@ def _heat_figure(
     """The overview as a file: each metric scaled to its range, with values in the cells if there is room."""
     metrics = [m for m in catalogue.ordered(rows.default_metrics()) if any(m in cells for cells in places.values())]
     z = [[brief(cells[m].value) if m in cells else None for cells in places.values()] for m in metrics]
-    short = {"embed": "emb", "final": "fin"}
-    names = [str(n) if kind in ("resid", "stage") else short.get(kind, site_name(n, kind)) for n, _, kind in places]
-    label = rows.subjects[index].label
+    short, label = {"embed": "emb", "final": "fin"}, rows.subjects[index].label
+    names = [short.get(kind, _short_site(layer, kind)) for layer, _, kind in places]
     grid = Grid(z, names, [catalogue.entry(m).title for m in metrics], by_row=True)
     panel = Panel(y=Axis(reverse=True), grid=grid, title=label, alt=label)
     return Figure((panel,), files={"heat-map" if alone else f"heat-map-{label}": {}}, shown=False, columns=1)
