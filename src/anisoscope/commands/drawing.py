@@ -23,7 +23,7 @@ from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.query import Query, Table
-from anisoscope.studies import catalogue as studies
+from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
 from anisoscope.view.report import PAGE, report_page, write_page
 from anisoscope.view.sections import profiles
@@ -135,7 +135,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
     about = run.about()
-    entry = studies.STUDIES.get(study)
+    entry = STUDIES.get(study)
     finished = about.get("status") == "complete" or (entry is not None and entry.partial)
     if about.get("study") != study or not finished:
         raise AnisoscopeError(
@@ -152,8 +152,10 @@ def write_study_report(folder: str | Path, study: str) -> Path:
 
 def _figures_of(study: str) -> Any:
     """The `figures` module of a study; None for a study that uses the general report page."""
-    exists = study in studies.STUDIES and (Path(studies.__file__).parent / study / "figures.py").is_file()
-    return importlib.import_module(f"anisoscope.studies.{study}.figures") if exists else None
+    home = f"anisoscope.studies.{study}"
+    folders = getattr(importlib.import_module(home), "__path__", ()) if study in STUDIES else ()
+    exists = any((Path(folder) / "figures.py").is_file() for folder in folders)
+    return importlib.import_module(f"{home}.figures") if exists else None
 
 
 def study_summary(folder: RunFolder, study: str) -> Iterator[Any]:
