@@ -61,7 +61,8 @@ def remembered(x: Tensor, model: int = 0, tokens: int = 16_384) -> dict[str, flo
 
     held = psutil.Process().memory_info().rss / (1 << 20)
     with tempfile.TemporaryDirectory() as folder:
-        profile(MODELS[model][0], out=Path(folder) / "run", random_init=True, tokens=tokens, device=x.device.type)
+        options = {"random_init": True, "tokens": tokens, "device": x.device.type, "report": False}
+        profile(MODELS[model][0], out=Path(folder) / "run", **options)
         about = json.loads((Path(folder) / "run" / "run.json").read_text())
     return {"said": about["memory_estimate_mb"], "took": about["peak_memory_mb"], "held": held}
 

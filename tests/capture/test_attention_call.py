@@ -15,7 +15,7 @@ from anisoscope.capture import Site, find_layout
 from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS
 from anisoscope.capture.verification import probabilities
 from anisoscope.errors import AnisoscopeError
-from anisoscope.tangent.study import ATTENTION
+from anisoscope.tangent.plan import ATTENTION
 from support.attending import CLOSE, attending, of_rows
 from support.tiny_media import media, media_inputs
 from support.tiny_models import captured, contexts, inputs, padded, tiny

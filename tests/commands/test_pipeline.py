@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import anisoscope
+from anisoscope import cli
 from anisoscope.commands import pipeline
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
@@ -23,9 +25,23 @@ def test_a_training_that_is_measured_by_name_is_judged(tmp_path: Path) -> None:
     run = RunFolder.open(out)
     assert set(run.table().where(metric="average_cosine").arrow["step"].to_pylist()) == {0, 2}
     assert json.loads((out / "verdicts.json").read_text()) and run.about()["config"]["monitor"] == "average_cosine"
-    assert not (out / "report.html").exists(), "a page is drawn on demand"
+    assert (out / "report.html").is_file(), "and drawn"
     alone = anisoscope.train(config, tmp_path / "alone")
-    assert not (alone / "verdicts.json").exists(), "the counter-test: nothing was measured, nothing is judged"
+    named = [alone / name for name in ("verdicts.json", "report.html")]
+    assert not any(path.exists() for path in named), "the counter-test: nothing was measured, nothing is judged"
+
+
+def test_python_and_the_command_line_write_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, small = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=32", {"tokens": 128, "context": 32, "device": "cpu"}
+    anisoscope.profile(model, out=tmp_path / "python", random_init=True, metrics=("drift",), **small)
+    options = ("--random-init", "--metrics", "drift", "--tokens", "128", "--context", "32", "--device", "cpu")
+    command = ["anisoscope", "profile", model, *options, "--out", str(tmp_path / "command")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    files = [sorted(p.relative_to(out) for p in out.rglob("*") if p.is_file()) for out in sorted(tmp_path.iterdir())]
+    assert files[0] == files[1] and Path("report.html") in files[0]
 
 
 def test_what_was_finished_is_drawn_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

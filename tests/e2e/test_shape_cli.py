@@ -11,7 +11,7 @@ import pytest
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.tangent.study import GEOMETRY
+from anisoscope.tangent.plan import GEOMETRY
 
 Command = Callable[..., Any]
 FEW = ("--sizes", "5x16", "--steps", 2, "--context", 16, "--contexts", 24, "--limit", 0.1, "--when", "0,2")

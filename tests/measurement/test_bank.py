@@ -19,7 +19,7 @@ from anisoscope.measurement.bank import Bank, make_plan
 from anisoscope.metrics import attention
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.stats.moments import Moments
-from support.measured import batches
+from support.measured import batches, same_states
 from support.tiny_models import tiny
 
 READS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "equal", "masked_select"}
@@ -73,9 +73,7 @@ def test_rows_that_waited_give_the_statistics_of_rows_that_did_not(monkeypatch: 
     plain, _ = _captured(model, given)
     monkeypatch.setattr(banks, "_queue_limit", lambda device: 40_000)  # some are queued, across batches too
     waited, _ = _captured(model, given)
-    (one, labels), (two, others) = plain.state(), waited.state()
-    assert labels == others and one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    same_states(plain.state(), waited.state())
 
 
 def test_bad_rows_that_waited_are_counted_and_left_out(
@@ -131,7 +129,7 @@ def test_memory_is_foretold_within_a_quarter(model: str, options: dict[str, Any]
     code = (
         "import sys, json, torch; torch.set_num_threads(1)\n"
         "from anisoscope import profile\n"
-        "profile(sys.argv[1], out=sys.argv[2], random_init=True, device='cpu', **json.loads(sys.argv[3]))"
+        "profile(sys.argv[1], out=sys.argv[2], random_init=True, device='cpu', report=False, **json.loads(sys.argv[3]))"
     )
     out = tmp_path / "run"
     subprocess.run([sys.executable, "-c", code, model, str(out), json.dumps(options)], check=True, capture_output=True)

@@ -19,7 +19,7 @@ from anisoscope.models.load import load_model
 from support.tiny_images import tiny_images
 from support.tiny_listeners import feed_of, loaded, make_model, make_pictures, make_sounds
 
-QUICK: dict[str, Any] = {"metrics": ("drift", "average_cosine"), "device": "cpu", "tokens": 300}
+QUICK: dict[str, Any] = {"metrics": ("drift", "average_cosine"), "device": "cpu", "tokens": 300, "report": False}
 TINY = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 
 

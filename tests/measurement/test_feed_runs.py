@@ -42,6 +42,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(
     shelf: dict[str, Path], tmp_path: Path, name: str, data: str
 ) -> None:
     words: dict[str, Any] = {"metrics": METRICS, "sites": ("embed", "resid"), "device": "cpu", "batch_size": 2}
+    words |= {"report": False}
     words |= {"data": str(shelf.get(data, data)), "tokens": 300} | ({"seconds": 1.0} if name == "whisper" else {})
     whole = profile(str(shelf[name]), out=tmp_path / "whole", **words)
     with pytest.raises(KeyboardInterrupt):
@@ -58,7 +59,7 @@ def test_an_interrupted_run_goes_on_to_the_same_table(
 def test_run_json_says_what_was_read(shelf: dict[str, Path], tmp_path: Path) -> None:
     data = make_sounds(tmp_path / "sounds", (1.5, 2.3))
     (data / "bad.wav").write_bytes(b"RIFF")
-    words: dict[str, Any] = {"metrics": METRICS, "sites": ("resid",), "device": "cpu", "seconds": 1.5}
+    words: dict[str, Any] = {"metrics": METRICS, "sites": ("resid",), "device": "cpu", "seconds": 1.5, "report": False}
     table = profile(str(shelf["whisper"]), out=tmp_path / "run", data=str(data), **words)
     (model,) = table.about["models"]
     assert model["modality"] == {"encoder": "speech", "decoder": "text"}

@@ -17,7 +17,7 @@ from anisoscope.measurement.evaluation import HALVES, selections
 from anisoscope.measurement.measure import feed_rows
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.numerics.hashing import fold_of
-from anisoscope.tangent.study import GEOMETRY, PLANS, SHAPE, choose_plan
+from anisoscope.tangent.plan import GEOMETRY, PLANS, SHAPE, choose_plan
 from support.tiny_models import VOCABULARY, tiny
 
 METRICS = ["two_nn", "two_nn:calibrated=1", "levina_bickel", "gride:scale=1", "gride:scale=8", "hubness"]

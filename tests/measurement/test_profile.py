@@ -106,6 +106,7 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     from anisoscope.capture import Batch, Capture, find_layout
     from anisoscope.measurement.bank import make_plan
     from anisoscope.metrics.catalogue import parse_requests
+    from support.measured import same_states
     from support.tiny_models import contexts, padded, tiny
 
     model = tiny("gpt2", dtype=torch.float64)
@@ -122,10 +123,7 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     loaded, progress = found
     assert progress == {"batches": 1}
     assert loaded.groups == bank.groups
-    one, two = bank.state(), loaded.state()
-    assert one[1] == two[1]
-    assert set(one[0]) == set(two[0])
-    assert all(torch.equal(value, two[0][key]) for key, value in one[0].items())
+    same_states(bank.state(), loaded.state())
 
 
 def test_variants_have_one_spelling() -> None:

@@ -14,7 +14,7 @@ from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
 from anisoscope.numerics.hashing import half_of
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 from support import references
 from support.gradient_models import CAUSAL, MASK, batch_of, exact_loss, hooks_of, in_place_loss, parts, summed
 from support.monitored import COUNTS, LENGTHS, MAIN, PLAN, SITE, build, compare, measured, probe_of, trained

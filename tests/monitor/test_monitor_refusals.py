@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 from support.gradient_models import MASK, batch_of, exact_loss, language_model, summed
 from support.monitored import MAIN, SITE, build, compare, probe_of
 from support.tiny_models import tiny

@@ -10,7 +10,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.results.query import Table
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 from support.monitored import PLAN, compare, probe_of, resumable, trained
 from support.tiny_models import tiny
 

@@ -14,7 +14,7 @@ from anisoscope.measurement.measure import measure
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.results.query import Table
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 
 WIDTH, LENGTH, CONTEXTS = 16, 10, 24
 PLAN = TangentPlan(rank=3, draws=19, proxies=("pca",), frozen=False, balanced=False, embedding=False)

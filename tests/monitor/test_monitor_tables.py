@@ -12,7 +12,7 @@ from anisoscope.capture.gradient_pass import LabelConvention
 from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 from support import references
 from support.gradient_models import batch_of, summed
 from support.monitored import COUNTS, PLAN, measured, probe_of, trained

@@ -23,7 +23,7 @@ from anisoscope.studies.arms import LocalExecutor, train_arm
 from anisoscope.studies.inherent import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
 from anisoscope.studies.inherent.protocol import NORMED, Inherent, fill_batch_norms
 from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
-from anisoscope.tangent.study import GEOMETRY
+from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.loop import Trainer
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}

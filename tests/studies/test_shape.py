@@ -19,7 +19,7 @@ from anisoscope.studies.arms import CleanMonitor, LocalExecutor, train_arm, unma
 from anisoscope.studies.config import StudyArm
 from anisoscope.studies.published import SHAPE_MODELS, PaperModel
 from anisoscope.studies.shape import ARMS, PRESETS, ShapeConfig, ShapeStudy
-from anisoscope.tangent.study import GEOMETRY
+from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import prepare_corpus
 from anisoscope.training.language_model import WindowStream, build_model

@@ -69,3 +69,19 @@ def fed_bank(model: nn.Module, made: list[Any], *, sample_size: int = 4096, bank
         for batch in made:
             capture.run(batch)
     return bank
+
+
+def same_states(one: Any, two: Any) -> None:
+    """Assert that two saved states are equal to the last bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, two)
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            same_states(one[key], two[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(two)
+        for mine, theirs in zip(one, two, strict=True):
+            same_states(mine, theirs)
+    else:
+        assert one == two

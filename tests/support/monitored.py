@@ -15,7 +15,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, log_spaced
 from anisoscope.results.query import Table
-from anisoscope.tangent.study import TangentPlan
+from anisoscope.tangent.plan import TangentPlan
 from support.gradient_models import batch_of, hooks_of, parts
 from support.tiny_models import VOCABULARY, tiny
 

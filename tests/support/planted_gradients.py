@@ -12,8 +12,8 @@ from anisoscope.capture.gradient_pass import GradientPass, RowTokens, SiteRows
 from anisoscope.capture.row import Index
 from anisoscope.capture.sites.site import Site
 from anisoscope.numerics.hashing import half_of, mix
+from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, StepRows
-from anisoscope.tangent.study import TangentPlan
 from support.gradients import noise, subspace
 
 D, R = 24, 4

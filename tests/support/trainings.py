@@ -27,8 +27,8 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import every
 from anisoscope.results.query import Table
+from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import StepRows
-from anisoscope.tangent.study import TangentPlan
 
 V, T = 60, 16
 # one cheap proxy: the laws here are about what reaches the study, not about the study

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from anisoscope.monitor.instruments import Instruments
-from anisoscope.tangent.parameters import EmbeddingWatch
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments
 from anisoscope.tangent.proxy import StepRows
 
 

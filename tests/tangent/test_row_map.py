@@ -201,11 +201,13 @@ def test_groups_tokens_and_frequencies_are_told() -> None:
     index = index_of(range(2), ("left", "right"))
     found.rows(Rows(SITES[0], rows_at(0)[: 2 * LENGTH], index))
     found.close(0)
-    got = records(found, tokenizer=Speller(), counts=torch.tensor([100, 1, 1, 1, 1, 1, 1]))
+    assert {r["token"] for r in records(found)} == set("0123456")  # without a tokenizer, numbers
+    found.rows(Rows(SITES[0], rows_at(0)[: 2 * LENGTH], index))
+    found.close(0, tokenizer=Speller())
+    got = records(found, counts=torch.tensor([100, 1, 1, 1, 1, 1, 1]))
     assert {r["group"] for r in got} == {"left", "right"}
     assert {r["token"] for r in got} == set("abcdefg")
     assert all(r["frequency"] == (5 if r["token"] != "a" else 3) for r in got)
-    assert {r["token"] for r in records(found)} == set("0123456")  # without a tokenizer, numbers
     index = index_of(range(2))
     found.rows(Rows(SITES[0], rows_at(1)[: 2 * LENGTH], index))
     found.close(1, tokenizer=Speller())  # spelled while the tokenizer is at hand, and kept with the state

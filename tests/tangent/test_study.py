@@ -14,7 +14,7 @@ from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.tangent.energy import EnergyRows, Grouping
 from anisoscope.tangent.proxy import Half, Label, balanced_rows, fit_proxies, permute_columns, rows_to_fit
-from anisoscope.tangent.study import TangentStudy
+from anisoscope.tangent.tangent_study import TangentStudy
 from support import references
 from support.gradients import noise, skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant

@@ -14,7 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.proxy import key
-from anisoscope.tangent.study import IN_SAMPLE, FrozenProxies, TangentStudy
+from anisoscope.tangent.tangent_study import IN_SAMPLE, FrozenProxies, TangentStudy
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant

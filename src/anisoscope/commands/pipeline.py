@@ -121,12 +121,12 @@ def profile(
     out: str | Path,
     resume: bool = False,
     progress: Progress | None = None,
-    report: bool = False,
+    report: bool = True,
     **options: Any,
 ) -> Table:
-    """Profile models into a run folder, as the command does, and return the table; `options` as in ProfileConfig.
+    """Profile models into a run folder with its page, as the command does; `options` as in ProfileConfig.
 
-    With `report` the page is drawn, too.
+    Returns the table; `report=False` leaves the page out.
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
@@ -155,13 +155,13 @@ def sweep(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-    report: bool = False,
+    report: bool = True,
     **options: Any,
 ) -> Table:
     """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
 
     `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training. The
-    folder gets its verdicts, and with `report` its page.
+    folder gets its verdicts and its page, as from the command; `report=False` leaves the page out.
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
@@ -206,12 +206,12 @@ def train(
     corpus: str | Path | None = None,
     watch: Mapping[str, Any] | None = None,
     recipe: loop.Recipe | None = None,
-    report: bool = False,
+    report: bool = True,
 ) -> Path:
     """Train a model into a run folder and return that folder; see `training.loop.train`.
 
     `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
-    its options in `watch`. Such a run gets its verdicts, and with `report` its page.
+    its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page.
     """
     if not isinstance(monitor, str):
         options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}

@@ -8,17 +8,15 @@ and other positions and have the part `whole`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from anisoscope.capture.row import Index, Rows, Scores
@@ -303,10 +301,8 @@ class SiteStats:
         for part in (self, other):
             for key, stats in part.cells.items():
                 merged = out.cells.setdefault(key, {})
-                for kind, stat in stats.items():
-                    merged[kind] = merged.get(kind, kind()).merge(
-                        stat
-                    )  # merging into a new one leaves the parts unchanged
+                for kind, stat in stats.items():  # merged into a new one, which leaves the parts unchanged
+                    merged[kind] = merged.get(kind, kind()).merge(stat)
         return out
 
 
@@ -439,43 +435,35 @@ class Bank:
         numbers = torch.tensor([self.groups.index(name) for name in names])
         return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
 
-    def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """(tensors by name, JSON-serialisable labels of each site) for saving."""
-        tensors: dict[str, Tensor] = {}
-        labels: list[dict[str, Any]] = []
-        for number, (site, stats) in enumerate(self.sites.items()):
-            named = [(key, kind, stat) for key, kinds in stats.cells.items() for kind, stat in kinds.items()]
-            stored = {str(place): stat for place, (_, _, stat) in enumerate(named)}
-            stored |= {} if stats.sample is None else {"sample": stats.sample}
-            for name, stat in stored.items():
-                tensors |= {f"{number}/{name}/{k}": v.detach().cpu().contiguous() for k, v in stat.state().items()}
-            label: dict[str, Any] = {"site": [site.layer, site.kind, site.stack, site.name]}
-            label["cells"] = [{"cell": list(key), "stat": kind.__name__} for key, kind, _ in named]
-            label |= {name: [[*key, n] for key, n in getattr(stats, name).items()] for name in ("contexts", "bad")}
-            labels.append({**label, "heads": stats.heads, "width": stats.width})
-        return tensors, labels
+    def state(self) -> dict[str, Any]:
+        """The statistics as plain values and tensors on the host, for saving."""
+        sites = []
+        for site, stats in self.sites.items():
+            named = [(key, kind.__name__, stat) for key, kinds in stats.cells.items() for kind, stat in kinds.items()]
+            saved: dict[str, Any] = {"site": (site.layer, site.kind, site.stack, site.name)}
+            saved["cells"] = [(key, name, _on_host(stat)) for key, name, stat in named]
+            saved["sample"] = None if stats.sample is None else _on_host(stats.sample)
+            saved |= {"contexts": dict(stats.contexts), "bad": dict(stats.bad)}
+            sites.append({**saved, "heads": stats.heads, "width": stats.width})
+        return {"groups": list(self.groups), "sites": sites}
 
     @classmethod
-    def load(
-        cls, plan: Plan, tensors: Mapping[str, Tensor], labels: Iterable[Mapping[str, Any]], groups: list[str]
-    ) -> Bank:
+    def load(cls, plan: Plan, state: Mapping[str, Any]) -> Bank:
         out = cls(plan)
-        out.groups = list(groups)
-        by_prefix: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            prefix, _, leaf = name.rpartition("/")
-            by_prefix.setdefault(prefix, {})[leaf] = value
-        for number, label in enumerate(labels):
-            stats = SiteStats(heads=label["heads"], width=label["width"])
-            stats.bad = Counter({(group, part, fold): count for group, part, fold, count in label["bad"]})
-            stats.contexts = Counter({(group, fold): count for group, fold, count in label["contexts"]})
-            for position, entry in enumerate(label["cells"]):
-                kind = _STATS[entry["stat"]]
-                stats.cells.setdefault(tuple(entry["cell"]), {})[kind] = kind.load(by_prefix[f"{number}/{position}"])
-            if f"{number}/sample" in by_prefix:
-                stats.sample = Sample.load(by_prefix[f"{number}/sample"])
-            out.sites[Site(*label["site"])] = stats
+        out.groups = list(state["groups"])
+        for saved in state["sites"]:
+            stats = SiteStats(heads=saved["heads"], width=saved["width"])
+            stats.contexts, stats.bad = Counter(saved["contexts"]), Counter(saved["bad"])
+            for key, name, tensors in saved["cells"]:
+                stats.cells.setdefault(key, {})[_STATS[name]] = _STATS[name].load(tensors)
+            stats.sample = None if saved["sample"] is None else Sample.load(saved["sample"])
+            out.sites[Site(*saved["site"])] = stats
         return out
+
+
+def _on_host(stat: Any) -> dict[str, Tensor]:
+    """The tensors of a statistic, copied, since a view would be saved with all of its storage."""
+    return {name: value.detach().cpu().clone() for name, value in stat.state().items()}
 
 
 def _queue_limit(device: torch.device) -> int:
@@ -497,12 +485,7 @@ def _add_coherence(site: SiteStats, x: Tensor, split: Split) -> None:
 
 def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:
     """Save statistics and progress of a pass in one file, so that they cannot disagree."""
-    tensors, labels = bank.state()
-    # safetensors refuses tensors that share storage
-    tensors = {key: value.clone() for key, value in tensors.items()}
-    parts = {"labels": labels, "groups": bank.groups, "progress": dict(progress)}
-    metadata = {name: json.dumps(value) for name, value in parts.items()}
-    replace_file(path, lambda p: save_file(tensors, p, metadata=metadata))
+    replace_file(path, lambda p: torch.save({"bank": bank.state(), "progress": dict(progress)}, p))
 
 
 def load_bank(path: Path, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
@@ -510,12 +493,8 @@ def load_bank(path: Path, plan: Plan) -> tuple[Bank, dict[str, Any]] | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-    except SafetensorError as error:
-        raise AnisoscopeError(
-            f"{str(path)!r} cannot be read ({error}); delete it, and the pass begins again."
-        ) from error
-    bank = Bank.load(plan, tensors, json.loads(metadata["labels"]), json.loads(metadata["groups"]))
-    return bank, json.loads(metadata["progress"])
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, UnpicklingError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise AnisoscopeError(f"{str(path)!r} cannot be read ({why}); delete it, and the pass begins again.") from error
+    return Bank.load(plan, saved["bank"]), saved["progress"]

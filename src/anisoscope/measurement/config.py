@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
+from anisoscope.errors import AnisoscopeError, TooFewRows, check_known
 from anisoscope.option import (
     BatchSize,
     Device,
@@ -19,6 +19,7 @@ from anisoscope.option import (
     Seed,
     Sites,
     Tokenizer,
+    check_least,
     distinct,
 )
 
@@ -106,15 +107,11 @@ class ProfileConfig:
         from anisoscope.metrics.catalogue import parse_requests
         from anisoscope.models.placement import choose_device, choose_dtype
 
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        check_least(self, _LEAST)
         check_seconds(self.seconds)
         if self.seed >= 1 << 63:
             raise AnisoscopeError(f"seed is {self.seed}; expected less than 2**63.")
-        if self.pool not in _POOLS:
-            raise unknown_name("pool", self.pool, _POOLS)
+        check_known("pool", self.pool, _POOLS)
         if not self.models:
             raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
         check_kinds([kind for kind in self.sites if kind != EVERY])

@@ -60,6 +60,14 @@ def evaluate_bank(
     return records
 
 
+def evaluate_pass(
+    bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
+) -> tuple[Records, dict[str, Any]]:
+    """The records of a bank, and the counts of its rows for run.json, with notes on them."""
+    records = evaluate_bank(bank, requests, setup, progress=progress)
+    return records, {**row_counts(bank), "notes": row_notes(bank)}
+
+
 def _groups(bank: Bank) -> Iterator[list[Site]]:
     """Sites whose spectra are computed in one batch to use all cores, as far as matrices and samples fit in memory."""
     group: list[Site] = []
@@ -317,23 +325,21 @@ def row_notes(bank: Bank) -> list[str]:
 
 
 def row_counts(bank: Bank) -> dict[str, Any]:
-    """Counts for run.json: rows of the data, contexts, and dropped rows.
+    """Rows of the data, contexts, dropped rows, and rows `given`, finite or not.
 
-    The rows are those of the site with most of them, without weight tables and the decoder of an encoder-decoder.
+    The rows are those of the site with most of them, without weight tables and the decoder of an encoder-decoder; those
+    given are the fewest of any site of the stream (None without such a site).
     """
     plain = {site: stats for site, stats in bank.sites.items() if not stats.heads} or bank.sites
-    data_sites = [stats for site, stats in plain.items() if site.stack != "decoder" and site.kind not in WEIGHT_KINDS]
+    read = {site: stats for site, stats in plain.items() if site.stack != "decoder"}
+    data_sites = [stats for site, stats in read.items() if site.kind not in WEIGHT_KINDS]
+    given = [_finite_rows(stats) + stats.non_finite for site, stats in read.items() if site.kind in COUNTED]
     return {
         "row_count": max(map(_finite_rows, data_sites or plain.values()), default=0),
         "contexts": max((sum(stats.contexts.values()) for stats in plain.values()), default=0),
         "dropped": {"non_finite": max((stats.non_finite for stats in plain.values()), default=0)},
+        "given": min(given, default=None),
     }
-
-
-def rows_given(bank: Bank) -> int | None:
-    """Rows of the data, finite or not: the fewest of any site of the stream; None without such a site."""
-    counting = [stats for site, stats in bank.sites.items() if site.kind in COUNTED and site.stack != "decoder"]
-    return min((_finite_rows(stats) + stats.non_finite for stats in counting), default=None)
 
 
 def _finite_rows(stats: SiteStats) -> int:

@@ -221,9 +221,7 @@ class MediaFeed(Feed):
                 inputs |= decoder_inputs(self.loaded, [self._texts[context.digest] for context in chunk])
             groups = tuple(context.group for context in chunk) if self.config.group_by else None
             special = None
-            if (
-                self.config.special == "out"
-            ):  # no position is a special token; the mask is as long as positions could be
+            if self.config.special == "out":  # no position is one; the mask is as long as positions could be
                 special = torch.zeros(len(chunk), next(iter(inputs.values()))[0].numel(), dtype=torch.bool)
             yield Batch(inputs, special, groups)
 
@@ -255,13 +253,8 @@ class MediaFeed(Feed):
             known = {context.digest: known_ids(self.loaded, context.text) for context in chunk if context.text}
             texts |= {digest: ids for digest, ids in known.items() if ids}
             if untranscribed := [context for context in chunk if context.digest not in texts]:
-                texts |= dict(
-                    zip(
-                        (context.digest for context in untranscribed),
-                        greedy_ids(self.loaded, _stacked(untranscribed)),
-                        strict=True,
-                    )
-                )
+                generated = greedy_ids(self.loaded, _stacked(untranscribed))
+                texts |= {context.digest: ids for context, ids in zip(untranscribed, generated, strict=True)}
             seen += sum(self._rows(context.inputs) for context in chunk)
             if self.tell is not None:
                 self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)

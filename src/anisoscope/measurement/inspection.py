@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -16,8 +16,9 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup
+from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup, make_plan
 from anisoscope.measurement.feed import Feed, ShapeReader, SiteShape, forward_failed, no_text
+from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, modalities_of
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import processor_fingerprint
@@ -148,15 +149,26 @@ def _shapes(loaded: Loaded, setup: Setup, few: Batch, entry: Entry) -> Shapes:
     return reader.shapes
 
 
+class PassPlan(NamedTuple):
+    """The statistics to collect, the sites of each pass, the shapes of their rows, and the estimated peak memory."""
+
+    plan: Plan
+    groups: list[list[Site]]
+    shapes: Shapes
+    peak: int  # bytes
+
+
 def plan_passes(
-    loaded: Loaded, setup: Setup, plan: Plan, *, feed: Feed, shapes: Shapes, reached: int = 0
-) -> tuple[list[list[Site]], int]:
-    """(the sites of each pass, estimated peak memory in bytes): as few passes as keep the statistics within the budget.
+    loaded: Loaded, setup: Setup, requests: Sequence[Request], *, feed: Feed, entry: Entry, reached: int = 0
+) -> PassPlan:
+    """Verify the sites and plan as few passes as keep the statistics within the budget.
 
     The peak is the current memory (the model is loaded) plus statistics and workspace, or `reached`, the peak so far.
     """
-    config, sites = feed.config, setup.captured
-    length = feed.length if loaded.reads_text else None
+    config, shapes = feed.config, check_sites(loaded, setup, feed, entry)
+    names = ("seed", "sample_size", "attention_rows", "halves")
+    plan = make_plan(requests, setup.kinds, **{name: getattr(config, name) for name in names})
+    sites, length = setup.captured, feed.length if loaded.reads_text else None
     amount = amount_of(sites, shapes, tokens=config.tokens, length=length)
     bank = bank_bytes(sites, shapes, plan, amount=amount)
     batch = min(config.batch_size, amount.contexts)
@@ -169,7 +181,8 @@ def plan_passes(
     step = max(1, -(-len(layers) // max(1, -(-bank // max(1, budget)))))
     chunks = [set(layers[i : i + step]) for i in range(0, len(layers), step)]
     groups = [[s for s in sites if (s.stack, s.layer) in chunk] for chunk in chunks] or [[]]
-    return groups, max(reached, int(psutil.Process().memory_info().rss) + bank // len(groups) + work)
+    peak = max(reached, int(psutil.Process().memory_info().rss) + bank // len(groups) + work)
+    return PassPlan(plan, groups, shapes, peak)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, islice
@@ -18,7 +18,7 @@ from anisoscope.capture.sites.layout import pool_fits, weight_rows
 from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
-from anisoscope.measurement.evaluation import evaluate_bank, row_notes
+from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.option import Progress
 from anisoscope.results.query import Table
@@ -73,11 +73,10 @@ def measure(
         options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
         after = None if progress is None else lambda number, _: progress("forward", number, 0)
         capture_batches(model, setup, setup.captured, bank, rest, around=around, after=after, **options)
-    feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
-    setup.notes.extend(row_notes(bank))
+    feed_tables(bank, model, setup)
+    records, counts = evaluate_pass(bank, requests, setup, progress=progress)
     columns = {"model": name or type(model).__name__, "seed": seed}
-    records = evaluate_bank(bank, requests, setup, progress=progress)
-    about = {"models": [{"name": columns["model"], "notes": setup.notes}], "seed": seed}
+    about = {"models": [{"name": columns["model"], "notes": [*setup.notes, *counts["notes"]]}], "seed": seed}
     return Table.from_records(({**columns, **record} for record in records), about)
 
 
@@ -124,13 +123,13 @@ def _decoder_explained(model: nn.Module, batch: Any) -> Iterator[None]:
 
 
 class Tee:
-    """A sink that passes everything on to several sinks, or to none."""
+    """A sink that passes everything on to several sinks, or to none; of rows only those of `sites`, if given."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sinks = sinks
+    def __init__(self, sinks: Sequence[Sink], sites: Container[Site] | None = None) -> None:
+        self.sinks, self.sites = sinks, sites
 
     def rows(self, rows: Rows) -> None:
-        for sink in self.sinks:
+        for sink in self.sinks if self.sites is None or rows.site in self.sites else ():
             sink.rows(rows)
 
     def scores(self, scores: Scores) -> None:
@@ -168,10 +167,10 @@ def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule |
             setup.notes.append(f"{listed} are left out: {error}")
 
 
-def feed_tables(bank: Bank, model: nn.Module, tables: Iterable[str], *, depth: int) -> None:
+def feed_tables(bank: Bank, model: nn.Module, setup: Setup) -> None:
     """Add the rows of the model's weight tables to the bank."""
-    for kind in tables:
-        site = Site(0 if kind == "embed_weight" else depth, kind)
+    for kind in setup.tables:
+        site = Site(0 if kind == "embed_weight" else setup.depth("single"), kind)
         if site not in bank.sites:  # a resumed bank has them already
             feed_rows(bank, site, weight_rows(model, kind))
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,13 +30,12 @@ from anisoscope.capture.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement import bank as banks
-from anisoscope.measurement import evaluation
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, applies, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
-from anisoscope.measurement.evaluation import Records, evaluate_bank, row_counts, row_notes
+from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass, mean_spectrum
 from anisoscope.measurement.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import MIB, Entry, available, check_sites, describe, plan_passes
-from anisoscope.measurement.measure import capture_batches, feed_rows, feed_tables, joined_sinks
+from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes
+from anisoscope.measurement.measure import Tee, capture_batches, feed_rows, feed_tables
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
@@ -122,7 +121,7 @@ class Profiler:
             raise
         self._finish("complete")
         self.folder.tidy()
-        return Table(Table.concat(self.tables).arrow, self.about)
+        return replace(Table.concat(self.tables), about=self.about)
 
     def _finish(self, status: str, error: BaseException | None = None) -> None:
         self.about["status"] = status
@@ -172,19 +171,17 @@ class Profiler:
         if not any(applies(request, "rows") for request in requests):
             names = ", ".join(request.metric.name for request in requests)
             raise AnisoscopeError(f"none of the metrics asked for ({names}) is measured on rows of a file.")
-        c = self.config
-        bank = Bank(
-            make_plan(requests, ["rows"], seed=c.seed, sample_size=c.sample_size, attention_rows=c.attention_rows)
-        )
+        bank = Bank(make_plan(requests, ["rows"], seed=self.config.seed, sample_size=self.config.sample_size))
         for number, (name, rows) in enumerate(arrays.items()):
             feed_rows(bank, Site(number, "rows", name=name), rows)
             self.tell("rows", number + 1, len(arrays))
         setup = Setup(None, [], [], ["rows"], {"single": max(1, len(arrays) - 1)})
-        records = evaluate_bank(bank, requests, setup, progress=self.progress)
+        records, counts = evaluate_pass(bank, requests, setup, progress=self.progress)
+        del counts["given"]  # a file has no data beside its rows
         save_arrays(self.folder, key, bank)
         width = next(iter(arrays.values())).shape[1]
         entry = {"key": key, "name": Path(spec).name, "type": "rows", "width": int(width), "layers": len(arrays)}
-        return records, entry | row_counts(bank) | {"notes": row_notes(bank)}
+        return records, entry | counts
 
     def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         c = self.config
@@ -212,8 +209,7 @@ class _Pass:
     clean: int = 0  # calls of the bank after the last whole batch; within a batch sites are out of step
     complete: bool = False  # all data was read, metrics are being computed
     writer: RowWriter | None = None
-    saved: float = field(default_factory=time.monotonic)
-    cost: float = 0.0  # seconds that the last save took
+    due: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)  # when it is to be saved
 
 
 class ModelPasses:
@@ -229,45 +225,37 @@ class ModelPasses:
 
     def run(self) -> tuple[Records, Entry]:
         """Run all passes; returns the records of the table and the model's entry in run.json."""
-        plan, groups = self._plan()
+        planned, entry = self._plan(), self.entry
         records: Records = []
-        for number, sites in enumerate(groups):
+        for number, sites in enumerate(planned.groups):
             done = self.folder.part(f"{self.key}.{number}")
             if done is not None:  # a pass that was finished before an interruption
-                pass_records, counts = (
-                    [{k: v for k, v in row.items() if k != "schema"} for row in done.records()],
-                    done.about,
-                )
+                counts = done.about
+                records += [{k: v for k, v in row.items() if k != "schema"} for row in done.records()]
             else:
-                pass_records, counts = self._measure(self._resumed(number, sites, plan), records)
-            records += pass_records
-            given = [n for n in (self.entry.get("given"), counts.get("given")) if n is not None]
-            together = {
-                "row_count": max(self.entry["row_count"], counts["row_count"]),
-                "given": min(given, default=None),
-            }
-            self.entry |= {**counts, **together, "notes": [*self.entry["notes"], *counts["notes"]]}
+                fresh, counts = self._measure(self._resumed(number, sites, planned.plan), records)
+                records += fresh
+            given = [n for n in (entry.get("given"), counts.get("given")) if n is not None]
+            together = {"row_count": max(entry["row_count"], counts["row_count"]), "given": min(given, default=None)}
+            entry |= {**counts, **together, "notes": [*entry["notes"], *counts["notes"]]}
         self._conclude()
-        return records, self.entry
+        return records, entry
 
-    def _plan(self) -> tuple[Plan, list[list[Site]]]:
-        """Verify the sites; returns the statistics to collect and the sites of each pass."""
-        c, entry = self.config, self.entry
-        shapes = check_sites(self.loaded, self.setup, self.feed, entry)
-        sizes: dict[str, Any] = {"sample_size": c.sample_size, "attention_rows": c.attention_rows, "halves": c.halves}
-        plan = make_plan(self.requests, self.setup.kinds, seed=c.seed, **sizes)
-        reached = self.owner.peak.look()
-        groups, estimate = plan_passes(self.loaded, self.setup, plan, feed=self.feed, shapes=shapes, reached=reached)
-        streams = [s.width for site, s in shapes.items() if s.heads == 1 and site.kind not in ATTENTION_KINDS]
+    def _plan(self) -> PassPlan:
+        """Verify the sites and plan the passes; completes the model's entry with sizes."""
+        owner, entry, name = self.owner, self.entry, self.loaded.name
+        options: dict[str, Any] = {"feed": self.feed, "entry": entry, "reached": owner.peak.look()}
+        planned = plan_passes(self.loaded, self.setup, self.requests, **options)
+        shapes = planned.shapes.items()
+        streams = [s.width for site, s in shapes if s.heads == 1 and site.kind not in ATTENTION_KINDS]
         entry["width"] = entry["width"] or max(streams, default=0)
-        if heads := [shape.width for site, shape in shapes.items() if site.kind in HEAD_KINDS]:
+        if heads := [shape.width for site, shape in shapes if site.kind in HEAD_KINDS]:
             entry["head_width"] = max(heads)
-        entry["memory_estimate_mb"] = size = round(estimate / MIB)
-        free = available() // MIB
-        self.owner.estimate = f"{self.loaded.name}: about {size} MiB of memory in all, {free} MiB are free"
-        if len(groups) > 1:
-            entry["notes"].append(f"statistics of all sites would not fit into memory at once: {len(groups)} passes")
-        return plan, groups
+        entry["memory_estimate_mb"] = size = round(planned.peak / MIB)
+        owner.estimate = f"{name}: about {size} MiB of memory in all, {available() // MIB} MiB are free"
+        if (passes := len(planned.groups)) > 1:
+            entry["notes"].append(f"statistics of all sites would not fit into memory at once: {passes} passes")
+        return planned
 
     def _conclude(self) -> None:
         """Complete the model's entry with counts and notes on the data, once all of it was read."""
@@ -300,13 +288,12 @@ class ModelPasses:
         try:
             self._capture(work)
             if work.number == 0:
-                feed_tables(work.bank, self.loaded.model, self.setup.tables, depth=self.setup.depth("single"))
+                feed_tables(work.bank, self.loaded.model, self.setup)
             work.clean, work.complete = work.bank.calls, True
-            records = evaluate_bank(work.bank, self.requests, self.setup, progress=self.tell)
+            records, counts = evaluate_pass(work.bank, self.requests, self.setup, progress=self.tell)
             save_arrays(self.folder, self.key if work.number == 0 else key, work.bank)
             if work.writer is not None:
                 work.writer.finish()
-            counts = {**row_counts(work.bank), "given": evaluation.rows_given(work.bank), "notes": row_notes(work.bank)}
             self.folder.write_part(key, Table.from_records(records, counts))
             self.folder.drop_partial(key)
             return records, counts
@@ -329,10 +316,10 @@ class ModelPasses:
 
         def after(*_: Any) -> None:
             self.tell("forward", min(work.seen, c.tokens), c.tokens)
-            self._save_if_due(work)
+            if time.monotonic() > work.due:
+                self._save(work)
 
-        sink = joined_sinks(work.bank, work.writer)
-        assert sink is not None
+        sink = work.bank if work.writer is None else Tee([work.bank, work.writer])
         options: dict[str, Any] = {"special": c.special, "first": c.first, "pool": c.pool, "modules": c.modules or None}
         options |= {"around": lambda _: _whole_batch(work), "after": after}
         capture_batches(self.loaded.model, self.setup, work.sites, sink, chain([first], rest), **options)
@@ -369,17 +356,13 @@ class ModelPasses:
         records = evaluate_bank(work.bank, self.requests, self.setup)
         return [{**row, "note": f"{note}; {row['note']}".rstrip("; ")} for row in records]
 
-    def _save_if_due(self, work: _Pass) -> None:
-        """Save every 30 seconds, but spend at most a twentieth of the time on saving."""
-        if time.monotonic() - work.saved > max(_SAVE_EVERY, 20.0 * work.cost):
-            self._save(work)
-
     def _save(self, work: _Pass) -> None:
+        """Save a pass; again in 30 seconds, or later, so that at most a twentieth of the time is spent on saving."""
         start = time.monotonic()
         progress = {"batches": work.done, "writer": work.writer.state() if work.writer is not None else None}
         banks.save_bank(self.folder.partial_path(f"{self.key}.{work.number}"), work.bank, progress)
-        work.saved = time.monotonic()
-        work.cost = work.saved - start
+        end = time.monotonic()
+        work.due = end + max(_SAVE_EVERY, 20.0 * (end - start))
 
 
 @contextlib.contextmanager
@@ -409,7 +392,7 @@ def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
     """Save spectra, and the sampled rows with the smallest hashes together with their keys."""
     arrays: dict[str, Tensor] = {}
     for site, stats in bank.sites.items():
-        spectrum = evaluation.mean_spectrum(stats)
+        spectrum = mean_spectrum(stats)
         if spectrum is not None:
             arrays[f"{site}/spectrum"] = spectrum
         if stats.sample is not None and len(stats.sample) and not stats.heads:

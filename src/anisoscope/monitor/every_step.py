@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -22,8 +21,9 @@ from anisoscope.capture.step_hooks import SampledPass, SampledRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_alignment
 from anisoscope.results.folder import replace_file
-from anisoscope.results.query import SCHEMA, SCHEMA_VERSION, Table
+from anisoscope.results.query import SCHEMA_VERSION, Table
 from anisoscope.stats.moments import QUANTITIES, Trace, wide
+from anisoscope.tangent.proxy import key
 
 ROWS = 2048  # sampled of each forward pass
 FILE = "every_step.parquet"
@@ -45,10 +45,10 @@ class StepBlock:
     """The quantities of some sites at some steps, on the CPU."""
 
     sites: tuple[Site, ...]
-    steps: np.ndarray  # [m] int64
-    values: np.ndarray  # [m, sites, quantities] float64
+    steps: Tensor  # [m] int64
+    values: Tensor  # [m, sites, quantities] float64
 
-    def where(self, kept: np.ndarray) -> StepBlock:
+    def where(self, kept: Tensor) -> StepBlock:
         return StepBlock(self.sites, self.steps[kept], self.values[kept])
 
 
@@ -111,10 +111,9 @@ class _Group:
         if self.buffer is None or not self.steps:
             return None
         last = self.buffer[: (len(self.steps) - 1) % _STEPS + 1].cpu()  # waits for the earlier copies, too
-        values = torch.cat([*self.full, last]).double().numpy()
-        steps = np.asarray(self.steps, dtype=np.int64)
+        block = StepBlock(self.sites, torch.tensor(self.steps), torch.cat([*self.full, last]).double())
         self.steps, self.full, self.buffer = [], [], None
-        return StepBlock(self.sites, steps, values)
+        return block
 
 
 class EveryStep:
@@ -193,9 +192,7 @@ class EveryStep:
             self._save(min(int(block.steps[0]) for block in fresh), fresh)
 
     def _save(self, first: int, blocks: Sequence[StepBlock]) -> None:
-        names = [[(s.layer, s.kind, s.stack, s.name) for s in block.sites] for block in blocks]
-        arrays = [(torch.from_numpy(block.steps), torch.from_numpy(block.values)) for block in blocks]
-        plain = [(sites, *both) for sites, both in zip(names, arrays, strict=True)]
+        plain = [([key(site) for site in block.sites], block.steps, block.values) for block in blocks]
         if self.folder is not None:
             replace_file(self.folder / f"every-{first:09d}.pt", lambda path: torch.save(plain, path))
 
@@ -215,8 +212,7 @@ class EveryStep:
                 path.unlink()
                 continue
             for sites, steps, values in torch.load(path, map_location="cpu", weights_only=True):
-                places = tuple(Site(*site) for site in sites)
-                self.blocks.append(StepBlock(places, steps.numpy(), values.numpy()))
+                self.blocks.append(StepBlock(tuple(Site(*site) for site in sites), steps, values))
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
 
     def table(self, columns: Mapping[str, Any], depth: Mapping[str, int], *, step: int | None = None) -> Table:
@@ -224,10 +220,10 @@ class EveryStep:
         self.flush()
         blocks = self.blocks if step is None else [block.where(block.steps == step) for block in self.blocks]
         parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
-        return Table(pa.concat_tables(parts)) if parts else Table.from_records([])
+        return Table.concat(parts or [Table.from_records([])])
 
 
-def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> pa.Table:
+def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> Table:
     """One row for each step, site and metric."""
     steps, sites, metrics = len(block.steps), len(block.sites), len(_METRICS)
     size = steps * sites * metrics
@@ -238,11 +234,12 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
     def per_metric(values: Sequence[Any]) -> Any:
         return np.tile(np.asarray(values), steps * sites)
 
-    counts = block.values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64)
-    dropped = block.values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64)
-    found: dict[str, Any] = {
+    values = block.values.numpy()
+    counts = values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64).reshape(-1)
+    dropped = values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64).reshape(-1)
+    found = {
         "schema": np.full(size, SCHEMA_VERSION),
-        "step": np.repeat(block.steps, sites * metrics),
+        "step": np.repeat(block.steps.numpy(), sites * metrics),
         "stack": per_site([site.stack for site in block.sites]),
         "layer": per_site([site.layer for site in block.sites]),
         "depth": per_site([site.layer / max(1, depth.get(site.stack, 1)) for site in block.sites]),
@@ -250,11 +247,10 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
         "group": np.full(size, ""),
         "metric": per_metric([metric for _, metric, *_ in _METRICS]),
         "variant": per_metric([variant for *_, variant, _ in _METRICS]),
-        "value": block.values[:, :, [column for column, *_ in _METRICS]].reshape(-1),
-        "n": counts.reshape(-1),
-        "dropped": dropped.reshape(-1),
-        "note": np.where(counts.reshape(-1) > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
+        "value": values[:, :, [column for column, *_ in _METRICS]].reshape(-1),
+        "n": counts,
+        "dropped": dropped,
+        "note": np.where(counts > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
         **{name: np.full(size, value) for name, value in columns.items()},
     }
-    arrays = [pa.array(found[f.name], type=f.type) if f.name in found else pa.nulls(size, f.type) for f in SCHEMA]
-    return pa.table(arrays, schema=SCHEMA)
+    return Table.from_columns(found, size)

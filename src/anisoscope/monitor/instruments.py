@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, unlabelled, untouched
-from anisoscope.capture.row import Batch, Rows, Scores, Sink, original_contexts
+from anisoscope.capture.row import Batch, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup, make_plan
-from anisoscope.measurement.evaluation import evaluate_bank, row_counts, row_notes
-from anisoscope.measurement.measure import leave_unseen_out
+from anisoscope.measurement.evaluation import evaluate_pass
+from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import unigram_entropy
 from anisoscope.metrics.training import probe_loss
@@ -33,17 +33,131 @@ from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
 from anisoscope.tangent.concepts import card_sites, cards
-from anisoscope.tangent.energy import Record, holm_records, placed
-from anisoscope.tangent.parameters import (
-    EmbeddingWatch,
-    TableStudy,
+from anisoscope.tangent.energy import (
+    Record,
     fit_on_types,
+    holm_records,
     input_role,
-    unseen_types,
+    placed,
+    table_records,
     weight_records,
 )
 from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
-from anisoscope.tangent.study import TangentStudy
+from anisoscope.tangent.tangent_study import TangentStudy
+
+
+@dataclass
+class EmbeddingWatch:
+    """Tracks the input embedding table between measured steps.
+
+    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, independently of the gradients; optimizer
+    hooks accumulate it, so that it can be subtracted from the update.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    outer: nn.Module | None = None  # the wrapper of the model that the training loop calls, if any
+    step: int | None = None
+    before: Tensor | None = None  # the table at the last measured step
+    decay: Tensor | None = None  # accumulated weight decay since then
+    seen: Tensor | None = None  # [V] bool: types read since the interval began
+    closed: Tensor | None = None  # `seen` of the interval that just ended
+    paused: bool = False  # true while a probe runs, whose reads do not count
+    _shrunk: Tensor | None = None  # weight decay of the current update
+    _handles: list[Any] = field(default_factory=list)
+
+    @property
+    def table(self) -> Tensor | None:
+        """The weight [V, d] of the input embedding, None if the model has none."""
+        try:
+            module = unwrapped(self.model).get_input_embeddings()  # type: ignore[operator]
+        except (AttributeError, NotImplementedError):
+            return None
+        weight = getattr(module, "weight", None)
+        return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+    @property
+    def group(self) -> dict[str, Any] | None:
+        """The optimizer's group of the table if its weight decay is decoupled; not cached, as loading replaces it."""
+        table = self.table
+        if self.optimizer is None or table is None:
+            return None
+        for group in self.optimizer.param_groups:
+            mine = any(p is table for p in group["params"])
+            if mine and (type(self.optimizer).__name__ == "AdamW" or group.get("decoupled_weight_decay")):
+                return group
+        return None
+
+    def attach(self) -> None:
+        """Add the hooks that record which types are read and how much weight decay is applied."""
+        table = self.table
+        if table is None:
+            return
+        self.seen = torch.zeros(len(table), dtype=torch.bool, device=table.device) if self.seen is None else self.seen
+        outer = self.outer if self.outer is not None else self.model
+
+        def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            training = not self.paused and torch.is_grad_enabled()
+            if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
+                self.seen[ids] = True
+
+        self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
+        if self.group is not None and self.optimizer is not None:
+            # two hooks: with optimizer.step(closure) forward, backward and measurement run between them
+            self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
+            self._handles.append(self.optimizer.register_step_post_hook(self._decay))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @torch.no_grad()
+    def _shrink(self, *_: Any) -> None:
+        table, group = self.table, self.group
+        if table is not None and group is not None and not self.paused:
+            # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
+            decayed = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
+            self._shrunk = decayed.double() - table.double()
+
+    def _decay(self, *_: Any) -> None:
+        decay, self._shrunk = self._shrunk, None
+        untouched = self.table is None or self.table.grad is None  # the optimizer skips parameters without a gradient
+        if decay is not None and self.before is not None and not untouched:
+            self.decay = decay if self.decay is None else self.decay.add_(decay)
+
+    def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, types, rows of ΔW) since the last measured step: raw, and without weight decay where that is known."""
+        table = self.table
+        if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
+            return
+        types = self.closed.nonzero().squeeze(1)
+        change = table.detach().double() - self.before
+        if self.group is not None:
+            free = change if self.decay is None else change - self.decay.double()
+            yield "update", types.cpu(), free[types]
+        yield "update_raw", types.cpu(), change[types]
+
+    def close(self) -> None:
+        """End the interval before the batch of this step is read; later reads belong to the next interval."""
+        if self.seen is not None:
+            self.closed = self.seen.clone()
+            self.seen.zero_()
+
+    def remember(self, step: int) -> None:
+        """Begin a new interval with the current table."""
+        if self.table is not None:
+            self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
+
+    def state(self) -> dict[str, Tensor]:
+        found = {"before": self.before, "decay": self.decay, "seen": self.seen}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def load(self, state: Mapping[str, Tensor], step: int | None) -> None:
+        table, self.step = self.table, step
+        for name, value in state.items():
+            setattr(self, name, value if table is None else value.to(table.device))
 
 
 @dataclass
@@ -87,12 +201,12 @@ class Instruments:
         records: list[Record] = []
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if bank is not None:
-            self.row_count = row_counts(bank)["row_count"]
-            for note in row_notes(bank):
+            measured, counts = evaluate_pass(bank, self.requests, self.setup, progress=self.progress)
+            self.row_count = counts["row_count"]
+            for note in counts["notes"]:
                 self.note(f"step {rows.step}: {note}")
-            measured = evaluate_bank(bank, self.requests, self.setup, progress=self.progress)
             records += [{**row, "step": rows.step} for row in measured]
-        if rows.tokens and rows.losses and (self.study is None or not self.study.source):  # not for training batches
+        if rows.tokens and (self.study is None or not self.study.source):  # not for training batches
             mean = probe_loss(rows.loss, rows.tokens)
             records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
@@ -103,40 +217,41 @@ class Instruments:
         if self.study.counts is not None:
             entropy = unigram_entropy(self.study.counts)
             records.append({**place, "metric": "unigram_entropy", "value": entropy, "layer": 0})
-        beside = [*self._tables(rows), *self._weights(rows)]
+        beside = self._tables(rows)
+        if self.readers and rows.weights:
+            sizes: dict[str, Any] = {"plan": self.study.plan, "rank": self.study.main_rank, "seed": self.seed}
+            beside += weight_records(self.model, self.readers, rows, **sizes)
         return [*records, *beside, *holm_records(beside)]
 
-    def learned_rows(self, step: int, seen: list[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
-        """The rows of all micro-batches with gradients, rescaled to gradients of the summed loss."""
-        rows = StepRows(step)
-        if seen and not any(batch.has_targets() for batch in seen):
+    def live_rows(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
+        """The rows of a training step: into the bank, and, for a study, with gradients of the summed loss.
+
+        The geometry alone needs a backward pass, but no known loss.
+        """
+        rows, study = StepRows(step), self.study
+        if study is not None and seen and not any(batch.has_targets() for batch in seen):
             raise AnisoscopeError(
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
-        for batch in (batch for batch in seen if batch.gradients):
-            factor = scale.factor(batch, step=step)
+        learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
+        for batch in learned:
+            factor = 1.0 if study is None else scale.factor(batch, step=step)
             if bank is not None:
                 batch.feed(bank)
-            rows.add_fit(live_pass(batch, self.sites, half=0))
-            rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
-        if not rows.test:
-            raise _nothing_seen(step, forward=bool(seen))
-        return rows
-
-    def measure_geometry(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None) -> list[Record]:
-        """Records of the geometry of a training batch; needs a backward pass, but no known loss."""
-        rows, learned = StepRows(step), [batch for batch in seen if batch.learned_from()]
-        if not learned:
-            raise _nothing_seen(step, forward=bool(seen))
-        if bank is None:
-            return []
-        for batch in learned:
-            batch.feed(bank)
-        absent = [str(site) for site in self.sites if site not in bank.sites]
-        if absent:  # some models skip whole layers in training
+            if study is not None:
+                rows.add_fit(live_pass(batch, self.sites, half=0))
+                rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
+        if not (learned if study is None else rows.test):
+            what = "no backward pass" if seen else "no forward pass"
+            raise AnisoscopeError(
+                f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
+                "loss.backward() inside `with monitor.step(…)`, and attach the monitor before torch.compile."
+            )
+        if study is None and bank is not None and (absent := [str(s) for s in self.sites if s not in bank.sites]):
+            # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
-        return self.measure(rows, bank)
+        return rows
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test; adds a note instead of stopping the training."""
@@ -170,12 +285,12 @@ class Instruments:
         if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
             self.note("the embedding table has another width than the stream, so its gradients are left out")
             return []
-        tests = TableStudy(study.plan.draws, self.seed, study.bins)
+        sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
         records: list[Record] = []
         for site, of, found in self._roles(study, rows, embed, table):
             types = found.abs().sum(1).nonzero().squeeze(1)
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
-            records += placed(site, rows.step, tests.records(found[types], types.cpu(), mine, of=of))
+            records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
         updates = list(watch.updates())  # since the last measured step
         proxies: dict[Label, Proxy] = {}
         for name in study.plan.proxies[:2] if updates else ():
@@ -183,8 +298,8 @@ class Instruments:
         if updates and not proxies:
             self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
         for of, types, change in updates if proxies else ():
-            unseen = unseen_types(int(types.max()) + 1)[types].nonzero().squeeze(1)  # by the proxy
-            tested = tests.records(change[unseen.to(change.device)], types[unseen], proxies, of=of)
+            unseen = (half_of(types) == 1).nonzero().squeeze(1)  # by the proxy
+            tested = table_records(change[unseen.to(change.device)], types[unseen], proxies, of=of, **sizes)
             records += placed(embed, rows.step, [{**r, "note": f"since step {watch.step}"} for r in tested])
         return records
 
@@ -209,38 +324,6 @@ class Instruments:
         outside = whole - inside if tied and inside is not None else whole
         if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
             yield site, "embedding_out", outside
-
-    def _weights(self, rows: StepRows) -> list[Record]:
-        study = self.study
-        if study is None or not self.readers or not rows.weights:
-            return []
-        plan = study.plan
-        sizes: dict[str, Any] = {"rank": study.main_rank, "draws": plan.draws, "most": plan.fit_rows, "seed": self.seed}
-        sizes["fits"] = {site: rows.fit_half(site) for site in self.readers if site in rows.fit}
-        return list(weight_records(self.model, self.readers, rows, proxies=plan.proxies[:2], **sizes))
-
-
-def make_probe(instruments: Instruments, probe: Any, *, loss: Any = None, batch_size: int = 16) -> Probe:
-    """Make the probe of these instruments from one batch or several."""
-    single = isinstance(probe, Tensor) or hasattr(probe, "keys")
-    batches, i = [probe] if single else list(probe), instruments
-    if batches:
-        with untouched(i.model):
-            leave_unseen_out(i.model, batches[0], i.setup, rows=i.rows)
-    if batches and i.study is not None and i.study.plan.weights:
-        first = labelled(i.model, batches[0])
-        inputs = unlabelled(i.model, take(first, torch.arange(1)))
-        i.readers = gradient_pass.stream_readers(i.model, i.layout, inputs, rows=i.rows)
-        if not i.readers:
-            i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
-    extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else ()
-    table = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
-    weights = [name for found in i.readers.values() for name in found]
-    weights += [name for name in (i.output_weight,) if table and name is not None]
-    options: dict[str, Any] = {"layout": i.layout, "sites": i.sites, "extra": extra, "rows": i.rows, "loss": loss}
-    options |= {"weights": list(dict.fromkeys(weights)), "embedding": table, "batch_size": batch_size}
-    options |= {"fit_only": list(i.readers), "by_fold": bool(i.readers), "gradients": i.study is not None}
-    return Probe(i.model, batches, **options)
 
 
 @dataclass(frozen=True)
@@ -270,15 +353,6 @@ class LossScale:
         return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
-def _nothing_seen(step: int, *, forward: bool) -> AnisoscopeError:
-    """The error for a scheduled step without a forward or backward pass."""
-    what = "no backward pass" if forward else "no forward pass"
-    return AnisoscopeError(
-        f"{what} was seen in step {step}, which was to be measured; run the model's forward and loss.backward() inside "
-        "`with monitor.step(…)`, and attach the monitor before torch.compile."
-    )
-
-
 @dataclass(frozen=True)
 class ProbePiece:
     """Some contexts of one half."""
@@ -288,49 +362,38 @@ class ProbePiece:
     context: Tensor  # [B] hashes
 
 
-@dataclass(frozen=True)
-class _SiteFilter:
-    """A sink that passes on the rows of some sites only: sites in `fit_only` see just half of the contexts."""
-
-    sink: Sink
-    sites: frozenset[Site]
-
-    def rows(self, rows: Rows) -> None:
-        if rows.site in self.sites:
-            self.sink.rows(rows)
-
-    def scores(self, scores: Scores) -> None:
-        self.sink.scores(scores)
-
-
-@dataclass(eq=False)
 class Probe:
-    """The contexts of a probe, split into halves by a hash of their content, and the passes over them."""
+    """One batch or several, split into halves by a hash of their contexts, and the passes over them.
 
-    model: nn.Module
-    batches: InitVar[Iterable[Any]]
-    _: KW_ONLY
-    layout: Layout
-    sites: Sequence[Site]
-    fit_only: Sequence[Site] = ()  # sites that are fitted on, but have no gradients of their own
-    extra: Sequence[Site] = ()  # sites for the geometry metrics alone
-    loss: LossRule | None = None
-    weights: Sequence[str] = ()  # parameters whose gradients are kept
-    embedding: bool = False
-    by_fold: bool = False
-    batch_size: int = 16
-    gradients: bool = True
-    rows: Rule | None = None
+    `loss` is a function of (model, inputs) that gives the summed loss. Without a study there are no backward passes.
+    """
 
-    def __post_init__(self, batches: Iterable[Any]) -> None:
-        given = [labelled(self.model, batch) for batch in batches]
-        if not given:
+    def __init__(
+        self, instruments: Instruments, probe: Any, *, loss: LossRule | None = None, batch_size: int = 16
+    ) -> None:
+        self.instruments, self.loss, self.batch_size, i = instruments, loss, batch_size, instruments
+        self.model, self.gradients = i.model, i.study is not None
+        batches = [probe] if isinstance(probe, Tensor) or hasattr(probe, "keys") else list(probe)
+        if not batches:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
+        with untouched(self.model):
+            leave_unseen_out(self.model, batches[0], i.setup, rows=i.rows)
+        given = [labelled(self.model, batch) for batch in batches]
+        if i.study is not None and i.study.plan.weights:
+            inputs = unlabelled(self.model, take(given[0], torch.arange(1)))
+            i.readers = gradient_pass.stream_readers(self.model, i.layout, inputs, rows=i.rows)
+            if not i.readers:
+                i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
+        self.extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else []  # for geometry
+        embedding = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
+        weights = [name for found in i.readers.values() for name in found]  # parameters whose gradients are kept
+        weights += [name for name in (i.output_weight,) if embedding and name is not None]
+        self.options: dict[str, Any] = {"loss": loss, "weights": list(dict.fromkeys(weights)), "embedding": embedding}
         self.pieces = list(self._pieces(given))
-        self.contexts = sum(len(piece.context) for piece in self.pieces)
         if self.gradients and len({piece.test for piece in self.pieces}) < 2:
+            contexts = sum(len(piece.context) for piece in self.pieces)
             raise AnisoscopeError(
-                f"the probe has {self.contexts} different contexts, all in one half; contexts are split in two by a "
+                f"the probe has {contexts} different contexts, all in one half; contexts are split in two by a "
                 "hash of their content to fit and to test: give at least eight."
             )
         self.convention = self._find_convention()
@@ -340,13 +403,13 @@ class Probe:
         seen: set[int] = set()
         config = getattr(self.model, "config", None)
         for inputs in batches:
-            more, real = by_rule(rule=self.rows, args=(), kwargs=inputs)
+            more, real = by_rule(rule=self.instruments.rows, args=(), kwargs=inputs)
             hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
             fresh = {h: b for b, h in reversed([*enumerate(hashes.tolist())]) if h not in seen}
             seen |= fresh.keys()
             chosen = torch.tensor(sorted(fresh.values()), dtype=torch.int64)
             half = half_of(hashes[chosen]) if self.gradients else torch.zeros_like(chosen)
-            fold = fold_of(hashes[chosen]) if self.by_fold else torch.zeros_like(chosen)
+            fold = fold_of(hashes[chosen]) if self.instruments.readers else torch.zeros_like(chosen)
             fold = fold.where(half == 1, 0)  # contexts to fit on are not split by fold
             folds = range(int(fold.max()) + 1 if len(fold) else 0)
             for test, f in [(0, 0), *((1, f) for f in folds)]:
@@ -388,42 +451,38 @@ class Probe:
         """All rows of one step; the sink `others` receives the rows of every context, for the geometry metrics."""
         if not self.gradients:
             return self._forward(step, others)
-        out = StepRows(step)
-        others = None if others is None else _SiteFilter(others, frozenset([*self.sites, *self.extra]))
-        options: dict[str, Any] = {"layout": self.layout, "reading": self.convention, "others": others}
-        options |= {"extra": self.extra, "rows": self.rows}
-        gradient_options: dict[str, Any] = {"loss": self.loss, "weights": self.weights, "embedding": self.embedding}
+        out, i = StepRows(step), self.instruments
+        if others is not None:  # inputs of weights are fitted on, so they see just half of the contexts
+            others = Tee([others], frozenset([*i.sites, *self.extra]))
+        options: dict[str, Any] = {"layout": i.layout, "reading": self.convention, "others": others}
+        options |= {"extra": self.extra, "rows": i.rows}
         for piece in self.pieces:
             if not piece.test:
-                sites = [*self.sites, *self.fit_only]
+                sites = [*i.sites, *i.readers]
                 out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **options))
                 continue
-            found = gradient_pass.gradient_rows(self.model, piece.inputs, self.sites, **gradient_options, **options)
+            found = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **self.options, **options)
             out.add_test(found)
             folds = fold_of(piece.context)
             fold = int(folds[0]) if len(folds.unique()) == 1 else -1
             if found.embedded is not None:
-                ids, grads = found.embedded
-                out.embedded.append((ids, grads, folds.repeat_interleave(len(ids) // len(folds))))
-            out.losses.append((fold, found.loss, found.tokens))
+                out.embedded.append(found.embedded)
             if found.weights:
                 out.weights.append((fold, found.weights))
         return out
 
     def _forward(self, step: int, others: Sink | None) -> StepRows:
         """Forward passes only: the loss, if there is one; rows go to the sink `others`."""
-        out = StepRows(step)
+        out, i = StepRows(step), self.instruments
         for piece in self.pieces:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(untouched(self.model))
                 stack.enter_context(torch.inference_mode())
                 if others is not None:
-                    sites = [*self.sites, *self.extra]
-                    stack.enter_context(Capture(self.model, sites, others, layout=self.layout, rows=self.rows))
+                    sites = [*i.sites, *self.extra]
+                    stack.enter_context(Capture(self.model, sites, others, layout=i.layout, rows=i.rows))
                 loss, tokens = self._loss(piece.inputs)
             out.loss, out.tokens = out.loss + loss, out.tokens + tokens
-            if tokens:
-                out.losses.append((-1, loss, tokens))
         return out
 
     def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int]:

@@ -15,11 +15,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
@@ -35,16 +34,16 @@ from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
-from anisoscope.monitor.instruments import Instruments, LossScale, make_probe
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import MonitorStore, ResultSink, ResultSinks
+from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
-from anisoscope.tangent.parameters import EmbeddingWatch
+from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.tangent.row_map import RowMap, write_map
-from anisoscope.tangent.study import PLANS, TangentPlan, TangentStudy, choose_plan, more_sites, spread_records
+from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
 _NO_WIDTH = 1 << 30  # stands for an unknown width
@@ -105,59 +104,24 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        chosen, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
+        self.plan, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
-        sites = self.layout.sites(stream_kinds(self.layout), layers)
-        _check(self.model, chosen, learns=chosen is not None or self.live_wanted or bool(every_step))
+        stream = stream_kinds(self.layout)
+        sites = self.layout.sites(stream, layers)
+        _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
-        stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
-        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
+        preset = isinstance(metrics, str) and metrics in PLANS
+        setup = prepare(self.model, requests, sites=stream if preset else None, layers=layers, more=more_sites(metrics))
         self.watch = EmbeddingWatch(self.model, optimizer, model)
-        source = "" if probe is not None else "live"
-        study = None if chosen is None else TangentStudy(chosen, counts, self.total_steps, source)
-        self.instruments = Instruments(
-            self.model,
-            self.layout,
-            sites,
-            setup,
-            requests,
-            study,
-            self.watch,
-            seed,
-            halves=halves,
-            rows=rows,
-            progress=progress,
-        )
-        self.probe = None
-        if probe is not None:
-            self.probe = make_probe(self.instruments, probe, loss=loss, batch_size=batch_size)
-        self.live = None
-        if self.live_wanted:
-            extra = [s for s in setup.captured if s not in sites] if requests and probe is None else []
-            words: dict[str, Any] = {"extra": extra, "scaled": study is not None, "rows": rows}
-            self.live = LiveGradients(self.model, sites, layout=self.layout, **words)
-        self.live_study = study
-        if self.live_wanted and probe is not None and chosen is not None:
-            self.live_study = TangentStudy(chosen, counts, self.total_steps, "live")
-        self.temporal = TemporalSpread()
+        study = self._study("" if probe is not None else "live")
+        measured = (self.model, self.layout, sites, setup, requests, study, self.watch, seed)
+        self.instruments = Instruments(*measured, halves=halves, rows=rows, progress=progress)
+        self._choose_passes(probe, loss=loss, batch_size=batch_size)
         rows_taken = ROWS if every_step is True else int(every_step)
-        options = self._options(chosen) | ({"every_step": rows_taken} if every_step else {})
-        self.store = MonitorStore(out, resume=resume, about=options)
-        self.store.model |= {"name": self.name, "architecture": type(self.model).__name__, "stacks": list(self.depths)}
-        self.store.model |= modality_words(self.model, list(self.depths), tokenizer, layout=self.layout)
-        self.store.model["layers"] = max(self.depths.values())
-        self.sinks = ResultSinks(sinks, self.instruments.notes)
-        folder = self.store.folder.path / "state" if self.store.folder is not None else None
-        run = folder.parent.name if folder is not None else ""
-        self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": seed}
-        self.every: EveryStep | None = None
-        if every_step:
-            words = {"folder": folder, "resume": resume, "taken": rows_taken, "rows": rows}
-            self.every = EveryStep(self.model, sites, layout=self.layout, **words)
-        self.map: RowMap | None = None
-        if row_map and folder is not None and self.probe is not None:
-            self.map = RowMap(sites=sites, folder=folder)
+        self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
+        self.sinks = list(sinks)
+        self.temporal = TemporalSpread()
         self.tables: list[Table] = []
         self.concepts: list[dict[str, Any]] = []
         self.done: set[int] = set()
@@ -165,23 +129,53 @@ class Monitor:
         self.resumed = -1
         self.seconds = 0.0
         self._entered, self._fresh = False, True
-        self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
 
-    def _options(self, plan: TangentPlan | None) -> dict[str, Any]:
-        """The options that a resumed run must share with the original one."""
+    def _study(self, source: str) -> TangentStudy | None:
+        return None if self.plan is None else TangentStudy(self.plan, self.counts, self.total_steps, source)
+
+    def _choose_passes(self, probe: Any, *, loss: LossRule | None, batch_size: int) -> None:
+        """Where rows come from: passes over the probe, hooks in the passes of the training, or both."""
+        i = self.instruments
+        self.probe = None if probe is None else Probe(i, probe, loss=loss, batch_size=batch_size)
+        self.live, self.live_study = None, i.study
+        if self.live_wanted:
+            extra = [s for s in i.setup.captured if s not in i.sites] if i.requests and probe is None else []
+            words: dict[str, Any] = {"extra": extra, "scaled": i.study is not None, "rows": i.rows}
+            self.live = LiveGradients(self.model, i.sites, layout=self.layout, **words)
+            self.live_study = i.study if probe is None else self._study("live")
+
+    def _open(self, out: str | Path | None, *, resume: bool, row_map: bool, rows_taken: int) -> None:
+        """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         options |= {"architecture": type(self.model).__name__}
         options |= {"probe": None if self.probe is None else self.probe.fingerprint}
-        options |= {"plan": None if plan is None else asdict(plan), "live": self.live_wanted}
-        return options | ({"halves": True} if self.instruments.halves else {})
+        options |= {"plan": None if self.plan is None else asdict(self.plan), "live": self.live_wanted}
+        options |= {"halves": True} if self.instruments.halves else {}
+        self.options = options | ({"every_step": rows_taken} if rows_taken else {})  # those of a resumed run must agree
+        self.entry: dict[str, Any] = {"name": self.name, "architecture": type(self.model).__name__}  # in run.json
+        self.entry["stacks"] = list(self.depths)
+        self.entry |= modality_words(self.model, list(self.depths), self.tokenizer, layout=self.layout)
+        self.entry["layers"] = max(self.depths.values())
+        self.store = None if out is None else MonitorStore(out, resume=resume, about=self.options)
+        folder = self.store.folder.path / "state" if self.store is not None else None
+        run = folder.parent.name if folder is not None else ""
+        self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed}
+        sites, self.every, self.map = self.instruments.sites, None, None
+        if rows_taken:
+            words: dict[str, Any] = {"folder": folder, "resume": resume, "rows": self.instruments.rows}
+            self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
+        if row_map and folder is not None and self.probe is not None:
+            self.map = RowMap(sites=sites, folder=folder)
+        self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
 
     def __enter__(self) -> Monitor:
-        state = self.store.newest()
-        if state is not None:
-            self._restore(state)
-            self.resumed = state["step"]
-        self.store.describe("running")
-        self.sinks.start(self._manifest())
+        if self.store is not None:
+            state = self.store.newest()
+            if state is not None:
+                self._restore(state)
+                self.resumed = state["step"]
+            self.store.describe("running", self.entry)
+        self._send("start", self._manifest())
         self.watch.attach()
         for hooks in self._hooks:
             hooks.__enter__()
@@ -193,23 +187,36 @@ class Monitor:
         self.watch.detach()
         for hooks in self._hooks:
             hooks.__exit__()
-        folder = self.store.folder
-        if self.every is not None and folder is not None and len(trace := self.trace):
-            replace_file(folder.path / FILE, lambda path: pq.write_table(trace.arrow, path))
         if kind is None:
             self._finish()
-        self.store.write_table(self.table, done=self.done)
-        self.store.model["row_count"] = self.instruments.row_count
-        entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
-        if kind is None and self.map is not None and folder is not None:
-            labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
-            entries["map"] = write_map(folder.path, self.map, **labels)
+        self.entry["row_count"] = self.instruments.row_count
         status = "complete" if kind is None else "interrupted"
-        self.sinks.finish({**self._manifest(), **entries, "status": status, "warnings": self.notes})
-        self.store.describe(status, warnings=self.notes, **entries)
+        entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
+        if self.store is not None:
+            path = self.store.folder.path
+            if self.every is not None and len(trace := self.trace):
+                replace_file(path / FILE, trace.write)
+            self.store.write_table(self.table, done=self.done)
+            if kind is None and self.map is not None:
+                labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
+                entries["map"] = write_map(path, self.map, **labels)
+        self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
+        if self.store is not None:
+            self.store.describe(status, self.entry, warnings=self.notes, **entries)
 
     def _manifest(self) -> dict[str, Any]:
-        return {"name": self.name, "config": self.store.about, "models": [self.store.model], "seed": self.seed}
+        return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
+
+    def _send(self, method: str, *args: Any) -> None:
+        """Call every sink; one that raises is dropped with a note, since a tracker must not stop a training."""
+        for sink in list(self.sinks):
+            try:
+                getattr(sink, method)(*args)
+            except Exception as error:
+                self.sinks.remove(sink)
+                reason = f"{type(error).__name__}: {error}".rstrip(": ")
+                note = f"the sink {type(sink).__name__} failed in {method} and was dropped ({reason})"
+                self.instruments.notes.append(note)
 
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
@@ -217,9 +224,9 @@ class Monitor:
         studies = self.studies().values()
         still_open = any(study.frozen is not None and study.frozen.window for study in studies)
         records = [record for study in studies for record in study.finish()]
-        if not still_open:  # otherwise the last state still refers to these files
+        if self.store is not None and not still_open:  # otherwise the last state still refers to these files
             self.store.drop_window()
-        counts = self.instruments.study.counts if self.instruments.study is not None else None
+        counts = self.counts if self.plan is not None else None
         if self.watch.table is not None and self.temporal.n > 1 and counts is not None:
             found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
@@ -272,7 +279,7 @@ class Monitor:
             if seen or self.probe is None:
                 records += self._timed(self._measure_live, step, seen, bank, LossScale(loss, tokens, scale))
         if self.every is not None:
-            records += self._timed(self._read_every_step, step)
+            records += self._timed(self._trace_records, step)
         self._timed(self._keep_step, step, records)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -294,22 +301,20 @@ class Monitor:
         found = self.instruments.measure(rows, bank)
         cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
         self.concepts += cards
-        self.store.write_concepts(step, cards)
+        if self.store is not None:
+            self.store.write_concepts(step, cards)
         return found
 
     def _measure_live(self, step: int, micro_batches: list[MicroBatch], bank: Any, scale: LossScale) -> list[Record]:
-        if self.instruments.study is None:
-            return self.instruments.measure_geometry(step, micro_batches, bank)
-        rows = self.instruments.learned_rows(step, micro_batches, bank, scale)
+        rows = self.instruments.live_rows(step, micro_batches, bank, scale)
         if self.probe is None:
             return self.instruments.measure(rows, bank)
         if self.live_study is None or self.instruments.left_out(rows):
             return []
         return self.live_study.measure(rows)
 
-    def _read_every_step(self, step: int) -> list[Record]:
-        assert self.every is not None
-        rows = self.every.table(self._columns | {"data": "live"}, self.depths, step=step).records()
+    def _trace_records(self, step: int) -> list[Record]:
+        rows = self._trace(step).records()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def log(self, step: int, **numbers: float) -> None:
@@ -335,17 +340,19 @@ class Monitor:
 
     def _keep_part(self, name: str, records: list[Record], step: int) -> None:
         table = self._keep(records)
-        self.store.write_part(name, table)
-        self.sinks.write(table, step)
+        if self.store is not None:
+            self.store.folder.write_part(name, table)
+        self._send("write", table, step)
 
     def _keep_step(self, step: int, records: list[Record]) -> None:
         table = self._keep(records)
         self.done.add(step)
         self.watch.remember(step)
-        frozen = {name: study.frozen for name, study in self.studies().items()}
-        window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-        self.store.write_step(step, table, self._state(step), window)
-        self.sinks.write(table, step)
+        if self.store is not None:
+            frozen = {name: study.frozen for name, study in self.studies().items()}
+            window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+            self.store.write_step(step, table, self._state(step), window)
+        self._send("write", table, step)
 
     def studies(self) -> dict[str, TangentStudy]:
         """`study`: that of the probe, or else of the training batch; `live`: that of the batch beside a probe."""
@@ -363,14 +370,18 @@ class Monitor:
     def table(self) -> Table:
         """Everything measured so far."""
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
-        return Table(Table.concat(self.tables).arrow, about) if self.tables else Table.from_records([], about)
+        return replace(Table.concat(self.tables or [Table.from_records([])]), about=about)
 
     @property
     def trace(self) -> Table:
         """What `every_step` recorded so far, at all steps; reading it synchronises with the device."""
         if self.every is None:
             raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
-        return self.every.table(self._columns | {"data": "live"}, self.depths)
+        return self._trace()
+
+    def _trace(self, step: int | None = None) -> Table:
+        assert self.every is not None
+        return self.every.table(self._columns | {"data": "live"}, self.depths, step=step)
 
     @property
     def notes(self) -> list[str]:
@@ -396,13 +407,13 @@ class Monitor:
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore a state; tables of later steps are dropped."""
         self.done = set(state["done"])
-        self.tables = self.store.tables(self.done)
+        self.tables = self.store.tables(self.done) if self.store is not None else []
         logs = [row for table in self.tables for row in table.where(kind="training").records()]
         self.logged = {(row["step"], row["metric"]) for row in logs}
         for name, study in self.studies().items():
             if state[name] is not None:
                 frozen = state[name]["frozen"]
-                window = self.store.window(frozen["window"] if frozen else [])
+                window = self.store.window(frozen["window"] if frozen else []) if self.store is not None else {}
                 study.load(state[name], {step: found[name] for step, found in window.items()})
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
@@ -420,7 +431,8 @@ class Monitor:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again and replaced."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
-        self.store.rewind(set(state["done"]))
+        if self.store is not None:
+            self.store.rewind(set(state["done"]))
         self._restore(state)
         self.resumed = -1
 

@@ -8,7 +8,7 @@ the table is written first, so a step without a state is measured again and its 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.query import Table
+from anisoscope.results.query import Query, Table
 
 
 class ResultSink(Protocol):
@@ -34,41 +34,12 @@ class ResultSink(Protocol):
         """The run has ended; `manifest` also holds its `status` (complete or interrupted) and `warnings`."""
 
 
-class ResultSinks:
-    """Calls several sinks; one that raises is dropped with a note, since a tracker must not stop a training."""
-
-    def __init__(self, sinks: Sequence[ResultSink], notes: list[str]) -> None:
-        self.sinks, self.notes = list(sinks), notes
-
-    def start(self, manifest: Mapping[str, Any]) -> None:
-        self._call("start", manifest)
-
-    def write(self, rows: Table, step: int) -> None:
-        self._call("write", rows, step)
-
-    def finish(self, manifest: Mapping[str, Any]) -> None:
-        self._call("finish", manifest)
-
-    def _call(self, method: str, *args: Any) -> None:
-        for sink in list(self.sinks):
-            try:
-                getattr(sink, method)(*args)
-            except Exception as error:
-                self.sinks.remove(sink)
-                reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                self.notes.append(f"the sink {type(sink).__name__} failed in {method} and was dropped ({reason})")
-
-
 class MonitorStore:
-    """The run folder of a monitor; without a folder every method does nothing."""
+    """The run folder of a monitor or a sweep; `about` are options that a resumed run must share with the first."""
 
-    def __init__(self, out: str | Path | None, *, resume: bool, about: dict[str, Any]) -> None:
-        self.folder = None if out is None else RunFolder(Path(out))
-        self.resume, self.about = resume, about
-        self.model: dict[str, Any] = {}  # its entry in run.json
+    def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any]) -> None:
+        self.folder, self.resume, self.about = RunFolder(Path(out)), resume, about
         self._options = _flat(json.loads(json.dumps(about, default=str)))
-        if self.folder is None:
-            return
         try:
             self.folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,18 +53,16 @@ class MonitorStore:
                 f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
             )
 
-    def describe(self, status: str, **more: Any) -> None:
+    def describe(self, status: str, model: Mapping[str, Any], **more: Any) -> None:
         """Write run.json, unless the folder is that of `anisoscope train`, which writes its own."""
-        if self.folder is None:
-            return
         old = self.folder.about()
         if old and old.get("kind") != "monitor":
             return
-        entry = {"kind": "monitor", "models": [{**self.model, "notes": []}], **more, "status": status}
+        entry = {"kind": "monitor", "models": [{**model, "notes": []}], **more, "status": status}
         self.folder.write_about(new_manifest(self.about, command=[], seed=self.about.get("seed", 0), old=old, **entry))
 
     def _states(self) -> dict[int, Path]:
-        paths = sorted((self.folder.path / "state").glob("step-*.pt")) if self.folder is not None else ()
+        paths = sorted((self.folder.path / "state").glob("step-*.pt"))
         return {int(path.stem.partition("-")[2]): path for path in paths}
 
     def write_step(
@@ -103,8 +72,6 @@ class MonitorStore:
 
         States are numbered by step, or by `number` if steps may come in another order.
         """
-        if self.folder is None:
-            return
         self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
             replace_file(self.folder.path / "state" / f"window-{step:09d}.pt", lambda p: torch.save(window, p))
@@ -116,8 +83,6 @@ class MonitorStore:
     def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
         """The moments of these steps, saved for an open window."""
         found: dict[int, dict[str, Any]] = {}
-        if self.folder is None:
-            return found
         for step in steps:
             path = self.folder.path / "state" / f"window-{step:09d}.pt"
             if not path.is_file():
@@ -140,17 +105,10 @@ class MonitorStore:
         A killed run of `anisoscope train` resumes from its last checkpoint, which may be from before the window
         closed: its moments are kept until the run is complete.
         """
-        if self.folder is None:
-            return
         about = self.folder.about()
         if about.get("kind") != "training" or about.get("status") == "complete":
             for path in (self.folder.path / "state").glob("window-*.pt"):
                 path.unlink()
-
-    def write_part(self, name: str, table: Table) -> None:
-        """Write a table of logged numbers of a step, or of records from the end of the training."""
-        if self.folder is not None:
-            self.folder.write_part(name, table)
 
     def newest(self) -> dict[str, Any] | None:
         """The newest state to resume from, or None; an error if its options differ."""
@@ -170,8 +128,6 @@ class MonitorStore:
 
     def tables(self, done: set[int]) -> list[Table]:
         """The tables of these steps; tables of other steps are newer than the state and are deleted."""
-        if self.folder is None:
-            return []
         found: list[tuple[int, bool, Path]] = []
         for path in sorted((self.folder.path / "parts").glob("*.parquet")):
             name, _, number = path.stem.partition("-")
@@ -183,12 +139,12 @@ class MonitorStore:
 
     def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
         """Write the cards of one step; `write_table` joins them into concepts.json."""
-        if self.folder is not None and cards:
+        if cards:
             self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
 
     def write_table(self, table: Table, *, done: set[int]) -> None:
         """Write all results in one table, in an order that does not depend on interruptions, and concepts.json."""
-        if self.folder is None or not len(table):
+        if not len(table):
             return
         self.folder.write_table(in_order(table))
         paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
@@ -199,9 +155,10 @@ class MonitorStore:
 
 def in_order(table: Table) -> Table:
     """Sort rows by step, numbers logged by the training last; otherwise in the order written."""
-    steps = table.arrow["step"].fill_null(-1).to_numpy()
-    logged = np.asarray(table.arrow["kind"].to_pylist(), dtype=object) == "training"
-    return Table(table.arrow.take(np.lexsort((logged, steps))), table.about)
+    rows = Query(table)
+    steps = np.nan_to_num(rows.numbers("step"), nan=-1.0)
+    logged = [kind == "training" for kind in rows.column("kind")]
+    return table.take(np.lexsort((logged, steps)))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class RunFolder:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
 
     def write_table(self, table: Table) -> None:
-        replace_file(self.path / "table.parquet", lambda p: pq.write_table(table.arrow, p))
+        replace_file(self.path / "table.parquet", table.write)
 
     def write_part(self, name: str, table: Table) -> None:
         """Write the table, with its metadata, of one model of the run or of one pass over it."""
@@ -206,7 +206,7 @@ class RunFolder:
 
     def partial_path(self, name: str) -> Path:
         """The file with the statistics of an unfinished pass."""
-        return self.path / "partial" / f"{name}.safetensors"
+        return self.path / "partial" / f"{name}.pt"
 
     def drop_partial(self, name: str) -> None:
         self.partial_path(name).unlink(missing_ok=True)

@@ -89,8 +89,17 @@ class Table:
         return cls(pa.table(columns, schema=SCHEMA), about or {})
 
     @classmethod
+    def from_columns(cls, columns: Mapping[str, Any], size: int) -> Table:
+        """A table of `size` rows from arrays; columns that are not given are null."""
+        arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(size, f.type) for f in SCHEMA]
+        return cls(pa.table(arrays, schema=SCHEMA))
+
+    @classmethod
     def read(cls, path: str | Path) -> Table:
         return cls(pq.read_table(path, schema=SCHEMA))
+
+    def write(self, path: str | Path) -> None:
+        pq.write_table(self.arrow, path)
 
     @classmethod
     def concat(cls, tables: Iterable[Table]) -> Table:
@@ -130,6 +139,10 @@ class Table:
         if len(found) != 1:
             raise LookupError(f"{len(found)} rows match {fields}, expected exactly one")
         return float(found.arrow["value"][0].as_py())
+
+    def take(self, rows: np.ndarray) -> Table:
+        """The rows with these indices, in this order."""
+        return Table(self.arrow.take(rows), self.about)
 
     def records(self) -> list[dict[str, Any]]:
         return self.arrow.to_pylist()

@@ -70,7 +70,7 @@ class SweepConfig:
         from anisoscope.models.load import check_architecture
         from anisoscope.models.placement import choose_device, choose_dtype
         from anisoscope.series.discovery import refuse_training_run
-        from anisoscope.tangent.study import GEOMETRY
+        from anisoscope.tangent.plan import GEOMETRY
 
         check_known("preset", self.preset, GEOMETRY)
         check_least(self, _LEAST)
@@ -97,7 +97,7 @@ class SweepConfig:
     @property
     def measured(self) -> tuple[Any, list[Any]]:
         """(plan of the tangent study or None, requests for geometry metrics)."""
-        from anisoscope.tangent.study import choose_plan
+        from anisoscope.tangent.plan import choose_plan
 
         plan, requests = choose_plan(self.metrics or self.preset, None, rank=self.rank, seed=self.seed)
         return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
@@ -105,6 +105,6 @@ class SweepConfig:
     @property
     def at_stream(self) -> bool:
         """Whether geometry is measured in the residual stream only, as in presets with gradients."""
-        from anisoscope.tangent.study import PLANS
+        from anisoscope.tangent.plan import PLANS
 
         return not self.metrics and self.preset in PLANS

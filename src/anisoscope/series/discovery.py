@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import os
@@ -103,18 +102,9 @@ def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Check
         raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
     notes: list[str] = []
     word = wanted[0] if len(wanted) == 1 and wanted[0] in _WORDS else None
-    names = list(known or (_listed(model, word, notes) if word is not None else wanted))
-    steps = [step_of(each) for each in names]
-    found = [
-        Checkpoint(f"{model}@{each}", step, each, revision=each, late=_is_late(step, steps[:k]))
-        for k, (each, step) in enumerate(zip(names, steps, strict=True))
-    ]
-    return CheckpointSeries(model.split("/")[-1], _ordered(found, model), notes)
-
-
-def _is_late(step: int | None, before: Sequence[int | None]) -> bool:
-    """Whether a later step precedes this one."""
-    return step is not None and any(other is not None and other > step for other in before)
+    names = known or (_listed(model, word, notes) if word is not None else wanted)
+    found = [Checkpoint(f"{model}@{each}", step_of(each), each, revision=each) for each in names]
+    return CheckpointSeries(model.split("/")[-1], _ordered(found, model, given=True), notes)
 
 
 def _listed(model: str, word: str, notes: list[str]) -> list[str]:
@@ -258,11 +248,8 @@ def _several(models: Sequence[str], architecture: str | None) -> CheckpointSerie
     timed = None not in steps and len(set(steps)) == len(steps)
     notes = [] if timed else ["the models do not all name a step of their own: 0, 1, 2, … is the order they were given"]
     places: list[int | None] = steps if timed else list(range(len(models)))
-    found = [
-        Checkpoint(model, step, label, late=_is_late(step, places[:k]))
-        for k, (model, step, label) in enumerate(zip(models, places, labels, strict=True))
-    ]
-    return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models)), notes, timed)
+    found = [Checkpoint(*each) for each in zip(models, places, labels, strict=True)]
+    return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models), given=True), notes, timed)
 
 
 def _common(labels: Sequence[str]) -> str:
@@ -276,7 +263,8 @@ def _common(labels: Sequence[str]) -> str:
     return shared if len(shared) > 2 else f"{labels[0]}…{labels[-1]}"
 
 
-def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
+def _ordered(found: list[Checkpoint], model: str, *, given: bool = False) -> list[Checkpoint]:
+    """Sorted by step; in an order that was `given`, those after a later one are marked as late."""
     if nameless := [c.label for c in found if c.step is None]:
         raise AnisoscopeError(
             f"{nameless[0]!r} of {model!r} names no training step; expected names such as step1000 or checkpoint-1000."
@@ -284,7 +272,8 @@ def _ordered(found: list[Checkpoint], model: str) -> list[Checkpoint]:
     steps = [c.step for c in found]
     if twice := [step for step in steps if steps.count(step) > 1]:
         raise AnisoscopeError(f"step {twice[0]} is named twice in the series of {model!r}; name each checkpoint once.")
-    return sorted(found, key=lambda c: c.key)
+    marked = [replace(c, late=given and any(other.key > c.key for other in found[:k])) for k, c in enumerate(found)]
+    return sorted(marked, key=lambda c: c.key)
 
 
 def refuse_training_run(model: str) -> None:
@@ -299,10 +288,12 @@ def refuse_training_run(model: str) -> None:
 
 def has_loss(model: Any) -> bool:
     """Whether a model has a language-model head, and so a loss to take gradients of."""
-    head = None
-    with contextlib.suppress(AttributeError, NotImplementedError):
-        head = model.get_output_embeddings()
-    return "labels" in inspect.signature(model.forward).parameters or head is not None
+    if "labels" in inspect.signature(model.forward).parameters:
+        return True
+    try:
+        return model.get_output_embeddings() is not None
+    except (AttributeError, NotImplementedError):
+        return False
 
 
 def refuse_lossless(loaded: Any, spec: str) -> None:

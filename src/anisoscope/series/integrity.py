@@ -106,6 +106,12 @@ def saving(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
     >>> saving(d, [0, 1, 2, 3], 1, 2), saving(d, [0, 2, 1, 3], 1, 2)
     (-1.0, 1.0)
     """
+    shorter, most = _shortening(d, order, i, j)
+    return shorter / most if most > 0 else 0.0
+
+
+def _shortening(d: Tensor, order: Sequence[int], i: int, j: int) -> tuple[float, float]:
+    """(how much shorter the path becomes, the most that is possible), in the units of d."""
     new = list(order)
     new[i], new[j] = new[j], new[i]
     edges = [k for k in sorted({i - 1, i, j - 1, j}) if 0 <= k < len(order) - 1]
@@ -113,8 +119,7 @@ def saving(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
         edges = [k for k in edges if k != i]  # the edge between the two stays
     before = math.fsum(float(d[order[k], order[k + 1]]) for k in edges)
     after = math.fsum(float(d[new[k], new[k + 1]]) for k in edges)
-    most = len(edges) * float(d[order[i], order[j]])
-    return (before - after) / most if most > 0 else 0.0
+    return before - after, len(edges) * float(d[order[i], order[j]])
 
 
 def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
@@ -127,7 +132,7 @@ def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
     found: list[Exchange] = []
     while len(found) < len(order) // 2:
         pairs = [(i, j) for i in range(len(order)) for j in range(i + 1, len(order))]
-        gains = {(i, j): _gain(d, order, i, j) for i, j in pairs}
+        gains = {(i, j): _shortening(d, order, i, j)[0] for i, j in pairs}
         best = max(gains.values(), default=0.0)
         if best <= 0:
             break
@@ -138,12 +143,6 @@ def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
         found.append(Exchange(i, j, saved))
         order[i], order[j] = order[j], order[i]
     return found
-
-
-def _gain(d: Tensor, order: Sequence[int], i: int, j: int) -> float:
-    """The length that the exchange saves, in the units of d."""
-    number = sum(0 <= k < len(order) - 1 for k in {i - 1, i, j - 1, j}) - (j == i + 1)
-    return saving(d, order, i, j) * number * float(d[order[i], order[j]])
 
 
 def is_lost(flag: str) -> bool:
@@ -166,13 +165,12 @@ def resumable(error: Exception) -> str:
     return f"{text}{RESUME}." if text.endswith(AGAIN) else str(error)
 
 
-def warnings_of(entries: Sequence[Entry], late: Mapping[int, Sequence[str]]) -> list[str]:
+def warnings_of(entries: Sequence[Entry]) -> list[str]:
     """The warnings at the end of the command: flags of the checkpoints, then their notes."""
     warnings: list[str] = []
     for entry in entries:
-        flags = [*entry["flags"], *late.get(entry["key"], ())]
-        lost = [f"{entry['label']}{LEFT_OUT}{reason(flag)}" for flag in flags if is_lost(flag)]
-        warnings += lost or [f"{entry['label']}: {flag}" for flag in flags]
+        lost = [f"{entry['label']}{LEFT_OUT}{reason(flag)}" for flag in entry["flags"] if is_lost(flag)]
+        warnings += lost or [f"{entry['label']}: {flag}" for flag in entry["flags"]]
     loaded = [entry for entry in entries if "notes" in entry]
     headless = [entry["label"] for entry in loaded if HEADLESS in entry["notes"]]  # listed unless all are
     headless_note = HEADLESS if len(headless) == len(loaded) else f"{', '.join(headless)}: {HEADLESS}"

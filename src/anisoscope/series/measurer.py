@@ -16,22 +16,22 @@ from anisoscope.capture.sites.layout import Layout, find_layout
 from anisoscope.data.text import read_documents
 from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank, Setup, make_plan, prepare
+from anisoscope.measurement.bank import Bank, Setup, prepare
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.measurement.evaluation import evaluate_bank, row_notes, rows_given
+from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import check_sites, modality_words, plan_passes
-from anisoscope.measurement.measure import capture_batches, feed_tables, joined_sinks
+from anisoscope.measurement.inspection import modality_words, plan_passes
+from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, joined_sinks
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
-from anisoscope.monitor.instruments import Instruments, Probe, make_probe
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe
 from anisoscope.monitor.monitor import stream_kinds
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
-from anisoscope.tangent.parameters import EmbeddingWatch
+from anisoscope.tangent.plan import TangentPlan, more_sites
 from anisoscope.tangent.row_map import RowMap
-from anisoscope.tangent.study import TangentPlan, TangentStudy, more_sites
+from anisoscope.tangent.tangent_study import TangentStudy
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
 TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
@@ -99,10 +99,10 @@ class CheckpointMeasurer:
             check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
         tell("gradients", 0, 1)
         batches = [labelled_batch(loaded, batch, seed=c.seed) for batch in feed.batches()]
-        probe = make_probe(instruments, batches, batch_size=c.batch_size)
+        probe = Probe(instruments, batches, batch_size=c.batch_size)
         bank = instruments.bank()
         if bank is not None:
-            feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
+            feed_tables(bank, model, setup)
         rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
         depths = {stack.name: stack.depth for stack in layout.stacks}
         for row in instruments.measure(rows, bank):
@@ -174,31 +174,26 @@ class CheckpointMeasurer:
 
     def _geometry(self, loaded: Any, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
         """Measure the metrics of every site in as few passes as memory allows, like `profile`."""
-        c, model = self.config, loaded.model
-        tangent, requests = c.measured
+        model, (tangent, requests) = loaded.model, self.config.measured
         if not requests:
             return
         setup = self._setup(loaded, find_layout(model), requests)
-        depths = setup.depths or {"single": 0}
         entry: dict[str, Any] = {"notes": []}
-        entry |= modality_words(model, list(depths), loaded.tokenizer, layout=setup.layout)
-        shapes = check_sites(loaded, setup, feed, entry)
-        sizes: dict[str, Any] = {"sample_size": feed.config.sample_size, "attention_rows": feed.config.attention_rows}
-        plan = make_plan(requests, setup.kinds, seed=c.seed, halves=c.halves, **sizes)
-        groups, _ = plan_passes(loaded, setup, plan, feed=feed, shapes=shapes)
+        entry |= modality_words(model, list(setup.depths) or ["single"], loaded.tokenizer, layout=setup.layout)
+        planned = plan_passes(loaded, setup, requests, feed=feed, entry=entry)
         given: list[int] = []
-        for number, sites in enumerate(groups):
-            bank = Bank(plan)
+        for number, sites in enumerate(planned.groups):
+            bank = Bank(planned.plan)
             if sites:
                 batches = self._batches(loaded, feed, masked=tangent is not None, tell=tell)
-                sink = joined_sinks(bank, self.row_map)
-                assert sink is not None
+                sink = bank if self.row_map is None else Tee([bank, self.row_map])
                 capture_batches(model, setup, sites, sink, batches)
             if number == 0:
-                feed_tables(bank, model, setup.tables, depth=setup.depth("single"))
-            found.records += evaluate_bank(bank, requests, setup, progress=tell)
-            found.notes += row_notes(bank)
-            given += [n for n in [rows_given(bank)] if n is not None]
+                feed_tables(bank, model, setup)
+            records, counts = evaluate_pass(bank, requests, setup, progress=tell)
+            found.records += records
+            found.notes += counts["notes"]
+            given += [counts["given"]] if counts["given"] is not None else []
         if given:
             feed.recount(min(given))
         found.notes += [*entry["notes"], *setup.notes]
@@ -220,8 +215,9 @@ class CheckpointMeasurer:
             return []
         try:
             batches = [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
-            options: dict[str, Any] = {"layout": find_layout(loaded.model), "sites": (), "gradients": False}
-            rows = Probe(loaded.model, batches, batch_size=self.config.batch_size, **options).run(step or 0)
+            layout = find_layout(loaded.model)
+            instruments = Instruments(loaded.model, layout, [], Setup(layout, [], [], [], {}), [], None)
+            rows = Probe(instruments, batches, batch_size=self.config.batch_size).run(step or 0)
         except AnisoscopeError as error:
             found.notes.append(f"its loss was left out: {error}")
             return []

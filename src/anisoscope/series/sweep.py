@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Sweeper:
     entries: dict[int, Entry] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
     words: tuple[str, str] | None = None  # fingerprint of the series' tokenizer, and the checkpoint it came with
+    late: dict[int, list[str]] = field(default_factory=dict)  # flags by key, known once all are measured
     kept: int = 0  # number of states written
     plan: CheckpointSeries | None = None  # the series, if found before the folder was made
 
@@ -114,18 +115,17 @@ class Sweeper:
     def _to_do(self) -> list[Checkpoint]:
         return [c for c in self.series.checkpoints if c.key not in self.tables]
 
-    def _write_about(self, late: dict[int, list[str]] | None = None) -> None:
-        """Write run.json from the entries of all checkpoints."""
+    def _flagged(self) -> list[Entry]:
+        """The entries of all checkpoints in order, with all their flags."""
         entries = [self.entries[key] for key in sorted(self.entries)]
+        return [entry | {"flags": [*entry["flags"], *self.late.get(entry["key"], ())]} for entry in entries]
+
+    def _write_about(self) -> None:
+        """Write run.json from the entries of all checkpoints."""
+        entries, hidden = self._flagged(), ("key", "notes", "described", "device", "data", "unmeasured")
         done = [entry for entry in entries if "described" in entry]
-        hidden = ("key", "notes", "described", "device", "data", "unmeasured")
-        self.about["checkpoints"] = [
-            {k: v for k, v in entry.items() if k not in hidden}
-            | {"flags": [*entry["flags"], *(late or {}).get(entry["key"], [])]}
-            for entry in entries
-        ]
-        warnings = integrity.warnings_of(entries, late or {})
-        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *warnings]))
+        self.about["checkpoints"] = [{k: v for k, v in entry.items() if k not in hidden} for entry in entries]
+        self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *integrity.warnings_of(entries)]))
         if done:
             self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
             self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
@@ -152,25 +152,24 @@ class Sweeper:
         if error is not None and str(error):
             self.about["error"] = str(error).splitlines()[0]
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
-        late = self._out_of_order() if status == "complete" else {}
+        self.late = self._out_of_order() if status == "complete" else {}
         columns = {"model": self._name(), "revision": ""}
-        table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows(late)]))
+        table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows()]))
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if status == "complete" and self.measurer.row_map is not None:
             options: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
             self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **options)
-        self._write_about(late)
-        return Table(table.arrow, self.about)
+        self._write_about()
+        return replace(table, about=self.about)
 
-    def _flag_rows(self, late: dict[int, list[str]]) -> Table:
+    def _flag_rows(self) -> Table:
         rows = []
-        for entry in (self.entries[key] for key in sorted(self.entries)):
-            flags = [*entry["flags"], *late.get(entry["key"], [])]
+        for entry in self._flagged():
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
-            remarks = [*flags, *(note for note in entry.get("notes", []) if note == HEADLESS)]
+            remarks = [*entry["flags"], *(note for note in entry.get("notes", []) if note == HEADLESS)]
             columns = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(remarks)}
-            rows.append({**place, **columns, "value": checkpoint_intact(flags)})
+            rows.append({**place, **columns, "value": checkpoint_intact(entry["flags"])})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:

@@ -7,26 +7,28 @@ values; the proxy is not refitted, so intervals reflect the variation of test co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from anisoscope.capture.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
+from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Draws, Measured
-from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import GradientMoments
-from anisoscope.tangent.proxy import Half, Label
+from anisoscope.tangent.plan import TangentPlan
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
 
 Record = dict[str, Any]
 _ENDS = ("value", "low", "high")
@@ -102,12 +104,7 @@ def bands(draws: Sequence[Tensor]) -> list[Record]:
 
 def record(metric: str, columns: Record, label: Label, *, group: str = "", **more: Any) -> Record:
     """One row of the table."""
-    return {"metric": metric, "group": group, "variant": _variant(label, tuple(more.items())), **columns}
-
-
-@lru_cache(maxsize=4096)
-def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
-    return variant_name(label.options(**dict(more)))
+    return {"metric": metric, "group": group, "variant": variant_name(label.options(**more)), **columns}
 
 
 def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> Iterator[Record]:
@@ -118,14 +115,6 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
         if "replicates" in columns:
             rich["replicates"] = [tangent.gradient_enrichment(value, *Q.shape) for value in columns["replicates"]]
         yield record("gradient_enrichment", columns | rich, label, **where)
-
-
-def proxy_records(rows: EnergyRows, Q: Tensor, label: Label, *, few: str = "") -> Iterator[Record]:
-    """Energy and enrichment of one proxy in every group; means over rows except in frequency bins."""
-    for group, average, columns in rows.of(Q):
-        if not average or ":" not in group:
-            note = few if columns["value"] == columns["value"] else "no gradient reaches these rows"
-            yield from energy_records(columns | {"note": note}, Q, label, group=group, average=average)
 
 
 def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
@@ -152,74 +141,107 @@ def control_records(
     yield record("gradient_p", {"value": p} | more, label, **where)
 
 
-class Shares:
-    """The normalised second moments of a site: of all rows, leaving out each fold, and of groups."""
+def few_rows(n: int, d: int) -> str:
+    return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
 
-    def __init__(self, moments: GradientMoments, groups: Sequence[str] = ()) -> None:
-        assert moments.folds is not None
-        self.moments, whole = moments, moments.total
-        every = torch.stack([whole, *moments.folds, *(moments.groups[g] for g in groups)])
+
+class SubspaceTest:
+    """Tests subspaces on the gradients of one site: their energies, anisotropy shares and drawn controls.
+
+    Energies come from `rows`, or from the second moments alone where the rows are of an earlier step. `groups` get
+    shares and controls of their own, and so do unit-norm rows; None: all rows alone. `note` is that of energies.
+    """
+
+    def __init__(
+        self,
+        moments: GradientMoments,
+        rows: EnergyRows | None = None,
+        *,
+        draws: int,
+        seed: int,
+        groups: Sequence[str] | None = None,
+        note: str = "",
+    ) -> None:
+        assert moments.folds is not None and moments.unit is not None
+        self.moments, self.rows, self.note, whole = moments, rows, note, moments.total
+        self.sizes = {"n": moments.n, "contexts": moments.contexts}
+        self._draws: dict[str, int] = {"draws": draws, "seed": seed}
+        self._drawn: dict[tuple[int, str, str], Measured] = {}  # by rank and target: subspaces of one rank share it
+        every = torch.stack([whole, *moments.folds, *(moments.groups[g] for g in groups or ())])
         alive = (every.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).tolist()
         self.used = [f for f in range(FOLDS) if alive[1 + f]]
-        self.groups = [g for g, lives in zip(groups, alive[1 + FOLDS :], strict=True) if lives]
+        self.groups = [g for g, lives in zip(groups or (), alive[1 + FOLDS :], strict=True) if lives]
+        self.targets = [("", "", whole)] if alive[0] or rows is None else []  # second moments that get controls
+        if groups is not None and alive[0]:
+            self.targets += [("", "row", moments.unit), *((g, "", moments.groups[g]) for g in self.groups)]
         rest = [whole - moments.folds[f] for f in self.used] if len(self.used) > 1 else []
         self.lines = 1 + len(rest)
         stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
         self.spread = tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
+    def records(self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0) -> Iterator[Record]:
+        """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets.
 
-def share_records(shares: Shares, Q: Tensor, label: Label, *, groups: bool = False) -> Iterator[Record]:
-    """Both anisotropy shares of one proxy (or fitted control) with jackknife intervals; of groups without."""
-    moments, (d, r) = shares.moments, Q.shape
-    share, level, gain = torch.stack(shares.spread.held(Q.to(shares.spread.C.device))).tolist()
-    note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
-    few = few_rows(moments.n - moments.still, d)
-    more = {"n": moments.n, "contexts": moments.contexts}
-    both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
-    for metric, (values, text) in both.items():
-        value, *rest = values[: shares.lines]
-        low, high = jackknife(value, rest, bounds=(None, None))
-        by_fold = dict(zip(shares.used, rest, strict=False))
-        replicates = [by_fold.get(f, math.nan) for f in range(FOLDS)]
-        columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
-        yield record(metric, columns | more, label)
-    for place, group in enumerate(shares.groups if groups else (), shares.lines):
-        counts = {"n": moments.counts[group], "contexts": moments.contexts}
-        for metric, (values, _) in both.items():
-            yield record(metric, {"value": values[place]} | counts, label, group=group)
+        A fitted control has no enrichment, and no shares of groups.
+        """
+        Q = Q.to(self.spread.C.device)
+        energies = {(group, average): columns for group, average, columns in self._energies(Q, label)}
+        for (group, average), columns in energies.items():
+            if average and self.rows is None:
+                yield record("gradient_energy", columns, label, average=average)
+            else:
+                yield from energy_records(columns, Q, label, group=group, average=average)
+        for group, average, M in self.targets[:controls]:
+            measured = self._measured(M, (Q.shape[1], group, average))
+            yield from control_records(measured, Q, label, energies[group, average], group=group, average=average)
+        if shares:
+            yield from self._shares(Q, label)
 
+    def _energies(self, Q: Tensor, label: Label) -> Iterator[tuple[str, str, Record]]:
+        """(group, average, columns); means over rows except in frequency bins."""
+        moments = self.moments
+        assert moments.folds is not None and moments.unit is not None
+        if self.rows is not None:
+            for group, average, columns in self.rows.of(Q):
+                if not average or ":" not in group:
+                    note = self.note if columns["value"] == columns["value"] else "no gradient reaches these rows"
+                    yield group, average, columns | {"note": note}
+        elif label.control:
+            yield "", "", {"value": float(tangent.gradient_energy(moments.total, Q))} | self.sizes
+        else:
+            inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
+            whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
+            yield "", "", _ratios(inside[None].numpy(), whole[None].numpy())[0] | self.sizes
+            mean, *parts = tangent.gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
+            yield "", "row", {"value": mean} | self.sizes
+            for group, part in zip(moments.groups, parts, strict=True):
+                if part == part:  # NaN if no gradient reaches the group
+                    yield group, "", self.sizes | {"value": part, "n": moments.counts[group]}
 
-def few_rows(n: int, d: int) -> str:
-    return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
+    def _measured(self, M: Tensor, key: tuple[int, str, str]) -> Measured:
+        if key not in self._drawn:
+            alike = next((found.draws for (rank, *_), found in self._drawn.items() if rank == key[0]), None)
+            self._drawn[key] = (alike or draws_for(M, key[0], **self._draws)).of(M)
+        return self._drawn[key]
 
-
-def moment_records(
-    shares: Shares, Q: Tensor, label: Label, measured: Measured | None = None, *, note: str = ""
-) -> Iterator[Record]:
-    """Records of a subspace that was fitted at another step, from second moments alone.
-
-    Energy and shares of a fitted control (`measured` is None); of a proxy also groups and the drawn controls.
-    """
-    moments = shares.moments
-    assert moments.folds is not None and moments.unit is not None
-    Q, more = Q.to(moments.folds.device), {"n": moments.n, "contexts": moments.contexts, "note": note}
-    found: list[Record] = []
-    if measured is None:
-        value = {"value": float(tangent.gradient_energy(moments.total, Q))}
-        yield record("gradient_energy", value | more, label)
-    else:
-        inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
-        whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-        columns = _ratios(inside[None].numpy(), whole[None].numpy())[0] | more
-        yield from energy_records(columns, Q, label)
-        mean, *parts = tangent.gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
-        yield record("gradient_energy", {"value": mean} | more, label, average="row")
-        for group, part in zip(moments.groups, parts, strict=True):
-            if part == part:  # NaN if no gradient reaches the group
-                yield from energy_records(more | {"value": part, "n": moments.counts[group]}, Q, label, group=group)
-        found += control_records(measured, Q, label, columns)
-    for row in [*found, *share_records(shares, Q, label)]:
-        yield {**row, "note": "; ".join(filter(None, (row.get("note", ""), note)))}
+    def _shares(self, Q: Tensor, label: Label) -> Iterator[Record]:
+        """Both anisotropy shares with jackknife intervals; of groups without."""
+        moments, (d, r) = self.moments, Q.shape
+        share, level, gain = torch.stack(self.spread.held(Q)).tolist()
+        note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
+        few = few_rows(moments.n - moments.still, d)
+        both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
+        for metric, (values, text) in both.items():
+            value, *rest = values[: self.lines]
+            low, high = jackknife(value, rest, bounds=(None, None))
+            by_fold = dict(zip(self.used, rest, strict=False))
+            replicates = [by_fold.get(f, math.nan) for f in range(FOLDS)]
+            columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
+            yield record(metric, columns | self.sizes, label)
+        for place, group in enumerate(self.groups if not label.control else (), self.lines):
+            counts = {"n": moments.counts[group], "contexts": moments.contexts}
+            for metric, (values, _) in both.items():
+                yield record(metric, {"value": values[place]} | counts, label, group=group)
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:
@@ -241,6 +263,108 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
     ]
 
 
+def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
+    width = embedded[0][1].shape[-1]
+    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
+    for ids, grads in embedded:
+        out.index_add_(0, ids, grads.double())
+    return out
+
+
+def table_records(
+    rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str, bins: Tensor | None, draws: int, seed: int
+) -> Iterator[Record]:
+    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency."""
+    if not len(rows) or not bool(rows.any()):
+        return
+    groupings = []
+    if bins is not None:
+        names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
+        groupings.append(Grouping(names, bin_of(types, bins)))
+    # each type is a context of its own, so that intervals resample types
+    half = Half.plain(rows.float() if rows.dtype != torch.float64 else rows, types)
+    moments = GradientMoments().update(rows, context=types)
+    test = SubspaceTest(moments, EnergyRows(half, groupings), draws=draws, seed=seed)
+    for label, proxy in proxies.items():
+        drawn = not label.control
+        yield from test.records(proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn))
+
+
+def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
+    """A proxy of the embedding site fitted on rows of types of half 0, and its controls; {} if rows are too few."""
+    # a masked row shows [MASK] or noise, not the type it stands for
+    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
+    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
+        return {}
+    found = {label: fit_proxies({site: rows}, label, seed=seed)}
+    found |= fit_controls({site: rows}, label, found[label], seed=seed)
+    return {how: proxies[site] for how, proxies in found.items()}
+
+
+def weight_records(
+    model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows, *, plan: TangentPlan, rank: int, seed: int
+) -> Iterator[Record]:
+    """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
+
+    W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
+    """
+    fits = {site: rows.fit_half(site) for site in readers if site in rows.fit}
+    inputs = {site: rows_to_fit(fit, most=plan.fit_rows) for site, fit in fits.items()}
+    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
+    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
+    for proxy in plan.proxies[:2]:
+        label = Label(proxy, rank, of="weight")
+        found = fit_proxies(inputs, label, seed=seed)
+        controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
+        for site, mine in found.items():
+            folds = gradients[site]
+            if folds is None or not bool(folds.any()):
+                continue
+            Q, folds = mine.basis.to(folds.device), folds.double()
+            note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
+            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
+            columns = _energy_columns(folds, Q) | sizes
+            records = list(energy_records(columns, Q, label))
+            total = folds.sum(0)
+            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
+            records += control_records(draws.of(total.T @ total), Q, label, columns)
+            for control, others in controls.items():
+                value = {"value": _energy(total, others[site].basis.to(folds.device))}
+                records.append(record("gradient_energy", value | sizes, control))
+            yield from placed(site, rows.step, records)
+
+
+def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
+    """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
+    found: dict[int, Tensor] = {}
+    for fold, gradients in rows.weights:
+        part = joined(model, names, gradients)
+        if part is not None:
+            found[fold] = found[fold] + part if fold in found else part
+    if not found:
+        return None
+    like = next(iter(found.values()))
+    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
+
+
+def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
+    """The energy with its jackknife interval over the folds that have a gradient."""
+    total = folds.sum(0)
+    used = [f for f in range(FOLDS) if bool(folds[f].any())]
+    value = _energy(total, Q)
+    rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
+    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
+    replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    return {"value": value, "low": low, "high": high, "replicates": replicates}
+
+
+def _energy(G: Tensor, Q: Tensor) -> float:
+    """‖GQ‖² / ‖G‖² from G itself, which is cheaper than its second moment."""
+    return float((G @ Q).square().sum() / G.square().sum())
+
+
 @dataclass(frozen=True)
 class TangentTest:
     """Result of `tangent_test`: how much of the gradients lies in a subspace, against random ones of its rank."""
@@ -257,15 +381,15 @@ class TangentTest:
     rank: int
 
 
-_FIELDS: dict[str, tuple[str, tuple[str, str] | None]] = {  # metric, and the variant key that tells its row apart
-    "energy": ("gradient_energy", None),
-    "energy_by_row": ("gradient_energy", ("average", "row")),
-    "enrichment": ("gradient_enrichment", None),
-    "ratio": ("gradient_ratio", None),
-    "share": ("gradient_share", None),
-    "isoscore_gain": ("gradient_isoscore_gain", None),
-    "normal": ("gradient_energy", ("control", "normal")),
-    "random": ("gradient_energy", ("control", "random")),
+_FIELDS = {  # metric, control and average of the row that gives a field
+    "energy": ("gradient_energy", "", ""),
+    "energy_by_row": ("gradient_energy", "", "row"),
+    "enrichment": ("gradient_enrichment", "", ""),
+    "ratio": ("gradient_ratio", "", ""),
+    "share": ("gradient_share", "", ""),
+    "isoscore_gain": ("gradient_isoscore_gain", "", ""),
+    "normal": ("gradient_energy", "normal", ""),
+    "random": ("gradient_energy", "random", ""),
 }
 
 
@@ -297,20 +421,14 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
     half = Half.plain(rows[finite], number[finite.cpu()], dropped=int((~finite).sum()))
     label = Label("given", rank)
     moments = GradientMoments().update(half.x, context=half.context)
-    found = list(proxy_records(EnergyRows(half), Q, label))
-    found += control_records(
-        draws_for(moments.total, rank, draws=draws, seed=seed).of(moments.total), Q, label, found[0]
-    )
-    found += share_records(Shares(moments), Q, label)
-    p = next(row["value"] for row in found if row["metric"] == "gradient_p")
-    return TangentTest(**{name: _pick(found, *field) for name, field in _FIELDS.items()}, p=p, rank=rank)
-
-
-def _pick(records: list[Record], metric: str, option: tuple[str, str] | None) -> Estimate:
-    for row in records:
+    test = SubspaceTest(moments, EnergyRows(half), draws=draws, seed=seed)
+    by_name: dict[tuple[str, ...], Record] = {}
+    for row in test.records(Q, label, shares=True, controls=1):
         options = options_of(row["variant"])
-        matches = options.keys().isdisjoint({"control", "average"}) if option is None else option in options.items()
-        if row["metric"] == metric and matches:
-            names = ("low", "high", "n", "contexts", "dropped", "note", "sd")
-            return Estimate(row["value"], **{name: row[name] for name in names if name in row})
-    raise LookupError(metric)
+        by_name[row["metric"], options.get("control", ""), options.get("average", "")] = row
+    columns = ("value", "low", "high", "n", "contexts", "dropped", "note", "sd")
+    estimates = {
+        field: Estimate(**{name: by_name[key][name] for name in columns if name in by_name[key]})
+        for field, key in _FIELDS.items()
+    }
+    return TangentTest(**estimates, p=by_name["gradient_p", "", ""]["value"], rank=rank)

@@ -18,7 +18,7 @@ from anisoscope.capture.gradient_pass import GradientPass, SiteRows
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import check_rank, next_components
+from anisoscope.metrics.tangent import check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import fold_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
@@ -41,14 +41,13 @@ class Half:
     def joined(cls, parts: list[tuple[SiteRows, float]]) -> Half:
         """Join the finite rows of several passes; the gradients of each are multiplied by its factor."""
         x = torch.cat([rows.x for rows, _ in parts])
-        with_g = all(rows.g is not None for rows, _ in parts)
-        g = torch.cat([rows.g * factor for rows, factor in parts if rows.g is not None]) if with_g else None
+        scaled = [rows.g * factor for rows, factor in parts if rows.g is not None]
+        g = torch.cat(scaled) if len(scaled) == len(parts) else None
         labels = [_labels(rows) for rows, _ in parts]
         columns = {name: torch.cat([part[name].cpu().long() for part in labels]) for name in labels[0]}
-        bad = ~x.isfinite().all(1) if g is None else ~(x.isfinite().all(1) & g.isfinite().all(1))
-        dropped = int(bad.sum())
-        if dropped:
-            keep = (~bad).nonzero().squeeze(1)
+        good = x.isfinite().all(1) if g is None else x.isfinite().all(1) & g.isfinite().all(1)
+        if dropped := int((~good).sum()):
+            keep = good.nonzero().squeeze(1)
             x, g = x[keep], None if g is None else g[keep]
             columns = {name: column[keep.cpu()] for name, column in columns.items()}
         return cls(x, g, **columns, dropped=dropped)
@@ -95,9 +94,8 @@ class StepRows:
     test: dict[Site, list[tuple[SiteRows, float]]] = field(default_factory=dict)
     loss: float = 0.0
     tokens: int = 0
-    losses: list[tuple[int, float, int]] = field(default_factory=list)  # (context hash, summed loss, tokens)
     weights: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)  # (fold or −1, gradients by name)
-    embedded: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # ids, gradients, fold of each
+    embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids, gradients
     unreached: set[Site] = field(default_factory=set)
 
     def add_fit(self, found: GradientPass) -> None:
@@ -119,8 +117,8 @@ class StepRows:
 
     def lacking(self) -> str:
         """The reason why the step cannot be measured (one half is empty, nothing is finite), or ""."""
-        fit = sum(len(r.x) for rows in self.fit.values() for r in rows)
-        if not fit or not any(len(rows.x) for parts in self.test.values() for rows, _ in parts):
+        fit, test = self.fit.values(), [[rows for rows, _ in parts] for parts in self.test.values()]
+        if not all(any(len(part.x) for rows in half for part in rows) for half in (fit, test)):
             return f"all contexts of step {self.step} are in one half"
         for site, rows in self.fit.items():
             if not any(bool(part.x.isfinite().all(1).any()) for part in rows):
@@ -132,13 +130,7 @@ class StepRows:
         return ""
 
     def halves(self) -> Iterator[tuple[Site, Half, Half]]:
-        """(site, fit half, test half) of each site; an error if a half is empty."""
-        if not self.fit or not self.test:
-            seen = sum(len(r.x) for rows in self.fit.values() for r in rows)
-            raise AnisoscopeError(
-                f"step {self.step} has no contexts for {'the test' if self.fit else 'the fit'} half ({seen} rows to "
-                "fit on); contexts are split in two by a hash: give at least eight different contexts."
-            )
+        """(site, fit half, test half) of each site; an error if nothing of a half is finite."""
         for site in (site for site in self.fit if site in self.test):
             fit, test = self.fit_half(site), Half.joined(self.test[site])
             if not len(fit) or not len(test):
@@ -215,15 +207,15 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
 
 
 def fit_controls(
-    rows: Mapping[Site, Tensor], label: Label, proxies: Mapping[Site, Proxy], *, seed: int
+    rows: Mapping[Site, Tensor], label: Label, proxies: Mapping[Site, Proxy], *, seed: int, permuted: bool = True
 ) -> dict[Label, dict[Site, Proxy]]:
     """Fitted controls of proxies: proxies of column-permuted rows, and the next principal components."""
-    beyond: dict[Site, Proxy] = {}
-    for site, x in rows.items():
-        basis = next_components(torch.cov(x.double().T), proxies[site].basis.to(x.device))
-        beyond[site] = Proxy(basis, basis.T, proxies[site].centre)
+    problems = [(torch.cov(x.double().T), proxies[site].basis.to(x.device)) for site, x in rows.items()]
+    bases = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
+    beyond = {s: Proxy(basis, basis.T, proxies[s].centre) for s, (basis,) in zip(rows, bases, strict=True)}
     shuffled = replace(label, control="permuted")
-    return {shuffled: fit_proxies(rows, shuffled, seed=seed), replace(label, control="next"): beyond}
+    found = {shuffled: fit_proxies(rows, shuffled, seed=seed)} if permuted else {}
+    return found | {replace(label, control="next"): beyond}
 
 
 def spanned(centred: Tensor, most: int) -> list[int]:

@@ -171,12 +171,9 @@ class RowMap:
         """The share of variance of each axis, by site."""
         return {str(site): [round(share, 6) for share in axes.shares] for site, axes in self.axes().items()}
 
-    def records(
-        self, model: str, seed: int | None, *, tokenizer: Any = None, counts: Tensor | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """The rows of map.parquet."""
-        axes, decode = self.axes(), decoder_of(tokenizer)
-        spelled = {} if tokenizer is not None else dict(self.words)
+    def records(self, model: str, seed: int | None, *, counts: Tensor | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of map.parquet; `counts` are token frequencies."""
+        axes = self.axes()
         bins = None if counts is None or not float(counts.sum()) > 0 else equal_mass_bins(counts)
         hashes = sorted({int(h) for _, kept in self._each() for rows in kept.values() for h in rows["hash"]})
         row_number = {value: i for i, value in enumerate(hashes)}
@@ -193,9 +190,8 @@ class RowMap:
                 for i, (row_hash, token, position, group) in enumerate(labels):
                     if not bool(at[i].isfinite().all()):
                         continue
-                    if token not in spelled:
-                        spelled[token] = decode([token]) if token >= 0 else ""
-                    row = {"row": row_number[row_hash], "token": spelled[token], "position": position}
+                    word = self.words.get(token, str(token) if token >= 0 else "")
+                    row = {"row": row_number[row_hash], "token": word, "position": position}
                     row |= dict(zip(AXES, at[i].tolist(), strict=False))
                     row["frequency"] = (binned[i] or None) if binned is not None else None
                     yield {**common, **row, "group": self.groups[group] if group < len(self.groups) else ""}
@@ -245,12 +241,12 @@ def _leading(cov: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def write_map(
-    folder: Path, row_map: RowMap, *, model: str, seed: int | None, tokenizer: Any = None, counts: Tensor | None = None
+    folder: Path, row_map: RowMap, *, model: str, seed: int | None, counts: Tensor | None = None
 ) -> dict[str, dict[str, list[float]]]:
     """Write map.parquet into a run folder; returns the entry `map` of run.json."""
     if not row_map.steps:
         return {}
-    found = list(row_map.records(model, seed, tokenizer=tokenizer, counts=counts))
+    found = list(row_map.records(model, seed, counts=counts))
     shares = {map_name(model, seed): row_map.about()}
     write_rows(Path(folder), pa.Table.from_pylist(found, schema=MAP_SCHEMA), shares)
     return shares

@@ -30,7 +30,7 @@ from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
 from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
 from anisoscope.studies.study_run import INHERENT, ArmsStudy
-from anisoscope.tangent.study import GEOMETRY
+from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.classifier import MediaConfig, examples_of
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus

@@ -9,7 +9,7 @@ afterwards and marked in-sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,101 +19,18 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import frequency, tangent
-from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.tangent import Measured
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import options_of, variant_name
+from anisoscope.results.query import variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
-from anisoscope.tangent.energy import EnergyRows, Grouping, Record, Shares
+from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
+from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
 
 DEFAULT_RANK = 16
-
-
-@dataclass(frozen=True)
-class TangentPlan:
-    """What the study measures; the presets differ in cost only."""
-
-    rank: int | None = None  # 16, or a quarter of a narrower width
-    ranks: tuple[int, ...] = ()  # further ranks, for the curve
-    proxies: tuple[str, ...] = ("semi_nmf", "pca")
-    draws: int = 999
-    permuted: bool = True
-    balanced: bool = True
-    frozen: bool = True
-    window: float = 0.3  # the frozen proxy is fitted on this first part of training
-    weights: bool = False
-    embedding: bool = True
-    fit_rows: int = 8192
-    bins: int = 5
-    seed: int = 0
-
-
-PLANS = {
-    "light": TangentPlan(permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048),
-    "standard": TangentPlan(),
-    "full": TangentPlan(
-        ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
-    ),
-}
-# metrics of "The Shape of Learning" over depth and training; no gradients, so no tangent plan
-_SHAPE = (
-    "svd_ratio svd_ratio:batches=1 svd_ratio_squared svd_ratio_squared:batches=1 average_cosine drift two_nn "
-    "two_nn:calibrated=1 levina_bickel gride:scale=1 gride gride:scale=4 gride:scale=8 local_anisotropy "
-    "local_anisotropy:partition=random local_anisotropy:partition=none attention_entropy attention_sharpness "
-    "score_spread"
-)
-# queries, keys and scores over training, as in "Is Anisotropy Inherent to Transformers?", and the stream
-_ATTENTION = (
-    "average_cosine drift mean_norm explained_by_drift qk_cosine attention_entropy attention_sharpness attention_max "
-    "first_key_mass score_spread"
-)
-SHAPE, ATTENTION = tuple(_SHAPE.split()), tuple(_ATTENTION.split())
-GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only `full` has them
-    "light": ("average_cosine",),
-    "standard": ("average_cosine", "drift", "mean_norm"),
-    "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
-    "shape": SHAPE,
-    "attention": ATTENTION,
-}
-_MORE_SITES = {"attention": ("query_unrotated", "key_unrotated")}
-
-
-def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
-    """Kinds of sites that a preset measures in addition to the default ones, if the model has them.
-
-    >>> more_sites("attention"), more_sites("shape")
-    (('query_unrotated', 'key_unrotated'), ())
-    """
-    return _MORE_SITES.get(metrics, ()) if isinstance(metrics, str) else ()
-
-
-def choose_plan(
-    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
-) -> tuple[TangentPlan | None, list[Request]]:
-    """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
-
-    Metrics of a preset are measured only at the sites each declares, metrics requested by name wherever possible.
-    """
-    chosen: TangentPlan | None
-    if isinstance(metrics, str) and metrics in GEOMETRY:
-        chosen = plan or PLANS.get(metrics)
-        requests = [replace(request, named=False) for request in parse_requests(GEOMETRY[metrics])]
-    else:
-        given = metrics.split(",") if isinstance(metrics, str) else list(metrics)
-        wanted = "tangent" in given or plan is not None
-        chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in given if w != "tangent"]
-        requests = parse_requests(names) if names else []
-    if chosen is not None:
-        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
-    return chosen, requests
-
-
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
 
@@ -128,8 +45,7 @@ class FrozenProxies:
     rank: int = 0
     window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
     pool: dict[Site, list[Tensor]] = field(default_factory=dict)
-    proxies: dict[str, dict[Site, Proxy]] = field(default_factory=dict)
-    controls: dict[str, dict[Site, Proxy]] = field(default_factory=dict)
+    proxies: dict[Label, dict[Site, Proxy]] = field(default_factory=dict)  # and the fitted controls of the first
     device: torch.device | None = None
 
     @property
@@ -154,16 +70,15 @@ class FrozenProxies:
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note="")
 
-    def _label(self, proxy: str, control: str = "") -> Label:
+    def label(self, proxy: str, control: str = "") -> Label:
         return Label(proxy, self.rank, fit="frozen", control=control, batch=self.source)
 
     def _fit(self, device: torch.device) -> list[Record]:
         """Fit on the rows of the window and test the steps inside it."""
         rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
-        seed, first = self.plan.seed, self.plan.proxies[0]
-        self.proxies = {p: fitting.fit_proxies(rows, self._label(p), seed=seed) for p in self.plan.proxies[:2]}
-        controls = fitting.fit_controls(rows, self._label(first), self.proxies[first], seed=seed)
-        self.controls = {label.control: found for label, found in controls.items()}
+        seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
+        self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
+        self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], seed=seed)
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
@@ -173,38 +88,33 @@ class FrozenProxies:
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
-        sizes = {"draws": self.plan.draws, "seed": self.plan.seed}
         for site, moment in moments.items():
-            total, shares = moment.total, Shares(moment)
-            bases = {p: found[site].basis.to(total.device) for p, found in self.proxies.items() if site in found}
-            ranks = {Q.shape[1] for Q in bases.values()}
-            drawn = {rank: energy.draws_for(total, rank, **sizes).of(total) for rank in ranks}
-            for proxy, Q in bases.items():
-                rows = energy.moment_records(shares, Q, self._label(proxy), drawn[Q.shape[1]], note=note)
-                records += energy.placed(site, step, rows)
-            for control, found in self.controls.items():
-                if site in found:
-                    label = self._label(self.plan.proxies[0], control)
-                    rows = energy.moment_records(shares, found[site].basis, label, note=note)
+            test = SubspaceTest(moment, draws=self.plan.draws, seed=self.plan.seed)
+            for label, proxies in self.proxies.items():
+                if site in proxies:
+                    rows = test.records(proxies[site].basis, label, shares=True, controls=int(not label.control))
                     records += energy.placed(site, step, rows)
+        records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
 
     def state(self) -> dict[str, Any]:
         """The state for saving, as plain values and tensors."""
+        saved = {label: fitting.proxy_state(found) for label, found in self.proxies.items()}
         return {
             "rank": self.rank,
             "window": sorted(self.window),  # their moments are large and are saved in separate files
             "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
-            "proxies": {name: fitting.proxy_state(found) for name, found in self.proxies.items()},
-            "controls": {name: fitting.proxy_state(found) for name, found in self.controls.items()},
+            "proxies": {label.proxy: found for label, found in saved.items() if not label.control},
+            "controls": {label.control: found for label, found in saved.items() if label.control},
         }
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
         self.window = {step: dict(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
-        self.proxies = {name: fitting.load_proxies(found) for name, found in state["proxies"].items()}
-        self.controls = {name: fitting.load_proxies(found) for name, found in state["controls"].items()}
+        saved = {self.label(proxy): found for proxy, found in state["proxies"].items()}
+        saved |= {self.label(self.plan.proxies[0], control): found for control, found in state["controls"].items()}
+        self.proxies = {label: fitting.load_proxies(found) for label, found in saved.items()}
 
     def window_state(self, step: int) -> dict[Any, Any] | None:
         """The moments of one step inside the open window."""
@@ -257,7 +167,6 @@ class TangentStudy:
         halves = {site: (fit, test) for site, fit, test in rows.halves()}
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        beyond = self._beyond(halves)
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
@@ -266,8 +175,7 @@ class TangentStudy:
 
         def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
             (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
-            moment, masks = self._moment(test)
-            found = [*self._site(test, local, moment, masks, beyond[site])]
+            moment, found = self._site(test, local)
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
@@ -282,20 +190,30 @@ class TangentStudy:
             )
             self.frozen = None
         if self.frozen is not None:
-            fits, moments = (
-                {s: fit for s, (fit, _) in halves.items()},
-                {s: moment for s, (moment, _) in by_site.items()},
-            )
+            fits = {site: fit for site, (fit, _) in halves.items()}
+            moments = {site: moment for site, (moment, _) in by_site.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
         return records
 
-    def _moment(self, test: Half) -> tuple[GradientMoments, list[str]]:
-        """Second moments of a site's gradients, and the names of groups (masked or not) that get controls."""
+    def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
+        """The second moments of a site's gradients, and the records of its proxies."""
         assert test.g is not None
-        groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
+        groupings = self.groupings(test)
+        groups = {name: mask for grouping in groupings for name, mask in grouping.masks().items()}
         groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
-        plain = [name for name in groups if ":" not in name]
-        return GradientMoments().update(test.g, context=test.context, groups=groups), plain
+        plain = [name for name in groups if ":" not in name]  # masked or not: these get controls
+        moment = GradientMoments().update(test.g, context=test.context, groups=groups)
+        few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
+        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": few}
+        tests = SubspaceTest(moment, EnergyRows(test, groupings), groups=plain, **sizes)
+        records: list[Record] = []
+        for label, proxy in proxies.items():
+            main = self._is_main(label)
+            controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
+            if main and label.proxy == self.plan.proxies[0]:
+                controls = len(tests.targets)
+            records += tests.records(proxy.basis, label, shares=main or bool(label.control), controls=controls)
+        return moment, records
 
     def finish(self) -> list[Record]:
         """Records of the frozen proxy of a run that ended inside its window."""
@@ -355,9 +273,7 @@ class TangentStudy:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         main = labels[0]  # fitted controls are made for the main proxy only
-        if plan.permuted:
-            shuffled = replace(main, control="permuted")
-            found[shuffled] = fitting.fit_proxies(rows, shuffled, seed=plan.seed)
+        found |= fitting.fit_controls(rows, main, found[main], seed=plan.seed, permuted=plan.permuted)
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
@@ -376,66 +292,15 @@ class TangentStudy:
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted."""
-        late = self.frozen.proxies if self.frozen is not None else {}
-        found = (late if fit == "frozen" else self.fitted).get(proxy, {})
+        found = self.fitted.get(proxy, {})
+        if fit == "frozen":
+            found = self.frozen.proxies.get(self.frozen.label(proxy), {}) if self.frozen is not None else {}
         if site not in found:
             when = "its window is still open" if fit == "frozen" and self.fitted else "no step has been measured yet"
             raise AnisoscopeError(
                 f"there is no {fit} proxy {proxy!r} at {site} yet ({when}); measure a step first, or ask later."
             )
         return found[site].basis
-
-    def _beyond(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Tensor]:
-        """The principal components of the fit rows beyond the main proxy, d×r by site."""
-        main = self.fitted[self.plan.proxies[0]]
-        fits = {site: fitting.rows_to_fit(fit, most=self.plan.fit_rows).double() for site, (fit, _) in halves.items()}
-        problems = [(torch.cov(x.T), main[site].basis.to(x.device)) for site, x in fits.items()]
-        found = tangent.each_decomposed(lambda C, Q: (tangent.next_components(C, Q),), problems)
-        return {site: basis for site, (basis,) in zip(fits, found, strict=True)}
-
-    def _site(
-        self, test: Half, proxies: Mapping[Label, Proxy], moment: GradientMoments, groups: list[str], beyond: Tensor
-    ) -> Iterator[Record]:
-        rows, shares = EnergyRows(test, self.groupings(test)), Shares(moment, groups)
-        few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
-        targets: dict[int, list[tuple[str, str, Measured]]] = {}  # by actual rank of a proxy
-        for label, proxy in proxies.items():
-            Q = proxy.basis
-            found = list(energy.proxy_records(rows, Q, label, few=few))
-            yield from found
-            if label.control:
-                yield from energy.share_records(shares, Q, label)
-            if not self._is_main(label):
-                continue
-            yield from energy.share_records(shares, Q, label, groups=True)
-            if label.proxy not in self.plan.proxies[:2]:
-                continue
-            main = label.proxy == self.plan.proxies[0]  # other proxies get controls for all rows only
-            if main:
-                after = replace(label, control="next")
-                yield from energy.proxy_records(rows, beyond, after, few=few)
-                yield from energy.share_records(shares, beyond, after)
-            if Q.shape[1] not in targets:
-                targets[Q.shape[1]] = list(self._targets(moment, groups, Q.shape[1]))
-            energies = [row for row in found if row["metric"] == "gradient_energy"]
-            for group, average, measured in targets[Q.shape[1]][: None if main else 1]:
-                mine = (row for row in energies if options_of(row["variant"]).get("average", "") == average)
-                columns = next(row for row in mine if row["group"] == group)
-                yield from energy.control_records(measured, Q, label, columns, group=group, average=average)
-
-    def _targets(self, moment: GradientMoments, groups: list[str], rank: int) -> Iterator[tuple[str, str, Measured]]:
-        """(group, average, second moment with draws) for controls: all rows, unit-norm rows, masked and unmasked."""
-        assert moment.unit is not None
-        total, draws = moment.total, self._draws(moment.total, rank)
-        if float(total.trace()) > 0:
-            yield "", "", draws.of(total)
-            yield "", "row", draws.of(moment.unit)
-        for name in groups:
-            if float(moment.groups[name].trace()) > 0:
-                yield name, "", draws.of(moment.groups[name])
-
-    def _draws(self, M: Tensor, rank: int) -> tangent.Draws:
-        return energy.draws_for(M, rank, draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
 
     def _concepts(
         self,
@@ -476,7 +341,8 @@ class TangentStudy:
                 yield energy.record("amplification", {"value": math.nan} | more, label)
             return
         bases = [before.bases[label.proxy].to(grown.device) for label in labels]
-        drawn = {rank: self._draws(grown, rank).of(grown) for rank in {Q.shape[1] for Q in bases}}
+        sizes = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
+        drawn = {rank: energy.draws_for(grown, rank, **sizes).of(grown) for rank in {Q.shape[1] for Q in bases}}
         inside = [grew @ (grew.mT @ Q) for Q in bases]
         weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
         change = after.weighted(weights) - older.weighted(weights)

@@ -1,0 +1,88 @@
+"""What the tangent study and the geometry metrics measure at a step: plans and presets by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.metric import Request
+
+
+@dataclass(frozen=True)
+class TangentPlan:
+    """What the study measures; the presets differ in cost only."""
+
+    rank: int | None = None  # 16, or a quarter of a narrower width
+    ranks: tuple[int, ...] = ()  # further ranks, for the curve
+    proxies: tuple[str, ...] = ("semi_nmf", "pca")
+    draws: int = 999
+    permuted: bool = True
+    balanced: bool = True
+    frozen: bool = True
+    window: float = 0.3  # the frozen proxy is fitted on this first part of training
+    weights: bool = False
+    embedding: bool = True
+    fit_rows: int = 8192
+    bins: int = 5
+    seed: int = 0
+
+
+PLANS = {
+    "light": TangentPlan(permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048),
+    "standard": TangentPlan(),
+    "full": TangentPlan(
+        ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True
+    ),
+}
+# metrics of "The Shape of Learning" over depth and training; no gradients, so no tangent plan
+_SHAPE = (
+    "svd_ratio svd_ratio:batches=1 svd_ratio_squared svd_ratio_squared:batches=1 average_cosine drift two_nn "
+    "two_nn:calibrated=1 levina_bickel gride:scale=1 gride gride:scale=4 gride:scale=8 local_anisotropy "
+    "local_anisotropy:partition=random local_anisotropy:partition=none attention_entropy attention_sharpness "
+    "score_spread"
+)
+# queries, keys and scores over training, as in "Is Anisotropy Inherent to Transformers?", and the stream
+_ATTENTION = (
+    "average_cosine drift mean_norm explained_by_drift qk_cosine attention_entropy attention_sharpness attention_max "
+    "first_key_mass score_spread"
+)
+SHAPE, ATTENTION = tuple(_SHAPE.split()), tuple(_ATTENTION.split())
+GEOMETRY = {  # spectra cost an eigenvalue problem per layer and fold, so only `full` has them
+    "light": ("average_cosine",),
+    "standard": ("average_cosine", "drift", "mean_norm"),
+    "full": ("average_cosine", "drift", "mean_norm", "svd_ratio", "participation_ratio", "effective_rank", "two_nn"),
+    "shape": SHAPE,
+    "attention": ATTENTION,
+}
+_MORE_SITES = {"attention": ("query_unrotated", "key_unrotated")}
+
+
+def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    """Kinds of sites that a preset measures in addition to the default ones, if the model has them.
+
+    >>> more_sites("attention"), more_sites("shape")
+    (('query_unrotated', 'key_unrotated'), ())
+    """
+    return _MORE_SITES.get(metrics, ()) if isinstance(metrics, str) else ()
+
+
+def choose_plan(
+    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
+) -> tuple[TangentPlan | None, list[Request]]:
+    """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
+
+    Metrics of a preset are measured only at the sites each declares, metrics requested by name wherever possible.
+    """
+    chosen: TangentPlan | None
+    if isinstance(metrics, str) and metrics in GEOMETRY:
+        chosen = plan or PLANS.get(metrics)
+        requests = [replace(request, named=False) for request in parse_requests(GEOMETRY[metrics])]
+    else:
+        given = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+        wanted = "tangent" in given or plan is not None
+        chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in given if w != "tangent"]
+        requests = parse_requests(names) if names else []
+    if chosen is not None:
+        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
+    return chosen, requests
