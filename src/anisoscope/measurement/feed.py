@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -32,13 +32,13 @@ from anisoscope.measurement.config import ProfileConfig
 from anisoscope.models.forward import evaluating, input_device
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
+from anisoscope.option import Progress
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # configuration fields that only video models have
 _WAITING = 8  # batches' worth of contexts that may be held back to be batched with others of their shape
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Feed(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Progress | None) -> Self:
         """Make the feed of a model; an error if the model cannot read the data."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class TextFeed(Feed):
     off = {"seconds": None}  # noqa: RUF012
 
     @classmethod
-    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Progress | None) -> Self:
         if loaded.main_input != "input_ids":
             raise AnisoscopeError(
                 f"{loaded.name} reads {loaded.main_input}, and how to make that of text, sounds or pictures is not "
@@ -175,7 +175,7 @@ def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
 class MediaFeed(Feed):
     """The common part of feeds of audio and images."""
 
-    tell: Tell | None = None
+    tell: Progress | None = None
     counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # whether the data ended before enough rows were read
     _unit: tuple[int, int, int] = (0, 0, 1)  # rows, positions and size of the first context
@@ -190,7 +190,7 @@ class MediaFeed(Feed):
         """Entries of run.json on the amount of data in units of its medium."""
 
     @classmethod
-    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Progress | None) -> Self:
         """Make the feed, count the rows of its first context, and generate the texts that a decoder reads.
 
         Both run the model and so must happen before hooks are attached.
@@ -328,7 +328,7 @@ class ImageFeed(MediaFeed):
     off = {**SpeechFeed.off, "seconds": None}  # noqa: RUF012
 
     @classmethod
-    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Tell | None) -> Self:
+    def of(cls, loaded: Loaded, config: ProfileConfig, *, tell: Progress | None) -> Self:
         if any(hasattr(getattr(loaded.model, "config", None), name) for name in _FILMS):
             raise AnisoscopeError(
                 f"{loaded.name} reads videos, which are not supported as data; anisoscope.measure takes any batches."
@@ -392,7 +392,7 @@ def _count_rows(loaded: Loaded, context: MediaContext, *, modules: tuple[str, ..
 FEEDS: dict[Any, type[Feed]] = {TEXT_DATA: TextFeed, SOUNDS_DATA: SpeechFeed, IMAGES_DATA: ImageFeed}
 
 
-def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Tell | None = None) -> Feed:
+def make_feed(loaded: Loaded, config: ProfileConfig, *, tell: Progress | None = None) -> Feed:
     """The feed for the medium that a model reads."""
     return FEEDS[loaded.modality.medium].of(loaded, config, tell=tell)
 

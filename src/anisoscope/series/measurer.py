@@ -27,6 +27,7 @@ from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
 from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe
 from anisoscope.monitor.monitor import stream_kinds
+from anisoscope.option import Progress
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.plan import TangentPlan, more_sites
@@ -37,7 +38,6 @@ HEADLESS = "it has no language-model head, so no loss: its gradients were left o
 TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
 COUNTED = 2_000_000  # tokens of the data used for token frequencies
 Records = list[dict[str, Any]]
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class CheckpointMeasurer:
     sizes: list[int] | None = None  # of the first model
     row_map: RowMap | None = None  # the same few rows of every checkpoint
 
-    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Tell) -> CheckpointResult:
+    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Progress) -> CheckpointResult:
         """Measure one model; a `late` one is measured after later steps and not compared with them."""
         config, notes = fitting(loaded, feed_config(self.config))
         result, feed = CheckpointResult(notes=notes), make_feed(loaded, config, tell=tell)
@@ -85,7 +85,7 @@ class CheckpointMeasurer:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
         return result
 
-    def _gradients(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
+    def _gradients(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult, *, tell: Progress) -> None:
         c, model = self.config, loaded.model
         plan, requests = c.measured
         self._count(loaded, feed, found)
@@ -172,7 +172,7 @@ class CheckpointMeasurer:
         more = () if c.metrics or not requests else more_sites(c.preset)
         return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
-    def _geometry(self, loaded: Any, feed: Feed, found: CheckpointResult, *, tell: Tell) -> None:
+    def _geometry(self, loaded: Any, feed: Feed, found: CheckpointResult, *, tell: Progress) -> None:
         """Measure the metrics of every site in as few passes as memory allows, like `profile`."""
         model, (tangent, requests) = loaded.model, self.config.measured
         if not requests:
@@ -199,7 +199,7 @@ class CheckpointMeasurer:
         found.notes += [*entry["notes"], *setup.notes]
         found.read = {name: entry[name] for name in ("modality", "rows")}
 
-    def _batches(self, loaded: Any, feed: Feed, *, masked: bool, tell: Tell) -> Iterator[Batch]:
+    def _batches(self, loaded: Any, feed: Feed, *, masked: bool, tell: Progress) -> Iterator[Batch]:
         """The batches; in studies with gradients, text is masked for masked language models as it is for gradients."""
         seen, mask = 0, masked and loaded.reads_text and not loaded.predicts_next
         mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
