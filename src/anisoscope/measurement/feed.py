@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -56,6 +56,7 @@ class Feed(ABC):
     dropped_pieces: int = 0
     unknown: int = 0
     fingerprint: str = ""
+    _unit: tuple[int, int, int] = (1, 1, 1)  # rows, positions and size of the first context; a token of text
     off: ClassVar[dict[str, Any]]  # options that do not apply to such data, each with its neutral value
 
     @classmethod
@@ -67,13 +68,13 @@ class Feed(ABC):
     def batches(self) -> Iterator[Batch]:
         """All batches, from the first on; the counts are complete after the last."""
 
-    @abstractmethod
-    def seen(self, batch: Batch) -> int:
-        """The number of rows of one batch, for progress."""
+    def rows_of(self, inputs: Mapping[str, Tensor]) -> int:
+        """Rows of some inputs, of media estimated in proportion to the size of the first context."""
+        return round(self._unit[0] * _size(inputs) / self._unit[2])
 
-    @abstractmethod
     def few(self, batch: Batch) -> Batch:
         """A small part of a batch, for verification."""
+        return Batch({name: value[:2] for name, value in batch.inputs.items()})
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
@@ -132,9 +133,6 @@ class TextFeed(Feed):
             setattr(self, name, getattr(counts, name))
         self.fingerprint = digest.hexdigest()
 
-    def seen(self, batch: Batch) -> int:
-        return int(batch.inputs["attention_mask"].sum())
-
     def few(self, batch: Batch) -> Batch:
         return Batch({name: value[:2, :32] for name, value in batch.inputs.items()})
 
@@ -161,7 +159,7 @@ class MediaContext:
     text: str = ""
 
 
-def _size(inputs: Any) -> int:
+def _size(inputs: Mapping[str, Tensor]) -> int:
     """The number of unpadded frames, samples or pixels of some inputs."""
     mask = inputs.get("attention_mask")
     return int(mask.sum()) if mask is not None else next(iter(inputs.values())).numel()
@@ -178,7 +176,6 @@ class MediaFeed(Feed):
     tell: Progress | None = None
     counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # whether the data ended before enough rows were read
-    _unit: tuple[int, int, int] = (0, 0, 1)  # rows, positions and size of the first context
     _texts: dict[bytes, list[int]] | None = None  # decoder input ids by digest of the context
 
     @abstractmethod
@@ -216,7 +213,7 @@ class MediaFeed(Feed):
             inputs = _stacked(chunk)
             mask = inputs.get("attention_mask")
             if mask is not None and not bool(mask.all()):  # padding that the model reads by design
-                self.padding += sum(self._unit[1] - self._rows(context.inputs) for context in chunk)
+                self.padding += sum(self._unit[1] - self.rows_of(context.inputs) for context in chunk)
             if self._texts is not None:
                 inputs |= decoder_inputs(self.loaded, [self._texts[context.digest] for context in chunk])
             groups = tuple(context.group for context in chunk) if self.config.group_by else None
@@ -232,7 +229,7 @@ class MediaFeed(Feed):
         size = self.config.batch_size
         for context in self.media():
             digest.add(context.digest)
-            rows, count = rows + self._rows(context.inputs), count + 1
+            rows, count = rows + self.rows_of(context.inputs), count + 1
             same_shape = waiting.setdefault(tuple((name, x.shape) for name, x in context.inputs.items()), [])
             same_shape.append(context)
             if len(same_shape) == size or sum(map(len, waiting.values())) > _WAITING * size:
@@ -255,20 +252,10 @@ class MediaFeed(Feed):
             if untranscribed := [context for context in chunk if context.digest not in texts]:
                 generated = greedy_ids(self.loaded, _stacked(untranscribed))
                 texts |= {context.digest: ids for context, ids in zip(untranscribed, generated, strict=True)}
-            seen += sum(self._rows(context.inputs) for context in chunk)
+            seen += sum(self.rows_of(context.inputs) for context in chunk)
             if self.tell is not None:
                 self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)
         return texts
-
-    def _rows(self, inputs: Any) -> int:
-        """Estimated rows of some inputs: in proportion to the size of the first context, whose rows were counted."""
-        return round(self._unit[0] * _size(inputs) / self._unit[2])
-
-    def seen(self, batch: Batch) -> int:
-        return self._rows(batch.inputs)
-
-    def few(self, batch: Batch) -> Batch:
-        return Batch({name: value[:2] for name, value in batch.inputs.items()})
 
     def recount(self, rows: int) -> None:
         self.padding -= rows - self.tokens if self.padding else 0

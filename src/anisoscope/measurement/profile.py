@@ -43,7 +43,7 @@ from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file, slug
-from anisoscope.results.manifest import new_manifest
+from anisoscope.results.manifest import new_manifest, outcome
 from anisoscope.results.query import Table
 
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
@@ -117,16 +117,14 @@ class Profiler:
             for number, spec in enumerate(self.config.models):
                 self._model(f"{number}-{slug(spec)[:LONGEST]}", spec, requests)
         except BaseException as error:
-            self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+            self._finish(error)
             raise
-        self._finish("complete")
+        self._finish()
         self.folder.tidy()
         return replace(Table.concat(self.tables), about=self.about)
 
-    def _finish(self, status: str, error: BaseException | None = None) -> None:
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
+    def _finish(self, error: BaseException | None = None) -> None:
+        self.about |= outcome(error)
         self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
         self.about |= self.peak.about()
         if self.tables:
@@ -329,7 +327,7 @@ class ModelPasses:
         """The batches that the pass has not processed yet."""
         done = work.done
         for number, batch in enumerate(self.feed.batches()):
-            work.seen += self.feed.seen(batch)
+            work.seen += self.feed.rows_of(batch.inputs)
             if number >= done:
                 yield batch
 

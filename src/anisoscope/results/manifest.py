@@ -35,6 +35,18 @@ def new_manifest(
     }
 
 
+def outcome(error: BaseException | None = None) -> dict[str, str]:
+    """The entries `status` and `error` of a run that has ended.
+
+    >>> outcome(KeyboardInterrupt()), outcome(ValueError("no data\\n…"))
+    ({'status': 'interrupted'}, {'status': 'failed', 'error': 'no data'})
+    """
+    if error is None:
+        return {"status": "complete"}
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    return {"status": status} | ({"error": str(error).splitlines()[0]} if str(error) else {})
+
+
 def versions() -> dict[str, str]:
     """Versions of the software that results may depend on, read without importing the packages."""
     return {

@@ -206,7 +206,7 @@ class CheckpointMeasurer:
         for batch in feed.batches():
             inputs = labelled_batch(loaded, batch, seed=self.config.seed) if mask else batch.inputs
             yield Batch({k: v for k, v in inputs.items() if not mask or k != "labels"}, batch.special, batch.groups)
-            seen += feed.seen(batch)
+            seen += feed.rows_of(batch.inputs)
             tell("forward", min(seen, self.config.tokens), self.config.tokens)
 
     def _loss(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult) -> Records:

@@ -26,7 +26,7 @@ from anisoscope.models.source import parse_model
 from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import new_manifest
+from anisoscope.results.manifest import new_manifest, outcome
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
@@ -84,9 +84,9 @@ class Sweeper:
             still_open = study is not None and study.frozen is not None and bool(study.frozen.window)
             last = [] if study is None else study.finish()  # the frozen proxy of a series that ended in its window
         except BaseException as error:
-            self._finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
+            self._finish(started, error=error)
             raise
-        table = self._finish("complete", started, last=last)
+        table = self._finish(started, last=last)
         if not still_open:  # otherwise the newest state still refers to these files
             self.store.drop_window()
         return table
@@ -145,19 +145,15 @@ class Sweeper:
                     del self.tables[checkpoint.key]
         return state
 
-    def _finish(
-        self, status: str, started: float, error: BaseException | None = None, last: Sequence[Any] = ()
-    ) -> Table:
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
+    def _finish(self, started: float, *, error: BaseException | None = None, last: Sequence[Any] = ()) -> Table:
+        self.about |= outcome(error)
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
-        self.late = self._out_of_order() if status == "complete" else {}
+        self.late = self._out_of_order() if error is None else {}
         columns = {"model": self._name(), "revision": ""}
         table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows()]))
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
-        if status == "complete" and self.measurer.row_map is not None:
+        if error is None and self.measurer.row_map is not None:
             options: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
             self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **options)
         self._write_about()

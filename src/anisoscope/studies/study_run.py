@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Progress
-from anisoscope.results.manifest import new_manifest
+from anisoscope.results.manifest import new_manifest, outcome
 from anisoscope.studies.config import PAPER, ArmRun, StudyArm
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class Study(ABC):
         try:
             self.measure()
         except BaseException as error:
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", started, error)
+            self._end(started, error)
             raise
-        self._end("complete", started)
+        self._end(started)
         return self.folder.path
 
     @property
@@ -79,10 +79,8 @@ class Study(ABC):
         """A progress callback for a part of the study, which prefixes its name."""
         return lambda what, done, total: self.tell(f"{name}: {what}", done, total)
 
-    def _end(self, status: str, started: float, error: BaseException | None = None) -> None:
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
+    def _end(self, started: float, error: BaseException | None = None) -> None:
+        self.about |= outcome(error)
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 1)
         if error is not None:  # record the failure first: `conclude` may fail too
             self.folder.write_about(self.about)

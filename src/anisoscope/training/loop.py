@@ -104,9 +104,9 @@ def train(
         record.describe_data(stream.about())
         _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
     except BaseException as error:
-        record.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+        record.end(error)
         raise
-    record.end("complete")
+    record.end()
     MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
     return folder.path
 

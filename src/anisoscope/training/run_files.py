@@ -33,7 +33,7 @@ from anisoscope.measurement.profile import PeakMemory
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
-from anisoscope.results.manifest import new_manifest
+from anisoscope.results.manifest import new_manifest, outcome
 from anisoscope.results.query import Query, Table
 from anisoscope.training.config import CommonTrainConfig
 
@@ -179,12 +179,10 @@ class TrainingRecord:
         if (seconds := getattr(monitor, "seconds", None)) is not None:
             self.about["monitor_seconds"] = round(self._measured + seconds, 2)
 
-    def end(self, status: str, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         """Record how the run ended."""
-        self.about["status"] = status
-        if error is not None and str(error):
-            self.about["error"] = str(error).splitlines()[0]
-        if status == "complete" and (self.folder.path / "table.parquet").is_file():
+        self.about |= outcome(error)
+        if error is None and (self.folder.path / "table.parquet").is_file():
             self.about["models"][0] |= rows_seen(self.folder.table())
         self._write()
 
