@@ -73,7 +73,7 @@ def test_rows_are_counted_where_they_come_from(shelf: dict[str, Path]) -> None:
         kind, stack = ("stage" if name == "resnet" else "resid"), find_layout(model.model).stacks[0].name
         rows = rows_of(model, feed, kind, stack)
         assert len(rows) == feed.tokens, name
-        assert sum(map(feed.seen, feed.batches())) == feed.tokens
+        assert sum(feed.rows_of(batch.inputs) for batch in feed.batches()) == feed.tokens
 
 
 def test_tokens_end_the_data_after_a_whole_context(shelf: dict[str, Path]) -> None:

@@ -23,7 +23,7 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank, Setup, make_plan
+from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
@@ -160,18 +160,23 @@ class EmbeddingWatch:
             setattr(self, name, value if table is None else value.to(table.device))
 
 
+def stream_kinds(layout: Layout) -> list[str]:
+    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
+    staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
+    return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
+
+
 @dataclass
 class Instruments:
     """The instruments of one model; `study` is None if only the geometry is measured."""
 
     model: nn.Module
-    layout: Layout
-    sites: list[Site]
     setup: Setup
     requests: Sequence[Request]
     study: TangentStudy | None
     watch: EmbeddingWatch | None = None
     seed: int = 0
+    layers: Sequence[int] | None = None  # of the stream; None = all
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # step and concepts before this one
@@ -179,6 +184,11 @@ class Instruments:
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
     progress: Progress | None = None  # called after the metrics of each site
+
+    def __post_init__(self) -> None:
+        assert self.setup.layout is not None
+        self.layout: Layout = self.setup.layout
+        self.sites = self.layout.sites(stream_kinds(self.layout), self.layers)
 
     def bank(self) -> Bank | None:
         """A new bank for the geometry metrics of one step; None without such metrics."""

@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, original
-from anisoscope.capture.sites.layout import Layout, find_layout, refuse_compiled
+from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import ATTENTION_KINDS, prepare
+from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe, stream_kinds
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
@@ -107,16 +107,14 @@ class Monitor:
         self.plan, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
-        stream = stream_kinds(self.layout)
-        sites = self.layout.sites(stream, layers)
         _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
-        preset = isinstance(metrics, str) and metrics in PLANS
-        setup = prepare(self.model, requests, sites=stream if preset else None, layers=layers, more=more_sites(metrics))
+        stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
+        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = self._study("" if probe is not None else "live")
-        measured = (self.model, self.layout, sites, setup, requests, study, self.watch, seed)
-        self.instruments = Instruments(*measured, halves=halves, rows=rows, progress=progress)
+        words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
+        self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
         self._choose_passes(probe, loss=loss, batch_size=batch_size)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
@@ -435,12 +433,6 @@ class Monitor:
             self.store.rewind(set(state["done"]))
         self._restore(state)
         self.resumed = -1
-
-
-def stream_kinds(layout: Layout) -> list[str]:
-    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
-    staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
-    return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
 
 
 def _check(model: nn.Module, plan: TangentPlan | None, *, learns: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.row import Batch
-from anisoscope.capture.sites.layout import Layout, find_layout
+from anisoscope.capture.sites.layout import find_layout
 from anisoscope.data.text import read_documents
 from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
@@ -25,8 +25,7 @@ from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, jo
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe
-from anisoscope.monitor.monitor import stream_kinds
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe, stream_kinds
 from anisoscope.option import Progress
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
@@ -90,11 +89,9 @@ class CheckpointMeasurer:
         plan, requests = c.measured
         self._count(loaded, feed, found)
         study = self.tangent(plan)
-        layout = find_layout(model)
-        sites = layout.sites(stream_kinds(layout), c.layers or None)
-        watch = self._watch(model)
-        setup = self._setup(loaded, layout, requests)
-        instruments = Instruments(model, layout, sites, setup, requests, study, watch, c.seed, halves=c.halves)
+        watch, setup = self._watch(model), self._setup(loaded, requests)
+        words: dict[str, Any] = {"layers": c.layers or None, "halves": c.halves}
+        instruments = Instruments(model, setup, requests, study, watch, c.seed, **words)
         if c.rank is not None:
             check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
         tell("gradients", 0, 1)
@@ -104,9 +101,8 @@ class CheckpointMeasurer:
         if bank is not None:
             feed_tables(bank, model, setup)
         rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
-        depths = {stack.name: stack.depth for stack in layout.stacks}
         for row in instruments.measure(rows, bank):
-            layer, last = row.get("layer"), depths.get(row.get("stack", "single"), 0)
+            layer, last = row.get("layer"), setup.depths.get(row.get("stack", "single"), 0)
             place: dict[str, Any] = {"step": None} if step is None else {}
             place |= {"depth": layer / last if layer is not None and last else math.nan}
             found.records.append({"stack": "single", **row, **place})
@@ -166,9 +162,9 @@ class CheckpointMeasurer:
         self.counts = total
         found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
 
-    def _setup(self, loaded: Any, layout: Layout, requests: list[Request]) -> Setup:
+    def _setup(self, loaded: Any, requests: list[Request]) -> Setup:
         c = self.config
-        sites = list(c.sites) or (stream_kinds(layout) if c.at_stream else None)
+        sites = list(c.sites) or (stream_kinds(find_layout(loaded.model)) if c.at_stream else None)
         more = () if c.metrics or not requests else more_sites(c.preset)
         return prepare(loaded.model, requests, sites=sites if requests else None, layers=c.layers or None, more=more)
 
@@ -177,7 +173,7 @@ class CheckpointMeasurer:
         model, (tangent, requests) = loaded.model, self.config.measured
         if not requests:
             return
-        setup = self._setup(loaded, find_layout(model), requests)
+        setup = self._setup(loaded, requests)
         entry: dict[str, Any] = {"notes": []}
         entry |= modality_words(model, list(setup.depths) or ["single"], loaded.tokenizer, layout=setup.layout)
         planned = plan_passes(loaded, setup, requests, feed=feed, entry=entry)
@@ -215,8 +211,8 @@ class CheckpointMeasurer:
             return []
         try:
             batches = [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
-            layout = find_layout(loaded.model)
-            instruments = Instruments(loaded.model, layout, [], Setup(layout, [], [], [], {}), [], None)
+            nothing = Setup(find_layout(loaded.model), [], [], [], {})
+            instruments = Instruments(loaded.model, nothing, [], None)
             rows = Probe(instruments, batches, batch_size=self.config.batch_size).run(step or 0)
         except AnisoscopeError as error:
             found.notes.append(f"its loss was left out: {error}")
