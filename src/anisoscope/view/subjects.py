@@ -88,6 +88,16 @@ class DrawnSite(NamedTuple):
         return plain.get(self.kind, f"{self.layer} · {self.kind}")
 
 
+class LineKey(NamedTuple):
+    """The key of one line over steps; `group` and `variant` are as in the table."""
+
+    subject: int
+    metric: str
+    site: DrawnSite
+    group: str
+    variant: str
+
+
 class RunRows:
     """The rows of one or several runs, tagged with their subjects."""
 
@@ -104,44 +114,41 @@ class RunRows:
 
     def _subjects(self) -> list[Subject]:
         """Create the subjects of all rows, and tag the rows with their indices."""
-        owned = self.query.groups(*self.by)
+        groups = self.query.groups(*self.by)
         merged: dict[tuple[Any, ...], list[Query]] = {}
-        for key, rows in owned.items():
-            merged.setdefault(self._owner(key, owned), []).append(rows)
-        keys = list(merged)
-        shorten = short_names({key[0] or "" for key in keys})
-        found, codes = [], np.full(sum(len(run.table) for run in self.runs), -1, dtype=np.int64)
-        for i, key in enumerate(keys):
-            blocks = max((int(x) for rows in merged[key] for x in rows.numbers("layer") if math.isfinite(x)), default=0)
+        for key, rows in groups.items():
+            merged.setdefault(self._owner(key, groups), []).append(rows)
+        shorten = short_names({key[0] or "" for key in merged})
+        subjects, codes = [], np.full(sum(len(run.table) for run in self.runs), -1, dtype=np.int64)
+        for i, (key, parts) in enumerate(merged.items()):
+            blocks = max((int(x) for rows in parts for x in rows.numbers("layer") if math.isfinite(x)), default=0)
             columns = dict(zip(self.by, key, strict=True))
-            about = self.abouts[columns["source"]] if self.abouts else {}
-            stack, role = columns["stack"] or "single", columns["stack"]
+            stack, role, source = columns["stack"] or "single", columns["stack"], columns["source"]
             if role not in ("encoder", "decoder"):  # a model of one stack: its role is in run.json
-                entries = [entry for entry in about.get("models") or [] if isinstance(entry, Mapping)]
+                entries = model_entries(self.abouts[source : source + 1])
                 role = next((role_of(entry) for entry in entries if entry.get("name") == key[0]), "")
-            label = self._label(key, keys, shorten)
-            found.append(Subject(i, label, key[0] or "", stack, role, blocks, columns.get("seed"), columns["source"]))
-            for rows in merged[key]:
+            label = self._label(key, [other for other in merged if other[0] == key[0]], shorten(key[0] or ""))
+            subjects.append(Subject(i, label, key[0] or "", stack, role, blocks, columns.get("seed"), source))
+            for rows in parts:
                 codes[rows.positions] = i
         self.query.tagged("subject", codes[self.query.positions].tolist())
-        return found
+        return subjects
 
-    def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
+    def _owner(self, key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
         return key
 
-    def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
+    def _label(self, key: tuple[Any, ...], namesakes: Sequence[tuple[Any, ...]], name: str) -> str:
         """The model's short name, followed by those columns that distinguish it from subjects of the same name."""
-        namesakes = [k for k in keys if k[0] == key[0]]
-        parts = [shorten(key[0] or "") or "unnamed"]
-        for i, name in enumerate(self.by[1:], start=1):
+        parts = [name or "unnamed"]
+        for i, column in enumerate(self.by[1:], start=1):
             differ = len({k[i] for k in namesakes}) > 1 and key[i] not in (None, "")
             # whether this column separates subjects that earlier columns do not
             needed = len({k[: i + 1] for k in namesakes}) > len({k[:i] for k in namesakes})
-            if differ and (name == "stack" or needed):
+            if differ and (column == "stack" or needed):
                 words = {"step": f"step {key[i]}", "seed": f"seed {key[i]}"}
-                path = self.runs[key[i]].path if name == "source" else ""
-                parts.append(path or words.get(name) or str(key[i]))
-        return " · ".join(part for part in parts if part)
+                words |= {"source": self.runs[key[i]].path or f"run {key[i] + 1}"} if column == "source" else {}
+                parts.append(words.get(column) or str(key[i]))
+        return " · ".join(parts)
 
     def of(self, subject: Subject, **fields: Any) -> Query:
         """Rows of a subject."""
@@ -193,65 +200,51 @@ class TrainingRows(RunRows):
     """Rows of models over training steps: one subject for each model, seed and stack of a run."""
 
     def __init__(self, runs: Sequence[RunView]) -> None:
-        entries = [e for run in runs for e in run.about.get("models") or [] if isinstance(e, Mapping)]
-        self._widths = {str(e.get("name")): int(e["width"]) for e in entries if e.get("width")}
-        super().__init__(runs, by=("model", "source", "seed", "stack"))
+        super().__init__(runs, by=("model", "seed", "stack", "source"))
         # a model measured at one step has no series, even if it has a training log
         measured = self.query.where(kind=lambda kind: kind != "training", head=None)
         self.dated = bool(len((measured if len(measured) else self.query).where(step=...)))
-        if self.dated:
-            self.query = self.query.where(step=...)
-        self.query = self.query.where(head=None)
-        self.lines: dict[tuple[int, str, DrawnSite, str, str], list[Row]] = {}
-        self.keys: dict[str, list[tuple[int, str, DrawnSite, str, str]]] = defaultdict(list)
-        for key, rows in self.query.groups("subject", "metric", "layer", "place", "group", "variant").items():
-            place = (key[0], key[1], DrawnSite.of(key[2], key[3]), key[4], key[5])
-            if place not in self.lines:
-                self.keys[key[1]].append(place)
-            self.lines[place] = by_step(rows)
-        measured_lines = [line for place, line in self.lines.items() if place[2].kind != "training"]
+        self.query = self.query.where(head=None, **({"step": ...} if self.dated else {}))
+        self.lines: dict[LineKey, list[Row]] = {}
+        self.keys: dict[str, list[LineKey]] = defaultdict(list)
+        fields = ("subject", "metric", "layer", "place", "group", "variant")
+        for (subject, metric, layer, place, group, variant), rows in self.query.groups(*fields).items():
+            key = LineKey(subject, metric, DrawnSite.of(layer, place), group, variant)
+            if key not in self.lines:
+                self.keys[metric].append(key)
+            self.lines[key] = by_step(rows)
+        measured_lines = [line for key, line in self.lines.items() if key.site.kind != "training"]
         self.steps = sorted({row.step or 0 for line in measured_lines for row in line})
 
-    def _owner(self, key: tuple[Any, ...], owned: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
+    def _owner(self, key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
         """Rows of the training log have no stack or seed and are assigned to their model's first subject."""
-        measured = [k for k, rows in owned.items() if k[:2] == key[:2] and set(rows.values("kind")) != {"training"}]
-        if key in measured or not measured:
-            return (*key[:3], key[3] or "single")
-        home = next((other for other in measured if other[2] == key[2]), measured[0])
-        return (*home[:3], home[3] or "single")
-
-    def _label(self, key: tuple[Any, ...], keys: Sequence[tuple[Any, ...]], shorten: Callable[[str], str]) -> str:
-        """The model's short name, followed by seed, stack and run where they distinguish it from others."""
-        namesakes = [k for k in keys if k[0] == key[0]]
-        parts = [shorten(key[0] or "") or "unnamed"]
-        parts += [f"seed {key[2]}"] if len({k[2] for k in namesakes}) > 1 else []
-        parts += [key[3]] if len({k[3] for k in namesakes}) > 1 else []
-        parts += [f"run {key[1] + 1}"] if len([k for k in namesakes if k[2:] == key[2:]]) > 1 else []
-        return " · ".join(parts)
+        model, seed, _, source = key
+        of_model = {k: rows for k, rows in groups.items() if (k[0], k[3]) == (model, source)}
+        measured = [k for k, rows in of_model.items() if set(rows.values("kind")) != {"training"}]
+        if key not in measured and measured:
+            key = next((other for other in measured if other[1] == seed), measured[0])
+        return (model, key[1], key[2] or "single", source)
 
     def line(self, subject: Subject, metric: str, site: DrawnSite, variant: str = "", *, group: str = "") -> list[Row]:
         """The rows of one line, sorted by step; may be empty."""
-        return self.lines.get((subject.index, metric, site, group, variant), [])
+        return self.lines.get(LineKey(subject.index, metric, site, group, variant), [])
 
     def logged(self, subject: Subject, metric: str) -> list[Row]:
         """The line of a quantity logged by the training loop."""
-        keys = [key for key in self.keys.get(metric, []) if key[0] == subject.index and not key[3]]
-        return self.lines[min(keys, key=lambda key: len(key[4]))] if keys else []
+        keys = [key for key in self.keys.get(metric, []) if key.subject == subject.index and not key.group]
+        return self.lines[min(keys, key=lambda key: len(key.variant))] if keys else []
 
     def metrics(self) -> set[str]:
         return set(self.keys)
 
     def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[DrawnSite]:
-        return sorted({key[2] for metric in metrics for key in self.keys.get(metric, []) if key[2].kind in kinds})
+        return sorted({key.site for metric in metrics for key in self.keys.get(metric, []) if key.site.kind in kinds})
 
     def middle(self, sites: Sequence[DrawnSite]) -> int:
         """The index in a list of sites that is shown initially: the middle block of the shallowest model."""
         blocks = min((subject.blocks for subject in self.subjects), default=0)
         wanted = DrawnSite.of(max(1, round(blocks / 2)), "resid")
         return list(sites).index(wanted) if wanted in sites else len(sites) // 2
-
-    def width(self, subject: Subject) -> int | None:
-        return self._widths.get(subject.model)
 
 
 def by_depth(rows: Iterable[Row]) -> list[Row]:
@@ -294,6 +287,11 @@ def short_names(models: Iterable[str]) -> Callable[[str], str]:
         brief[name] = name if "<" in name else last  # do not cut a name inside an HTML tag
     taken = Counter(brief.values())
     return lambda name: brief[name] if name in brief and taken[brief[name]] == 1 else name
+
+
+def model_entries(abouts: Iterable[About]) -> list[Mapping[str, Any]]:
+    """The entries of all models in run.json."""
+    return [entry for about in abouts for entry in about.get("models") or [] if isinstance(entry, Mapping)]
 
 
 def role_of(entry: About) -> str:

@@ -9,33 +9,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from anisoscope.results.quantity import share_by_chance
 from anisoscope.results.query import median_ratio, options_of, variant_name
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
-from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
+from anisoscope.view.subjects import STREAM, DrawnSite, LineKey, Subject, TrainingRows, known, model_entries
 from anisoscope.view.words import TANGENT, Catalogue, estimate, few, number, reading_of, reading_words
 
 ENERGY, ENRICHMENT = "gradient_energy", "gradient_enrichment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
 DEPTH_STEPS = 14
-BANDS = ("random", "normal")
 FILE_PANELS = 4
-IN_SAMPLE = "in-sample"
+IN_FILES: dict[str, Any] = {"most": FILE_PANELS, "columns": 4, "shared": True}  # of figures with a panel per model
+IN_SAMPLE = "in-sample"  # note of a step that the frozen proxy was fitted on
 ONE = (Level(1.0, "chance", colour="@ink"),)
-LineKey = tuple[int, str, DrawnSite, str, str]  # subject, metric, site, group, variant
 Look = dict[str, Any]
 Draw = Callable[..., Panel]  # (subject, *choices) -> panel
-Told = Callable[[Subject], str]  # alternative text of a figure
+# in drawing order
+CONTROLS: dict[str, Look] = {
+    "random": {"colour": series(6), "band": 0.3, "width": 1.0},
+    "normal": {"colour": series(2), "band": 0.26, "width": 1.0},
+    "permuted": {"colour": series(4), "band": 0.0, "width": 1.7, "dash": "dashdot"},
+    "next": {"colour": series(3), "band": 0.0, "width": 1.7, "dash": "dot"},
+}
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(NamedTuple):
     """Limits for the data on the page: numbers of steps, sites, readings and measures."""
 
     steps: int
@@ -70,6 +74,13 @@ def measure_choice(measures: Iterable[Measure], default: int = 0) -> Choice:
     return Choice("Measure", tuple(figure.SwitchOption(m.label, m.says) for m in measures), default)
 
 
+class Options(NamedTuple):
+    """The values of one selection of a figure, and their labels."""
+
+    values: Sequence[Any]
+    choice: Choice
+
+
 class Gradients:
     """Lines of gradient metrics by subject, site and reading, within the limits of `detail`."""
 
@@ -83,10 +94,19 @@ class Gradients:
     def _main(self, option: str, preferred: Sequence[str]) -> str:
         """The main value of an option: the first preferred one that occurs, else the most common."""
         keys = self.keys([ENERGY]) or self.keys([*TANGENT, "amplification"])
-        found = [options_of(key[4]) for key in keys]
-        counts = Counter(options[option] for options in found if option in options and "of" not in options)
+        options = [options_of(key.variant) for key in keys]
+        counts = Counter(of_key[option] for of_key in options if option in of_key and "of" not in of_key)
         best = counts.most_common(1)[0][0] if counts else preferred[0]
         return next((value for value in preferred if value in counts), best)
+
+    def _chance(self, subject: Subject) -> float | None:
+        """The chance level r/d, from the table or from the recorded width of the model."""
+        lines, keys = self.rows.lines, [key for key in self.keys([ENRICHMENT]) if key.subject == subject.index]
+        same_rank = [key for key in keys if options_of(key.variant).get("rank") == self.rank]
+        chance = median_ratio((lines.get(key._replace(metric=ENERGY), []), lines[key]) for key in same_rank)
+        widths = {entry.get("name"): entry.get("width") for entry in model_entries(self.rows.abouts)}
+        width = widths.get(subject.model)
+        return int(self.rank) / int(width) if chance is None and width and self.rank.isdigit() else chance
 
     def is_main(self, variant: str) -> bool:
         """Whether a variant has the main proxy and rank, and is not a control."""
@@ -107,60 +127,47 @@ class Gradients:
     def line(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[Any]:
         return self.thin(self.whole(subject, metric, site, **how))
 
-    def thin(self, line: Sequence[Any]) -> list[Any]:
-        """A line reduced to the number of steps of `detail`."""
-        if len(line) > self.detail.steps:
-            self.left_out["steps"] = f"at most {self.detail.steps} steps"
-        return [line[i] for i in few(range(len(line)), self.detail.steps)]
-
     def last(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> Any:
         """The last row with a value of a line; None without values."""
         return next(reversed(known(self.whole(subject, metric, site, **how))), None)
 
-    def sites(self, metrics: Iterable[str]) -> list[DrawnSite]:
-        """The sites to select from, evenly reduced to the number of `detail`."""
-        found = self.rows.sites(metrics)
-        if len(found) > self.detail.sites:
-            self.left_out["layers"] = f"{self.detail.sites} of {len(found)} layers"
-        return [found[i] for i in few(range(len(found)), self.detail.sites)]
+    def limited(self, values: Sequence[Any], most: int, what: str, *, evenly: bool = True) -> list[Any]:
+        """At most `most` of the values, evenly chosen or the first; the page says what was left out."""
+        if len(values) > most:
+            self.left_out[what] = f"{most} of {len(values)} {what}"
+        return [values[i] for i in few(range(len(values)), most)] if evenly else list(values[:most])
 
-    def readings_in(self, keys: Iterable[LineKey]) -> list[str]:
-        return readings_of(keys)[: self.detail.readings]
+    def thin(self, line: Sequence[Any]) -> list[Any]:
+        return self.limited(line, self.detail.steps, "steps")
 
-    def readings(self, metrics: Iterable[str]) -> list[str]:
-        """The readings of these metrics, the simplest first, limited by `detail`."""
-        found = readings_of(self.keys(metrics))
-        if len(found) > self.detail.readings:
-            self.left_out["readings"] = f"{self.detail.readings} of {len(found)} ways to fit and average"
-        return found[: self.detail.readings]
+    def sites(self, sites: Sequence[DrawnSite]) -> Options:
+        shown = self.limited(sites, self.detail.sites, "layers")
+        default = self.rows.middle(shown) if shown else 0
+        return Options(shown, choice("Layer", [site.name for site in shown], default))
+
+    def readings(self, keys: Iterable[LineKey]) -> Options:
+        every = readings_of(keys)
+        shown = self.limited(every, self.detail.readings, "ways to fit and average", evenly=False)
+        return Options(shown, choice("Proxy", map(reading_words, shown)))
 
     def proxies(self, metric: str) -> list[str]:
         """The proxies of a metric, the main one last, so that it is drawn on top."""
-        found = {options_of(key[4]).get("proxy", "") for key in self.keys([metric])} - {"", self.proxy}
-        return [*sorted(found, key=lambda proxy: (proxy == "pca", proxy)), self.proxy]
-
-    def _chance(self, subject: Subject) -> float | None:
-        """The chance level r/d, from the table or from the recorded width of the model."""
-        keys = [k for k in self.keys([ENRICHMENT]) if k[0] == subject.index]
-        keys = [k for k in keys if options_of(k[4]).get("rank") == self.rank]
-        lines = self.rows.lines
-        chance = median_ratio((lines.get((k[0], ENERGY, *k[2:]), []), lines[k]) for k in keys)
-        width = self.rows.width(subject)
-        return int(self.rank) / width if chance is None and width and self.rank.isdigit() else chance
+        others = {options_of(key.variant).get("proxy", "") for key in self.keys([metric])} - {"", self.proxy}
+        return [*sorted(others, key=lambda proxy: (proxy == "pca", proxy)), self.proxy]
 
     def levels(self, subject: Subject, metric: str = ENERGY, label: str = "chance") -> tuple[Level, ...]:
         """The level of a metric if gradients are unrelated to the proxy."""
-        level = share = self.chances[subject.index]
+        level = self.chances[subject.index]
         if metric == "gradient_isoscore_gain":
             level = 0.0
-        elif metric == "gradient_share" and share and self.rank.isdigit():
-            level = share_by_chance(share, int(self.rank))
+        elif metric == "gradient_share" and level and self.rank.isdigit():
+            level = share_by_chance(level, int(self.rank))
         return () if level is None else (Level(level, label, colour="@ink"),)
 
     def drawn(self, label: str, line: Sequence[Any], **look: Any) -> Series:
         """A series over steps."""
         x = [self.time.place(row.step or 0) for row in line]
-        where = [f"step {row.step or 0:,}" + (" · in-sample" if _inside(row) else "") for row in line]
+        where = [f"step {row.step or 0:,}" + (f" · {IN_SAMPLE}" if IN_SAMPLE in row.note else "") for row in line]
         return points(label, line, x, where, **look)
 
     def panel(self, drawn: Sequence[Series], levels: tuple[Level, ...] = ONE) -> Panel:
@@ -169,51 +176,67 @@ class Gradients:
 
     def controlled(self, subject: Subject, metric: str, site: DrawnSite, **how: Any) -> list[tuple[Look, list[Any]]]:
         """Controls, other proxies and, on top, the main proxy; empty if the main proxy was not measured."""
-        found = [(control_look(name), self.line(subject, metric, site, control=name, **how))
-                 for name in (*BANDS, "permuted", "next")]  # fmt: skip
-        found += [(self.proxy_look(name), self.line(subject, metric, site, proxy=name, **how))
-                  for name in self.proxies(metric)]  # fmt: skip
-        there = [(look, line) for look, line in found if line]
-        return there if any(look["label"] == self.proxy_look(self.proxy)["label"] for look, _ in there) else []
+        lines = [(control_look(name), self.line(subject, metric, site, control=name, **how)) for name in CONTROLS]
+        for proxy in self.proxies(metric):
+            lines.append((self.proxy_look(proxy), self.line(subject, metric, site, proxy=proxy, **how)))
+        return [(look, line) for look, line in lines if line] if lines[-1][1] else []
 
     def proxy_look(self, proxy: str) -> Look:
         label = words.PROXIES.get(proxy, proxy)
         if proxy == self.proxy:
             return {"label": label, "colour": "@s1", "band": 0.18, "width": 2.2, "size": 5.0}
         hue = {"pca": 1, "svd": 5, "ica": 7, "kmeans": 3, "random": 6}.get(proxy, 4)
-        return {"label": label, "colour": series(hue), "band": 0.0, "width": 1.7,
-                "dash": "dash" if proxy == "pca" else "longdash"}  # fmt: skip
+        dash = "dash" if proxy == "pca" else "longdash"
+        return {"label": label, "colour": series(hue), "band": 0.0, "width": 1.7, "dash": dash}
 
     def swatches(self, keys: Sequence[LineKey]) -> Swatches:
         """The legend of a figure with controls."""
-        found = [options_of(key[4]) for key in keys]
-        proxies, controls = ({options.get(name) for options in found} for name in ("proxy", "control"))
-        looks = [self.proxy_look(p) for p in reversed(self.proxies(ENERGY)) if p in proxies]
-        looks += [control_look(c) for c in ("normal", "random", "next", "permuted") if c in controls]
+        options = [options_of(key.variant) for key in keys]
+        proxies, controls = ({of_key.get(name) for of_key in options} for name in ("proxy", "control"))
+        looks = [self.proxy_look(proxy) for proxy in reversed(self.proxies(ENERGY)) if proxy in proxies]
+        looks += [control_look(control) for control in words.CONTROLS if control in controls]
         key = [Swatch(look["label"], look["colour"], look.get("dash", "solid"), bool(look["band"])) for look in looks]
         return Swatches([*key, page.CHANCE])
 
-    def switched(
-        self, name: str, choices: Sequence[Sequence[Any]], draw: Draw, *, alt: Told, height: int = 300, title: str = ""
+    def parts(
+        self, name: str, options: Sequence[Options], draw: Draw, *, heading: str, lead: str, key: Any, alt: str,
+        look: Look | None = None, **how: Any,
+    ) -> list[Any]:  # fmt: skip
+        """A figure with its heading, explanation, selections and legend; empty if nothing was measured."""
+        panels = self.panels(name, options, draw, alt=alt, **how)
+        if not panels:
+            return []
+        switch = Switch(name, tuple(option.choice for option in options))
+        shown = Figure(panels, layout="pairs", **(look or {}))
+        says = [page.Says(switch)] if switch.says else []
+        title = [Heading(heading)] if heading else []
+        return [*title, Prose(text(lead)), Controls(switch), key, shown, *says]
+
+    def panels(
+        self, name: str, options: Sequence[Options], draw: Draw, *, alt: str, height: int = 300, title: str = ""
     ) -> tuple[Panel, ...]:
         """One panel per subject, with a view `draw(subject, *chosen)` for each combination of choices.
 
-        Views of one combination share their scale across subjects.
+        Views of one combination share their scale across subjects. `alt` is completed by the label of the subject, and
+        by the course of some lines of the view shown initially.
         """
-        every = product(*map(enumerate, choices))
+        every = product(*(enumerate(option.values) for option in options))
         chosen = {"|".join(str(i) for i, _ in at): [value for _, value in at] for at in every}
         views = {one.index: {at: draw(one, *picked) for at, picked in chosen.items()} for one in self.rows.subjects}
         values: dict[str, list[float]] = {}
         for key, view in (pair for by_choice in views.values() for pair in by_choice.items()):
             levels = [level.value for level in view.levels if isinstance(level.value, float)]
             values.setdefault(key, []).extend([*figure.numbers_in([view]), *(levels if view.series else [])])
-        panels, by = [], tuple(f"{name}.{i}" for i in range(len(choices)))
+        panels, by = [], tuple(f"{name}.{i}" for i in range(len(options)))
+        default = "|".join(str(option.choice.default) for option in options)
         for subject in self.rows.subjects:
-            scaled = {key: replace(view, y=figure.value_axis(values[key], title, log=False))
-                   for key, view in views[subject.index].items() if view.series}  # fmt: skip
-            panels += (
-                [self.named(subject, Panel(views=scaled, by=by, height=height, alt=alt(subject)))] if scaled else []
-            )
+            scaled = {}
+            for key, view in views[subject.index].items():
+                if view.series:
+                    scaled[key] = replace(view, y=figure.value_axis(values[key], title, log=False))
+            if scaled:
+                told = f"{alt.format(subject.label)} {courses(scaled.get(default, next(iter(scaled.values()))).series)}"
+                panels.append(self.named(subject, Panel(views=scaled, by=by, height=height, alt=told)))
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
@@ -224,83 +247,73 @@ class Gradients:
 
     def tables(self, make: Callable[[Subject], DataTable]) -> list[Any]:
         """One table per subject that has rows, below its label if there are several."""
-        found: list[Any] = []
-        for one in self.rows.subjects:
-            table = make(one)
+        several, parts = len(self.rows.subjects) > 1, []
+        for subject, table in ((one, make(one)) for one in self.rows.subjects):
             if table.groups[0]:
-                several = len(self.rows.subjects) > 1
-                found += [*([Heading(one.label, 4, css="apart")] if several else []), table]
-        return found
+                parts += [*([Heading(subject.label, 4, css="apart")] if several else []), table]
+        return parts
 
 
 def readings_of(keys: Iterable[LineKey]) -> list[str]:
     """The readings of lines, the simplest first."""
-    return sorted({reading_of(key[4]) for key in keys}, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
-
-
-def _inside(row: Any) -> bool:
-    """Whether the frozen proxy was fitted on a window that includes this step (in-sample)."""
-    return IN_SAMPLE in getattr(row, "note", "")
+    readings = {reading_of(key.variant) for key in keys}
+    return sorted(readings, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
 
 
 def points(label: str, rows: Sequence[Any], x: Sequence[float], where: Sequence[str], **look: Any) -> Series:
     """Rows as a series; a single row has whiskers, in-sample rows hollow markers."""
     if len(known(rows)) == 1:
         look |= {"size": max(look.get("size", 0.0), 6.0), "bars": "y"}
-    hollow = [_inside(row) for row in rows]
+    hollow = [IN_SAMPLE in row.note for row in rows]
     if any(hollow) and look.get("size"):
         look["hollow"] = hollow
     return figure.points(label, x, rows, where=where, **look)
 
 
 def control_look(control: str) -> Look:
-    hue, dash = {"normal": (2, "solid"), "random": (6, "solid"), "next": (3, "dot")}.get(control, (4, "dashdot"))
-    band = {"normal": 0.26, "random": 0.3}.get(control, 0.0)
-    return {"label": words.CONTROLS.get(control, control), "colour": series(hue), "band": band, "dash": dash,
-            "width": 1.0 if band else 1.7}  # fmt: skip
-
-
-def depth_colour(site: DrawnSite, blocks: int) -> str:
-    return "@accent" if site.kind == "final" else sequence(site.layer / max(1, blocks))
+    return {"label": words.CONTROLS[control], **CONTROLS[control]}
 
 
 def depth_look(site: DrawnSite, blocks: int) -> Look:
     """The line style of a site: colour by depth, the final norm dashed."""
-    look: Look = {"label": site.name, "colour": depth_colour(site, blocks), "width": 1.5, "size": 3.5, "band": 0.0}
-    return look | {"dash": "dash" if site.kind == "final" else "solid"}
+    colour, dash = sequence(site.layer / max(1, blocks)), "solid"
+    if site.kind == "final":
+        colour, dash = "@accent", "dash"
+    return {"label": site.name, "colour": colour, "width": 1.5, "size": 3.5, "band": 0.0, "dash": dash}
 
 
-def site_choice(rows: TrainingRows, sites: Sequence[DrawnSite]) -> Choice:
-    return choice("Layer", [site.name for site in sites], rows.middle(sites) if sites else 0)
+def courses(drawn: Sequence[Series], most: int = 3) -> str:
+    """The last few named lines as text, for readers who do not see the figure."""
+    named = [one for one in drawn if one.named and not one.quiet][-most:]
+    told = [f"{one.label}: {course}" for one in named if (course := course_words(one.y, one.where))]
+    return f"{'; '.join(told)}." if told else ""
 
 
-def reading_choice(readings: Sequence[str]) -> Choice:
-    return choice("Proxy", map(reading_words, readings))
+def course_words(values: Sequence[float | None], where: Sequence[str]) -> str:
+    """Start, peak and end of a line as text.
 
-
-def course_words(line: Sequence[Any]) -> str:
-    """Start, peak and end of a line as text."""
-    first, last, peak = line[0], line[-1], max(line, key=lambda row: row.value)
-    if len(line) == 1:
-        return f"{number(first.value)} at step {first.step or 0:,}"
-    ends = f"{number(first.value)} at step {first.step or 0:,} to {number(last.value)} at step {last.step or 0:,}"
-    return f"{ends}, highest {number(peak.value)} at step {peak.step or 0:,}"
+    >>> course_words([0.1, None, 0.4, 0.2], ["step 0", "step 1", "step 2", "step 4"])
+    '0.100 at step 0 to 0.200 at step 4, highest 0.400 at step 2'
+    """
+    found = [(value, f"{number(value)} at {place}") for value, place in zip(values, where, strict=True)
+             if value is not None]  # fmt: skip
+    if len(found) < 2:
+        return found[0][1] if found else ""
+    return f"{found[0][1]} to {found[-1][1]}, highest {max(found, key=lambda pair: pair[0])[1]}"
 
 
 def energy_section(found: Gradients) -> Section | None:
     """The section on energy: of every layer, against controls, and over depth; None if no gradients were measured."""
     rows = found.rows
-    metrics = [m for m in AGAINST if m in rows.metrics()]
+    metrics = [metric for metric in AGAINST if metric in rows.metrics()]
     if not metrics:
         return None
     over_time = len(rows.steps) > 1
-    levels = {one.model: number(c) for one in rows.subjects if (c := found.chances[one.index])}
-    named = list(levels.items()) if len(set(levels.values())) > 1 else list(levels.items())[:1]
-    chances = ", ".join(level + (f" for {name}" if len(named) > 1 else "") for name, level in named)
+    chances = ", ".join(dict.fromkeys(number(chance) for chance in found.chances.values() if chance))
     lead = (
         "A proxy of rank {rank} is fitted on activations alone; its <em>energy</em> is the share of the gradients of "
         'other contexts that lies in its span, <span class="formula">‖GQ‖²&nbsp;/&nbsp;‖G‖²</span>. By chance it is r/d'
-        + (": {chances}." if named else ".")
+        + (": {chances}." if chances else ".")
     )
     lead += " The axis of steps is logarithmic; step 0, the initialisation, stands apart from it." if over_time else ""
     parts: list[Any] = [Prose(text(lead, rank=found.rank, chances=chances)), Key()]
@@ -309,90 +322,76 @@ def energy_section(found: Gradients) -> Section | None:
     return Section("energy", "Where gradients go", [*parts, *_depth(found, metrics, alone=not over_time)], "Energy")
 
 
-def _bands(found: Gradients, metrics: Sequence[str]) -> Prose:
-    explanation = (
+def _bands(found: Gradients, metrics: Sequence[str]) -> str:
+    frozen = any("fit=frozen" in reading for reading in readings_of(found.keys(metrics)))
+    seen = (
+        " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample and drawn "
+        "hollow."
+    )
+    return (
         "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of "
         "their draws. <em>Normal</em> subspaces are orthogonal to the proxy, <em>random</em> ones lie anywhere, "
         "<em>next r</em> are the largest principal components outside the proxy, and <em>permuted</em> is fitted on "
         "activations whose columns were shuffled, so that only means and variances of coordinates are left."
-    )
-    if any("fit=frozen" in reading for reading in readings_of(found.keys(metrics))):
-        explanation += (
-            " A frozen proxy has seen the first 30&nbsp;% of training: steps inside that window are in-sample "
-            "and drawn hollow."
-        )
-    return Prose(text(explanation))
+    ) + (seen if frozen else "")
 
 
 def _overview(found: Gradients) -> list[Any]:
     """Energy of every layer over training, coloured by depth, above the band of the normal control."""
-    readings = found.readings([ENERGY])
-    alt = partial(_tell, found, readings)
-    panels = found.switched("layers", [readings], partial(_all_layers, found), alt=alt, height=320, title="energy")
-    if not panels:
-        return []
+    keys, sites = found.keys([ENERGY]), found.rows.sites([ENERGY])
+
+    def draw(one: Subject, reading: str) -> Panel:
+        drawn = []
+        ends: dict[int, tuple[float, float]] = {}  # range of the bands by step
+        for site in sites:
+            for row in found.whole(one, ENERGY, site, reading=reading, control="normal"):
+                if row.interval:
+                    low, high = ends.get(row.step, row.interval)
+                    ends[row.step] = (min(low, row.low), max(high, row.high))
+        if len(ends) > 1:
+            steps = found.thin(sorted(ends))
+            lows, highs = ([brief(ends[step][i]) for step in steps] for i in (0, 1))
+            look: Look = {"colour": "@s3", "low": lows, "high": highs, "band": 0.26, "width": 0, "quiet": True}
+            drawn.append(Series("normal control, all layers", [*map(found.time.place, steps)], lows, **look))
+        lines = [(site, line) for site in sites if (line := found.line(one, ENERGY, site, reading=reading))]
+        named = {lines[i][0] for i in few(range(len(lines)), 3)}
+        drawn += [found.drawn(**depth_look(site, one.blocks), line=line, named=site in named) for site, line in lines]
+        return found.panel(drawn if lines else (), found.levels(one, label="chance, r/d ="))
+
     lead = (
         "One line per layer. The shaded band holds the normal control of all layers: 95&nbsp;% of random subspaces "
         "orthogonal to the proxy. The dotted line is chance."
     )
-    files: Look = {"files": {"energy-over-training": {}}, "most": FILE_PANELS, "columns": 4, "shared": True}
-    switch = Switch("layers", (reading_choice(readings),))
-    return [Heading("Every layer over training"), Prose(text(lead)), Controls(switch),
-            page.Ramp("embedding", "last block", final=True), Figure(panels, layout="pairs", **files)]  # fmt: skip
-
-
-def _all_layers(found: Gradients, subject: Subject, reading: str) -> Panel:
-    sites, drawn = found.rows.sites([ENERGY]), []
-    ends: dict[int, tuple[float, float]] = {}  # range of the bands by step
-    for site in sites:
-        for row in found.whole(subject, ENERGY, site, reading=reading, control="normal"):
-            if row.interval:
-                low, high = ends.get(row.step, row.interval)
-                ends[row.step] = (min(low, row.low), max(high, row.high))
-    if len(ends) > 1:
-        steps = found.thin(sorted(ends))
-        low_, high_ = ([brief(ends[step][i]) for step in steps] for i in (0, 1))
-        look: Look = {"colour": "@s3", "low": low_, "high": high_, "band": 0.26, "width": 0, "quiet": True}
-        drawn.append(Series("normal control, all layers", [*map(found.time.place, steps)], low_, **look))
-    there = [(site, line) for site in sites if (line := found.line(subject, ENERGY, site, reading=reading))]
-    shown = {there[i][0] for i in few(range(len(there)), 3)}
-    drawn += [found.drawn(**depth_look(site, subject.blocks), line=line, named=site in shown) for site, line in there]
-    return found.panel(drawn if there else (), found.levels(subject, label="chance, r/d ="))
-
-
-def _tell(found: Gradients, readings: Sequence[str], subject: Subject) -> str:
-    """Alternative text of the overview: start, peak and end of the energy in the middle of the model."""
-    sites = found.rows.sites([ENERGY])
-    site = sites[found.rows.middle(sites)] if sites else None
-    line = known(found.whole(subject, ENERGY, site, reading=readings[0])) if site else []
-    if not site or not line:
-        return f"Gradient energy of {subject.label} over steps."
-    return f"Gradient energy of {subject.label} over steps, by layer. {site.name}: {course_words(line)}."
+    how: Look = {"alt": "Gradient energy of {} over steps, by layer.", "height": 320, "title": "energy"}
+    how |= {"look": {"files": {"energy-over-training": {}}, **IN_FILES}}
+    key, heading = page.Ramp("embedding", "last block", final=True), "Every layer over training"
+    return found.parts("layers", [found.readings(keys)], draw, heading=heading, lead=lead, key=key, **how)
 
 
 def _against(found: Gradients, metrics: Sequence[str]) -> list[Any]:
     """One layer's energy (or share) over training against all its controls."""
-    sites, readings = found.sites(metrics), found.readings(metrics)
-    draw, alt = partial(_controlled, found), partial(_tell, found, readings)
-    panels = found.switched("against", [metrics, sites, readings], draw, alt=alt, height=320)
-    if not panels:
-        return []
-    entries = [found.catalogue.entry(metric) for metric in metrics]
+
+    def draw(one: Subject, metric: str, site: DrawnSite, reading: str) -> Panel:
+        return _controlled(found, one, metric, site, reading=reading)
+
+    keys, entries = found.keys(metrics), [found.catalogue.entry(metric) for metric in metrics]
     options = tuple(figure.SwitchOption(e.title, words.sentences(e.formula, e.description)) for e in entries)
-    switch = Switch("against", (Choice("Quantity", options), site_choice(found.rows, sites), reading_choice(readings)))
-    return [Heading("One layer against its controls"), _bands(found, metrics), Controls(switch),
-            found.swatches(found.keys(metrics)), Figure(panels, layout="pairs"), page.Says(switch)]  # fmt: skip
+    sites = found.sites(found.rows.sites(metrics))
+    every = [Options(metrics, Choice("Quantity", options)), sites, found.readings(keys)]
+    how: Look = {"heading": "One layer against its controls", "lead": _bands(found, metrics), "height": 320}
+    alt = "Gradient energy of {} over steps against controls, at one layer."
+    return found.parts("against", every, draw, key=found.swatches(keys), alt=alt, **how)
 
 
-def _controlled(found: Gradients, subject: Subject, metric: str, site: DrawnSite, reading: str, **how: str) -> Panel:
-    lines = found.controlled(subject, metric, site, reading=reading, **how)
+def _controlled(found: Gradients, subject: Subject, metric: str, site: DrawnSite, **how: str) -> Panel:
+    lines = found.controlled(subject, metric, site, **how)
     return found.panel([found.drawn(**look, line=line) for look, line in lines], found.levels(subject, metric))
 
 
 def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any]:
     """Energy over depth at a selectable step, initially the last."""
-    readings, sites = found.readings([ENERGY]), found.rows.sites([ENERGY])
-    steps = sorted({row.step or 0 for key in found.keys([ENERGY]) for row in found.rows.lines[key]})
+    keys, sites = found.keys([ENERGY]), found.rows.sites([ENERGY])
+    steps = sorted({row.step or 0 for key in keys for row in found.rows.lines[key]})
     steps = few(steps, min(DEPTH_STEPS, found.detail.steps))
 
     @cache
@@ -400,7 +399,7 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
         return [(site, *both) for site in sites for both in found.controlled(one, ENERGY, site, reading=reading)]
 
     def draw(one: Subject, step: int, reading: str) -> Panel:
-        final = any(key[0] == one.index and key[2].kind == "final" for key in found.keys([ENERGY]))
+        final = any(key.subject == one.index and key.site.kind == "final" for key in keys)
         depth = figure.Depth(one.blocks, final=final)
         parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
         for site, look, line in lines(one, reading):
@@ -412,40 +411,27 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
             drawn.append(points(rows=[row for _, row in pairs], x=x, where=where, **look))
         return replace(found.panel(drawn, found.levels(one, label="chance, r/d =")), x=depth.axis())
 
-    def told(one: Subject) -> str:
-        ends = [(site, last) for site in sites if (last := found.last(one, ENERGY, site))]
-        values = [f"{site.name} {estimate(row.value, row.low, row.high)}" for site, row in ends]
-        return f"Gradient energy of {one.label} by depth at the last step. {', '.join(values)}."
-
-    panels = found.switched("depth", [steps, readings], draw, alt=told)
-    if not panels:
-        return []
-    switch = Switch("depth", (choice("Step", [f"{s:,}" for s in steps], len(steps) - 1), reading_choice(readings)))
     when = (" at this step" if len(steps) == 1 else " at one step") if found.rows.dated else ""
-    lead = _bands(found, metrics) if alone else Prose("The same lines and bands from the embedding to the final norm.")
-    return [Heading(f"Over depth{when}"), lead, Controls(switch), found.swatches(found.keys(metrics)),
-            Figure(panels, layout="pairs")]  # fmt: skip
+    moments = Options(steps, choice("Step", [f"{step:,}" for step in steps], len(steps) - 1))
+    lead = _bands(found, metrics) if alone else "The same lines and bands from the embedding to the final norm."
+    how: Look = {"heading": f"Over depth{when}", "lead": lead, "alt": "Gradient energy of {} by depth at one step."}
+    return found.parts("depth", [moments, found.readings(keys)], draw, key=found.swatches(found.keys(metrics)), **how)
 
 
 def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
     """The measures with values over steps and layers, in their default or available variants; enrichment first."""
     measures: list[Measure] = []
     for metric in found.catalogue.ordered(metrics):
-        few_readings, here = (
-            found.readings([metric]),
-            [k for k in found.keys([metric]) if not k[3] and k[2].kind in STREAM],
-        )
-        plain = [v for v in {key[4] for key in here} if found.is_main(v) and "of" not in options_of(v)]
-        variants = {v for v in plain if not v or reading_of(v) in few_readings}
+        keys, entry = found.keys([metric]), found.catalogue.entry(metric)
+        readings = found.readings(keys).values
+        here = {key.variant for key in keys if not key.group and key.site.kind in STREAM and found.is_main(key.variant)}
+        variants = {v for v in here if not v or ("of" not in options_of(v) and reading_of(v) in readings)}
         names = [""] if "" in variants else sorted(variants, key=lambda v: (v.count(";"), "fit=refit" not in v, v))
-        entry = found.catalogue.entry(metric)
         for variant in names:
-            read = reading_words(reading_of(variant))
-            label = f"{entry.title} · {read}" if len(names) > 1 else entry.title
+            label = f"{entry.title} · {reading_words(reading_of(variant))}" if len(names) > 1 else entry.title
             measures.append(Measure(metric, variant, label, words.sentences(entry.formula, entry.description)))
-    if len(measures) > found.detail.measures:
-        found.left_out["measures"] = f"{found.detail.measures} of {len(measures)} measures"
-    return sorted(measures[: found.detail.measures], key=lambda m: m.metric != ENRICHMENT)
+    shown = found.limited(measures, found.detail.measures, "measures", evenly=False)
+    return sorted(shown, key=lambda measure: measure.metric != ENRICHMENT)
 
 
 def map_section(found: Gradients) -> Section | None:
@@ -454,7 +440,7 @@ def map_section(found: Gradients) -> Section | None:
     measures = _measures(found, {*TANGENT, "amplification"} & rows.metrics())
     if not measures or len(rows.steps) < 2:
         return None
-    maps = {one.index: [_cells(found, one, m) for m in measures] for one in rows.subjects}
+    maps = {one.index: [_cells(found, one, measure) for measure in measures] for one in rows.subjects}
     panels = []
     for one in rows.subjects:
         views = {}
@@ -466,12 +452,11 @@ def map_section(found: Gradients) -> Section | None:
         panels += [found.named(one, map_panel(views, "map.0", one.label, most))] if views else []
     if not panels:
         return None
-    lead = "Every layer at every measured step."
+    lead = "Every layer at every measured step. Columns are measured steps, not evenly spaced in time."
     lead += " Maps of one measure share their colour scale." if len(panels) > 1 else ""
-    lead += " Columns are measured steps, not evenly spaced in time."
-    files: Look = {"files": {"enrichment-map": {}} if measures[0].metric == ENRICHMENT else {}, "each": True}
+    files: Look = {"enrichment-map": {}} if measures[0].metric == ENRICHMENT else {}
     switch = Switch("map", (measure_choice(measures),))
-    drawn = Figure(tuple(panels), layout="pairs", most=FILE_PANELS, **files)
+    drawn = Figure(tuple(panels), layout="pairs", most=FILE_PANELS, files=files, each=True)
     parts = [Prose(lead), Key(), Controls(switch), drawn, page.Says(switch)]
     return Section("maps", "Gradients, steps by layers", parts, "Gradients by layers")
 
@@ -483,11 +468,12 @@ def map_panel(views: dict[str, Panel], by: str, label: str, most: int) -> Panel:
 
 
 def _cells(found: Gradients, subject: Subject, measure: Measure) -> tuple[list[int], list[DrawnSite], list[list[Any]]]:
-    lines = {site: found.thin(line) for site in found.rows.sites([measure.metric])
-             if (line := found.rows.line(subject, measure.metric, site, measure.variant))}  # fmt: skip
-    steps = sorted({row.step or 0 for line in lines.values() for row in line})
-    cells = {site: {row.step or 0: brief(row.value) for row in line} for site, line in lines.items()}
-    return steps, list(lines), [[cells[site].get(step) for step in steps] for site in lines]
+    cells = {}
+    for site in found.rows.sites([measure.metric]):
+        if line := found.thin(found.rows.line(subject, measure.metric, site, measure.variant)):
+            cells[site] = {row.step or 0: brief(row.value) for row in line}
+    steps = sorted({step for by_step in cells.values() for step in by_step})
+    return steps, list(cells), [[by_step.get(step) for step in steps] for by_step in cells.values()]
 
 
 def step_map(
@@ -502,52 +488,40 @@ def step_map(
     return Panel(x, y, grid=figure.Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))
 
 
-# -- embeddings and weights --------------------------------------------------------------------------------------------
-
-
 def elsewhere_section(found: Gradients) -> Section | None:
     """The section on gradients of embeddings and weights, and updates of embeddings, against controls over training."""
-    keys = [key for key in found.keys([ENERGY]) if "of" in options_of(key[4]) and not key[3]]
+    keys = [key for key in found.keys([ENERGY]) if "of" in options_of(key.variant) and not key.group]
     order = {of: i for i, of in enumerate(words.SOURCES)}
-    places = sorted(
-        {(options_of(key[4])["of"], key[2]) for key in keys}, key=lambda p: (order.get(p[0], len(order)), p[1])
-    )
+    every = {(options_of(key.variant)["of"], key.site) for key in keys}
+    places = sorted(every, key=lambda place: (order.get(place[0], len(order)), place[1]))
     if not places:
         return None
-    readings = found.readings_in(keys)
+    names, readings = [place_words(of, site) for of, site in places], found.readings(keys)
     lead = (
         "The same question for other gradients: those of the embedding table in its two roles, what the optimiser made "
         "of them (the <em>update</em> of each row between measured steps), and weight gradients of a linear map "
         "against a proxy fitted on that map's own input."
     )
-    names = [place_words(of, site) for of, site in places]
 
     def draw(one: Subject, place: tuple[str, DrawnSite], reading: str) -> Panel:
-        return _controlled(found, one, ENERGY, place[1], reading, of=place[0])
+        return _controlled(found, one, ENERGY, place[1], reading=reading, of=place[0])
 
     def table(one: Subject) -> DataTable:
-        body = []
+        body, controls = [], [{}, *({"control": name} for name in words.CONTROLS)]
         for name, (of, site) in zip(names, places, strict=True):
-            ends = [found.last(one, ENERGY, site, reading=readings[0], of=of, **control)
-                    for control in ({}, *({"control": name} for name in words.CONTROLS))]  # fmt: skip
+            ends = [found.last(one, ENERGY, site, reading=readings.values[0], of=of, **how) for how in controls]
             cells = [estimate(row.value, row.low, row.high) if row else "" for row in ends]
             body += [[TableCell(name, head=True), *cells]] if any(cells) else []
         heads = ["Energy of", found.proxy_look(found.proxy)["label"], *words.CONTROLS.values()]
         return DataTable([heads], [body], f"Embeddings and weights, {one.label}", "plain sites", one.index)
 
     if len(found.rows.steps) < 2:
-        parts = [Prose(text(lead)), Key(), *found.tables(table)]
+        parts = [Prose(text(lead)), *found.tables(table)]
     else:
-        alt = f"Energy over steps, {{}}: {words.listed(names[:4])}."
-        panels = found.switched(
-            "elsewhere", [places, readings], draw, alt=lambda one: alt.format(one.label), title="energy"
-        )
-        if not panels:
-            return None
-        switch = Switch("elsewhere", (choice("Of", names), reading_choice(readings)))
-        parts = [Prose(text(lead + " Lines and bands as above.")), Key(), Controls(switch), found.swatches(keys),
-                 Figure(panels, layout="pairs")]  # fmt: skip
-    return Section("elsewhere", "Embeddings and weights", parts, "Embeddings, weights")
+        alt, of_places = f"Energy of {{}} over steps: {words.listed(names[:4])}.", Options(places, choice("Of", names))
+        how: Look = {"heading": "", "lead": lead, "key": found.swatches(keys), "alt": alt, "title": "energy"}
+        parts = found.parts("elsewhere", [of_places, readings], draw, **how)
+    return Section("elsewhere", "Embeddings and weights", [Key(), *parts], "Embeddings, weights") if parts else None
 
 
 def place_words(of: str, site: DrawnSite) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,17 +37,18 @@ IN_FILES = ("svd_ratio", "average_cosine", "two_nn", "attention_sharpness")
 FILE_MEASURES, FILE_STEPS, FILE_ARMS = 3, 5, 6
 LOGGED = 140  # largest number of points of a logged line
 STEP = "$shape.1"  # the chosen step
-# estimator: metric, variant, name, colour, dash, width
-ESTIMATORS = (
-    ("two_nn", "", "TwoNN", 0, "solid", 2.0),
-    ("two_nn", "calibrated=1", "TwoNN, bias taken out", 0, "dash", 2.0),
-    ("levina_bickel", "", "Levina–Bickel", 2, "solid", 1.8),
-    ("gride", "scale=1", "GRIDE, scale 1", 3, "dot", 1.4),
-    ("gride", "", "GRIDE, scale 2", 3, "solid", 1.6),
-    ("gride", "scale=4", "GRIDE, scale 4", 3, "dashdot", 1.4),
-    ("gride", "scale=8", "GRIDE, scale 8", 3, "dash", 1.4),
-)
-PLACES = (
+# by metric and variant: name, colour, dash, width
+ESTIMATORS: dict[tuple[str, str], tuple[str, int, str, float]] = {
+    ("two_nn", ""): ("TwoNN", 0, "solid", 2.0),
+    ("two_nn", "calibrated=1"): ("TwoNN, bias taken out", 0, "dash", 2.0),
+    ("levina_bickel", ""): ("Levina–Bickel", 2, "solid", 1.8),
+    ("gride", "scale=1"): ("GRIDE, scale 1", 3, "dot", 1.4),
+    ("gride", ""): ("GRIDE, scale 2", 3, "solid", 1.6),
+    ("gride", "scale=4"): ("GRIDE, scale 4", 3, "dashdot", 1.4),
+    ("gride", "scale=8"): ("GRIDE, scale 8", 3, "dash", 1.4),
+}
+Place = tuple[str, float, str]  # name, relative depth, kind of site
+PLACES: tuple[Place, ...] = (
     ("embedding", 0.0, "embed"), ("first quarter", 0.25, "resid"), ("middle", 0.5, "resid"),
     ("third quarter", 0.75, "resid"), ("last block", 1.0, "resid"), ("final norm", 1.0, "final"),
 )  # fmt: skip
@@ -82,18 +83,19 @@ class Arm:
 
 def arms_of(rows: TrainingRows) -> list[Arm]:
     """The arms: subjects of one model that differ in their seed; runs of the same seed are separate arms."""
-    found: dict[tuple[str, str], list[Subject]] = defaultdict(list)
+    by_model: dict[tuple[str, str], list[Subject]] = defaultdict(list)
     for subject in rows.subjects:
-        found[subject.model, subject.stack].append(subject)
+        by_model[subject.model, subject.stack].append(subject)
     together: list[list[Subject]] = []
-    for subjects in found.values():
+    for subjects in by_model.values():
         distinct = len({one.seed for one in subjects}) == len(subjects)
         together += [subjects] if distinct else [[one] for one in subjects]
     arms = []
-    for i, (first, *others) in enumerate(together):
-        label = first.label.replace(f" · seed {first.seed}", "") if others else first.label
-        blocks = max(one.blocks for one in (first, *others))
-        arms.append(Arm(i, label, first.model, first.role, blocks, (first, *others)))
+    for i, subjects in enumerate(together):
+        first = subjects[0]
+        label = first.label.replace(f" · seed {first.seed}", "") if len(subjects) > 1 else first.label
+        blocks = max(one.blocks for one in subjects)
+        arms.append(Arm(i, label, first.model, first.role, blocks, tuple(subjects)))
     return arms
 
 
@@ -104,15 +106,15 @@ def arm_hue(rows: TrainingRows, arm: Arm) -> int:
 
 def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
     """All measures with values at several sites that do not depend on gradients, in reading order."""
-    lines = Gradients(rows, catalogue)
+    gradients_of_rows = Gradients(rows, catalogue)
     seen: dict[tuple[str, str, str], None] = {}
-    for metric in sorted(rows.metrics() - ELSEWHERE):
-        for _, _, site, group, variant in rows.keys[metric]:
-            family = "stream" if site.kind in STREAM else site.kind if site.kind in INSIDE else ""
-            # metrics of movement between steps: only the main proxy and rank
-            if family and not group and (metric not in MOVEMENT or lines.is_main(variant)):
-                seen[metric, variant, family] = None
-    order = {name: i for i, name in enumerate(catalogue.ordered({key[0] for key in seen}))}
+    for key in (key for metric in sorted(rows.metrics() - ELSEWHERE) for key in rows.keys[metric]):
+        kind = key.site.kind
+        # metrics of movement between steps: only the main proxy and rank
+        main = key.metric not in MOVEMENT or gradients_of_rows.is_main(key.variant)
+        if kind in (*STREAM, *INSIDE) and not key.group and main:
+            seen[key.metric, key.variant, "stream" if kind in STREAM else kind] = None
+    order = {name: i for i, name in enumerate(catalogue.ordered({metric for metric, *_ in seen}))}
     keys = sorted(seen, key=lambda k: (k[0] in MOVEMENT, k[2] != "stream", order[k[0]], k[1] != "", k[2], k[1]))
     scaled = any(metric == "gride" and "scale=" in variant for metric, variant, _ in keys)
     measures = []
@@ -120,15 +122,14 @@ def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
         entry, usual = catalogue.entry(metric), "scale 2" if (metric, variant) == ("gride", "") and scaled else ""
         how = "" if metric in MOVEMENT else words.variant_words(variant) or usual
         label = " · ".join(part for part in (entry.title, FAMILY_WORDS.get(family, ""), how) if part)
-        description = words.sentences(entry.formula, entry.description)
-        measures.append(Measure(metric, variant, label, description, family))
+        measures.append(Measure(metric, variant, label, words.sentences(entry.formula, entry.description), family))
     return measures
 
 
 def sites_of(rows: TrainingRows, measure: Measure) -> list[DrawnSite]:
     """The sites at which any model has this measure."""
-    keys = rows.keys.get(measure.metric, [])
-    return sorted({k[2] for k in keys if k[2].kind in measure.kinds and k[4] == measure.variant and not k[3]})
+    keys = [key for key in rows.keys.get(measure.metric, []) if key.variant == measure.variant and not key.group]
+    return sorted({key.site for key in keys if key.site.kind in measure.kinds})
 
 
 def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> Sequence[Any]:
@@ -165,6 +166,11 @@ class Shape:
         return [found[name] for name in IN_FILES if name in found][:FILE_MEASURES]
 
     @property
+    def moments(self) -> list[str]:
+        """The names of the steps in hover texts."""
+        return [f"step {step:,}" for step in self.steps]
+
+    @property
     def seeds(self) -> int:
         return max(len(arm.subjects) for arm in self.arms)
 
@@ -175,9 +181,9 @@ class Shape:
 
     def values(self, m: int, arms: Sequence[int] | None = None) -> list[float]:
         """All values and interval ends of a measure, for a common scale."""
-        names = [f"shape/{m}/{a.index}/{part}" for a in self.arms for part in ("mean", "lo", "hi", "seeds")
-                 if arms is None or a.index in arms]  # fmt: skip
-        return [v for name in names if name in self.arrays for v in _leaves(self.arrays[name])]
+        indices = [arm.index for arm in self.arms if arms is None or arm.index in arms]
+        names = [f"shape/{m}/{a}/{part}" for a in indices for part in ("mean", "lo", "hi", "seeds")]
+        return [v for name in names for v in _leaves(self.arrays.get(name))]
 
     def when(self, m: int, arm: Arm, step: int | None = None) -> Any:
         """The index of a step (None: the chosen one), or of the last step before it at which an arm was measured."""
@@ -221,18 +227,16 @@ def make_shape(rows: TrainingRows, catalogue: Catalogue) -> Shape | None:
     every = measures_of(rows, catalogue)
     if not every or len(rows.steps) < 2:
         return None
-    found = None
     for level in LEVELS:
-        found = _shape(rows, arms_of(rows), every, level)
-        if len(json.dumps(found.arrays)) <= SIZE:
+        shape = _shape(rows, every, *level)
+        if len(json.dumps(shape.arrays)) <= SIZE:
             break
-    return found
+    return shape
 
 
-def _shape(rows: TrainingRows, arms: list[Arm], every: list[Measure], level: tuple[int, int, int]) -> Shape:
-    most_steps, most_places, most = level
+def _shape(rows: TrainingRows, every: list[Measure], most_steps: int, most_sites: int, most: int) -> Shape:
+    steps, measures, arms = few(rows.steps, most_steps), every[:most], arms_of(rows)
     left_out: dict[str, str] = {}
-    steps, measures = few(rows.steps, most_steps), every[:most]
     if len(steps) < len(rows.steps):
         left_out["shape steps"] = f"{len(steps)} of {len(rows.steps)} steps"
     if len(measures) < len(every):
@@ -240,59 +244,52 @@ def _shape(rows: TrainingRows, arms: list[Arm], every: list[Measure], level: tup
     logs = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
     time = figure.Time.of([*rows.steps, *logs])
     arrays: dict[str, Any] = {"shape/x": [time.place(step) for step in steps]}
-    places, there = [], {}
+    drawn_sites, there = [], {}
     for m, measure in enumerate(measures):
-        found = sites_of(rows, measure)
-        sites = [found[i] for i in few(range(len(found)), most_places)]
-        if len(sites) < len(found):
-            left_out["shape places"] = f"{most_places} of {len(found)} layers"
-        places.append(sites)
+        measured = sites_of(rows, measure)
+        sites = [measured[i] for i in few(range(len(measured)), most_sites)]
+        if len(sites) < len(measured):
+            left_out["shape places"] = f"{most_sites} of {len(measured)} layers"
+        drawn_sites.append(sites)
         for arm in arms:
             numbers = _numbers(rows, arm, measure, sites, steps)
             arrays |= {f"shape/{m}/{arm.index}/{name}": value for name, value in numbers.items()}
-            there[m, arm.index] = [
-                i for i, row in enumerate(numbers.get("mean", [])) if any(v is not None for v in row)
-            ]
-    return Shape(arms, measures, steps, time, arrays, places, there, left_out)
+            there[m, arm.index] = [i for i, row in enumerate(numbers.get("mean", [])) if _leaves(row)]
+    return Shape(arms, measures, steps, time, arrays, drawn_sites, there, left_out)
 
 
 def _numbers(
     rows: TrainingRows, arm: Arm, measure: Measure, sites: Sequence[DrawnSite], steps: Sequence[int]
 ) -> dict[str, Any]:
     """Means over seeds by site and step, with the ends of intervals (or of the range over seeds), seeds and sds."""
-    lines = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
-    means = [_by_step(seeds_mean([seed[i] for seed in lines])) for i in range(len(sites))]
-    found: dict[str, Any] = {"mean": [_cells(line, "value", steps) for line in means]}
-    if not _leaves(found["mean"]):
+
+    def cells(lines: Iterable[Sequence[Any]], part: str = "value") -> list[list[float | None]]:
+        by_step = [{row.step or 0: row for row in line} for line in lines]
+        return [figure.column((line.get(step) for step in steps), part, 4) for line in by_step]
+
+    seeds = [[rows.line(one, measure.metric, site, measure.variant) for site in sites] for one in arm.subjects]
+    means = [seeds_mean(of_site) for of_site in zip(*seeds, strict=True)]
+    parts = {"mean": "value", "lo": "low", "hi": "high", "sd": "sd"}
+    found: dict[str, Any] = {name: made for name, part in parts.items() if _leaves(made := cells(means, part))}
+    if "mean" not in found:
         return {}
-    for name, part in (("lo", "low"), ("hi", "high")):
-        cells = [_cells(line, part, steps) for line in means]
-        found |= {name: cells} if _leaves(cells) else {}
-    if len(lines) > 1:
-        found["seeds"] = [[_cells(_by_step(line), "value", steps) for line in seed] for seed in lines]
-    spread = [_cells(line, "sd", steps) for line in means]
-    if _leaves(spread) and any((measure.metric, measure.variant) == e[:2] for e in ESTIMATORS):
+    spread = found.pop("sd", None)
+    if len(seeds) > 1:
+        found["seeds"] = [cells(lines) for lines in seeds]
+    if spread and (measure.metric, measure.variant) in ESTIMATORS:
         for name, sign in (("sd0", -1), ("sd1", 1)):
             pairs = [zip(*both, strict=True) for both in zip(found["mean"], spread, strict=True)]
             moved = [[None if v is None else v + sign * (sd or 0.0) for v, sd in line] for line in pairs]
             found[name] = [[figure.brief(v, 4) for v in line] for line in moved]
-    if any(all(row[t] is None for row in found["mean"]) for t in range(len(steps))):  # arms may lack steps
-        measured = [t for t in range(len(steps)) if any(row[t] is not None for row in found["mean"])]
+    measured = [t for t in range(len(steps)) if any(row[t] is not None for row in found["mean"])]
+    if len(measured) < len(steps):  # arms may lack steps
         found["upto"] = [max((s for s in measured if s <= t), default=measured[0]) for t in range(len(steps))]
     return found
 
 
-def _by_step(line: Sequence[Any]) -> dict[int, Any]:
-    return {row.step or 0: row for row in line}
-
-
-def _cells(line: Mapping[int, Any], name: str, steps: Sequence[int]) -> list[float | None]:
-    return figure.column((line.get(step) for step in steps), name, 4)
-
-
 def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> list[Section]:
     """The sections: courses over training, maps, profiles at one step (with `row_parts` below), and dimensions."""
-    moments = choice("Step", [f"step {step:,}" for step in shape.steps], len(shape.steps) - 1, slider=True)
+    moments = choice("Step", shape.moments, len(shape.steps) - 1, slider=True)
     switch = Switch("shape", (gradients.measure_choice(shape.measures, shape.default), moments))
     course, grid = _course_section(rows, shape, switch), _grid_section(rows, shape)
     return [course, grid, _moment_section(rows, shape, row_parts), *_dimension_sections(rows, shape)]
@@ -313,10 +310,11 @@ def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True)
 
 def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section:
     """The section with one line per layer over steps, above loss and gradient norm on the same x axis."""
-    panels = []
+    panels, default = [], shape.measures[shape.default]
     for arm in shape.arms:
         views = {str(m): _course(shape, m, arm) for m in range(len(shape.measures)) if shape.there[m, arm.index]}
-        panel = Panel(shape.time.axis(), views=views, by=("shape.0",), height=430, alt=_course_alt(rows, shape, arm))
+        alt = f"{default.label} of {arm.label} over steps, a line per layer.{_course_words(shape, arm)}"
+        panel = Panel(shape.time.axis(), views=views, by=("shape.0",), height=430, alt=alt)
         panels += [arm_panel(rows, arm, replace(panel, below=_loop(rows, shape, arm)))] if views else []
     lead = (
         "One line per layer, from the embedding to the last block. The axis of steps is logarithmic; step 0, the "
@@ -338,31 +336,28 @@ def _seed_words(shape: Shape, several: str) -> str:
     return several if shape.seeds > 1 else "Bands are 95&nbsp;% intervals over contexts."
 
 
+def _course_words(shape: Shape, arm: Arm) -> str:
+    """The course in the middle of the model, for readers who do not see the initial view."""
+    m = shape.default
+    there = shape.there[m, arm.index]
+    if not there:
+        return ""
+    middle = there[len(there) // 2]
+    course = gradients.course_words(shape.arrays[f"shape/{m}/{arm.index}/mean"][middle], shape.moments)
+    return f" {shape.sites[m][middle].name}: {course}."
+
+
 def _course(shape: Shape, m: int, arm: Arm) -> Panel:
     sites, there, drawn = shape.sites[m], shape.there[m, arm.index], []
     body = [i for i in there if sites[i].kind != "final"]
-    hidden = {*body} - {*body[:1], *body[-1:], *body[len(body) // 2 :][:1]}
-    x, where, several = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps], len(arm.subjects) > 1
+    unnamed = {*body} - {*body[:1], *body[-1:], *body[len(body) // 2 :][:1]}
     for i in there:
-        colour = gradients.depth_colour(sites[i], arm.blocks)
-        look: dict[str, Any] = {"dash": "solid" if i in body else "dash", "join": True}
-        thin = {"colour": figure.faded(colour, 0.3), "width": 0.8, **look}
-        look |= {"colour": colour, "size": 3.5, "width": 1.5, "band": 0.0 if several else 0.1, "where": where}
-        look |= {"label": sites[i].name, "named": i not in hidden, **shape.ends(m, arm, (i, "*"))}
-        drawn += shape.line(m, arm, (i, "*"), x=x, thin=thin, **look)
+        look = gradients.depth_look(sites[i], arm.blocks) | {"join": True}
+        thin = {"colour": figure.faded(look["colour"], 0.3), "width": 0.8, "join": True, "dash": look["dash"]}
+        look |= {"band": 0.0 if len(arm.subjects) > 1 else 0.1, "where": shape.moments, "named": i not in unnamed}
+        look |= {"x": shape.arrays["shape/x"], **shape.ends(m, arm, (i, "*"))}
+        drawn += shape.line(m, arm, (i, "*"), thin=thin, **look)
     return Panel(shape.time.axis(), value_axis(shape.values(m)), tuple(drawn), levels=shape.now)
-
-
-def _course_alt(rows: TrainingRows, shape: Shape, arm: Arm) -> str:
-    """Alternative text of the initial view, for the middle of the model."""
-    measure = shape.measures[shape.default]
-    sites = rows.sites([measure.metric], measure.kinds)
-    if not sites:
-        return f"{measure.label} of {arm.label} over steps."
-    site = sites[rows.middle(sites)]
-    line = known(arm_line(rows, arm, measure, site))
-    course = f" {site.name}: {gradients.course_words(line)}." if line else ""
-    return f"{measure.label} of {arm.label} over steps, a line per layer.{course}"
 
 
 def _loop(rows: TrainingRows, shape: Shape, arm: Arm) -> Panel | None:
@@ -409,9 +404,6 @@ def logged_series(line: Sequence[Any], time: figure.Time, most: int, **look: Any
     return Series(look.pop("label"), [time.place(step) for step in steps], values, where=where, **ends, **look)
 
 
-# -- maps of steps by layers -------------------------------------------------------------------------------------------
-
-
 def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
     panels = []
     for arm in shape.arms:
@@ -432,9 +424,6 @@ def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
     lead += ". Columns are measured steps, not evenly spaced in time."
     maps = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
     return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True)
-
-
-# -- profiles at one step ----------------------------------------------------------------------------------------------
 
 
 def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
@@ -498,37 +487,29 @@ def _profile_file(shape: Shape, m: int) -> Figure:
     return Figure(tuple(panels), arrays=shape.arrays, files=files, shown=False, shared=True)
 
 
-# -- dimension by estimator --------------------------------------------------------------------------------------------
-
-
 def _dimension_sections(rows: TrainingRows, shape: Shape) -> list[Section]:
     """The section on intrinsic dimension by estimator: over steps at one site, over depth at one step."""
     index = {(m.metric, m.variant): i for i, m in enumerate(shape.measures) if m.family == "stream"}
-    lines = [(index[e[:2]], e) for e in ESTIMATORS if e[:2] in index]
-    if not lines:
+    measured = {index[key]: look for key, look in ESTIMATORS.items() if key in index}
+    if not measured:
         return []
-    kinds = {site.kind for m, _ in lines for site in shape.sites[m]}
-    places = [(name, at, kind) for name, at, kind in PLACES if kind in kinds]
+    kinds = {site.kind for m in measured for site in shape.sites[m]}
+    places = [place for place in PLACES if place[2] in kinds]
     panels, file_panels = [], []
-    for arm in shape.arms:
-        if any(shape.there[m, arm.index] for m, _ in lines):
-            alt = f"Intrinsic dimension of {arm.label} by estimator, over steps and over layers."
-            over = {str(p): _dimension_over(shape, arm, lines, place) for p, place in enumerate(places)}
-            views = {at: view for at, view in over.items() if view is not None}
-            left = arm_panel(rows, arm, Panel(views=views, by=("dimension.0",), alt=alt, height=300))
-            panels += [left, replace(_dimension_at(shape, arm, lines), line=arm.line, alt=alt, height=300)]
-            file_panels.append(replace(left, below=_loop(rows, shape, arm)))
-    bias = _bias(rows)
+    for arm in (arm for arm in shape.arms if any(shape.there[m, arm.index] for m in measured)):
+        look: dict[str, Any] = {"alt": f"Intrinsic dimension of {arm.label} by estimator.", "height": 300}
+        over = {str(p): _dimension(shape, arm, measured, place) for p, place in enumerate(places)}
+        views = {at: view for at, view in over.items() if view.series}
+        left = arm_panel(rows, arm, Panel(views=views, by=("dimension.0",), **look))
+        panels += [left, replace(_dimension(shape, arm, measured), line=arm.line, **look)]
+        file_panels.append(replace(left, below=_loop(rows, shape, arm)))
     lead = (
         "Left over steps at one layer, right over layers at the step of the slider. Bars are the standard deviation "
         "over shuffled batches of rows. TwoNN is biased low, the more so the larger the dimension and the fewer the "
-        "rows"
-        + (f" ({bias}, as the table says at each value)" if bias else "")
-        + "; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value at the same "
-        "number of rows."
+        f"rows{_bias(rows)}; <em>bias taken out</em> is the dimension of a flat cloud that gives the same TwoNN value "
+        "at the same number of rows. What all estimators show does not hang on one of them."
     )
-    lead += " What all estimators show does not hang on one of them." if len({e[0] for _, e in lines}) > 1 else ""
-    key = Swatches([Swatch(name, series(hue), dash) for _, (_, _, name, hue, dash, _) in lines])
+    key = Swatches([Swatch(name, series(hue), dash) for name, hue, dash, _ in measured.values()])
     switch = Switch("dimension", (choice("Layer", [name for name, *_ in places], min(2, len(places) - 1)),))
     file = Figure(tuple(file_panels[:3]), arrays=shape.arrays, files={"dimension-over-training": {}}, shown=False)
     shown = Figure(tuple(panels), layout="pairs", arrays=shape.arrays)
@@ -536,58 +517,36 @@ def _dimension_sections(rows: TrainingRows, shape: Shape) -> list[Section]:
     return [Section("dimension", "Intrinsic dimension by estimator", parts, "Dimension", under=True)]
 
 
-Estimator = tuple[int, tuple[str, str, str, int, str, float]]
-
-
-def _dimension_scale(shape: Shape, lines: Sequence[Estimator], *, embed: bool) -> Axis:
-    """The scale of the blocks without the embedding, which in character models has few distinct rows and is far off."""
-    places = [(m, arm.index, i) for m, _ in lines for arm in shape.arms for i in shape.there[m, arm.index]
-              if embed or shape.sites[m][i].kind != "embed"]  # fmt: skip
-    return value_axis([v for m, a, i in places for v in _leaves(shape.arrays[f"shape/{m}/{a}/mean"][i])])
-
-
-def _estimator(shape: Shape, arm: Arm, line: Estimator, at: tuple[Any, ...], **more: Any) -> list[Series]:
-    m, (_, _, name, hue, dash, width) = line
-    look = {"label": name, "colour": series(hue), "dash": dash, "width": width, "size": 4.0, "join": True}
-    return shape.line(m, arm, at, **look, **more, **shape.spread(m, arm, at))
-
-
-def _dimension_over(shape: Shape, arm: Arm, lines: Sequence[Estimator], place: tuple[str, float, str]) -> Panel | None:
-    """A panel over steps at one place, given by relative depth and kind of site."""
-    _, at, kind = place
-    x, where = shape.arrays["shape/x"], [f"step {step:,}" for step in shape.steps]
-    drawn, site, layer = [], None, max(1, round(at * arm.blocks))
-    for line in lines:
-        sites = shape.sites[line[0]]
-        here = [i for i in shape.there[line[0], arm.index]
-                if sites[i].kind == kind and (kind != "resid" or sites[i].layer == layer)]  # fmt: skip
-        if here:
-            site = sites[here[0]]
-            drawn += _estimator(shape, arm, line, (here[0], "*"), x=x, where=where)
-    if site is None:
-        return None
-    y = _dimension_scale(shape, lines, embed=kind == "embed")
-    return Panel(shape.time.axis(), y, tuple(drawn), levels=shape.now, heading=f"over steps, {site.name}")
-
-
-def _dimension_at(shape: Shape, arm: Arm, lines: Sequence[Estimator]) -> Panel:
-    depth, drawn = Depth(arm.blocks), []
-    for line in lines:
-        sites = shape.sites[line[0]]
-        indices = tuple(i for i in shape.there[line[0], arm.index] if sites[i].kind != "final")
+def _dimension(
+    shape: Shape, arm: Arm, measured: Mapping[int, tuple[str, int, str, float]], place: Place | None = None
+) -> Panel:
+    """A panel over steps at one place (its relative depth and kind of site), else over layers at the chosen step."""
+    depth, drawn, heading = Depth(arm.blocks), [], "over layers, {shape.1}"
+    for m, (label, hue, dash, width) in measured.items():
+        sites, there = shape.sites[m], shape.there[m, arm.index]
+        indices = tuple(i for i in there if sites[i].kind != "final")
+        at: tuple[Any, ...] = (indices, shape.when(m, arm))
         x, where = [depth.place(sites[i].layer, sites[i].kind) for i in indices], [sites[i].name for i in indices]
-        drawn += _estimator(shape, arm, line, (indices, shape.when(line[0], arm)), x=x, where=where) if indices else []
-    y = _dimension_scale(shape, lines, embed=False)
-    return Panel(depth.axis(), y, tuple(drawn), heading="over layers, {shape.1}")
+        if place is not None:
+            layers = (max(1, round(place[1] * arm.blocks)),) if place[2] == "resid" else range(arm.blocks + 1)
+            indices = tuple(i for i in there if sites[i].kind == place[2] and sites[i].layer in layers)
+            at, x, where = (*indices[:1], "*"), shape.arrays["shape/x"], shape.moments
+            heading = f"over steps, {sites[indices[0]].name}" if indices else heading
+        look = {"label": label, "colour": series(hue), "dash": dash, "width": width, "size": 4.0, "join": True}
+        drawn += shape.line(m, arm, at, x=x, where=where, **look, **shape.spread(m, arm, at)) if indices else []
+    # the embedding of a character model has few distinct rows and is far off: it has a scale of its own
+    embed = place is not None and place[2] == "embed"
+    cells = [(m, other.index, i) for m in measured for other in shape.arms for i in shape.there[m, other.index]
+             if embed or shape.sites[m][i].kind != "embed"]  # fmt: skip
+    y = value_axis([v for m, a, i in cells for v in _leaves(shape.arrays[f"shape/{m}/{a}/mean"][i])])
+    x_axis, levels = (depth.axis(), ()) if place is None else (shape.time.axis(), shape.now)
+    return Panel(x_axis, y, tuple(drawn), levels=levels, heading=heading)
 
 
 def _bias(rows: TrainingRows) -> str:
     """The range of TwoNN's bias as noted in the table, as text."""
-    lines = [rows.lines[key] for key in rows.keys.get("two_nn", [])]
-    parts = [part.strip() for line in lines for row in line for part in row.note.split(";")]
-    notes = [part.removeprefix("bias about").split("%")[0].strip() for part in parts if part.startswith("bias about")]
-    found = sorted({int(float(note.replace("−", "-"))) for note in notes if note}, reverse=True)
-    if not found:
-        return ""
-    ends = [f"{value:+d} %".replace("-", "−") for value in (found[0], found[-1])]
-    return f"here about {ends[0]}" if ends[0] == ends[1] else f"here between about {ends[0]} and {ends[1]}"
+    notes = {row.note for key in rows.keys.get("two_nn", []) for row in rows.lines[key]}
+    noted = [value.replace("−", "-") for note in notes for value in re.findall(r"bias about ([+−-]?[\d.]+)", note)]
+    biases = sorted({int(float(value)) for value in noted}, reverse=True)
+    ends = dict.fromkeys(f"{value:+d} %".replace("-", "−") for value in (*biases[:1], *biases[-1:]))
+    return f" (here about {' to '.join(ends)}, as the table says at each value)" if ends else ""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from anisoscope.results.query import Query, seeds_mean
 from anisoscope.view import figure, page, subjects
-from anisoscope.view.figure import Figure, Panel, Series, Time, series, value_axis
+from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.plotly_renderer import panel_spec
 from anisoscope.view.sections import drift, findings, gradients, provenance
@@ -44,16 +45,14 @@ def training_page(
     """The training page: verdicts, gradients, geometry over training, sections shared by all pages, and the record."""
     rows = TrainingRows(runs)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
-    energy, maps, frequency, elsewhere, found = _gradient_sections(rows, catalogue)
+    (energy, maps, frequency, elsewhere), found = _gradient_sections(rows, catalogue)
     shape = shapes.make_shape(rows, catalogue)
-    shaped = shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else []
     claims = findings.verdict_claims(verdicts, subjects.random_models(rows.abouts)[0])
-    left_out = [*found.left_out.values(), *(shape.left_out.values() if shape else ())]
     sections = [
         _summary(rows, comparison, head, verdicts, claims, found),
         energy,
         maps,
-        *shaped,
+        *(shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else ()),
         ablation_section(rows, catalogue, shape, verdicts) if shape else None,
         drift.modality_section(comparison, claimed=bool(claims)),
         drift.drift_section(comparison),
@@ -61,30 +60,32 @@ def training_page(
         frequency,
         concepts_section([concept for run in runs for concept in run.concepts]),
         elsewhere,
-        _loss_section(rows, catalogue, several_seeds=shape is not None and shape.seeds > 1),
+        _loss_section(rows, catalogue),
         None if shape else _last_profiles(runs, catalogue, rows),
-        _left_out(left_out),
+        _left_out([*found.left_out.values(), *(shape.left_out.values() if shape else ())]),
         provenance.table_section(Query(*(run.table for run in runs)), most=provenance.PAGE_ROWS),
         provenance.dropped_section(rows.abouts, provenance.step_notes(rows, catalogue)),
         provenance.record_section(runs),
         provenance.glossary_section(catalogue, rows.metrics()),
     ]
-    manner = "step by step" if _steps_words(rows) else "under its gradients"
-    look: dict[str, Any] = {"deck": _deck(rows, head), "version": head["version"], "legend": _legend(rows)}
-    shown = [section for section in sections if section is not None]
-    return Page(head["title"], provenance.heading(head, manner), shown, **look)
+    when = _steps_words(rows)
+    measured = " ".join(part for part in ("Measured", f"on {head['data']}" if head["data"] else "", when) if part)
+    deck = ", ".join(part for part in (measured if head["data"] or when else "", head["started"]) if part)
+    heading = provenance.heading(head, "step by step" if when else "under its gradients")
+    look: dict[str, Any] = {"deck": f"{deck}." if deck else "", "version": head["version"], "legend": _legend(rows)}
+    return Page(head["title"], heading, [section for section in sections if section is not None], **look)
 
 
-def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[Any, Any, Any, Any, Gradients]:
+def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[list[Section | None], Gradients]:
     """The sections on gradients in as much detail as fits on a page."""
     make = (gradients.energy_section, gradients.map_section, frequency_section, gradients.elsewhere_section)
     for detail in gradients.DETAILS[_likely(rows, catalogue) :]:
         found = Gradients(rows, catalogue, detail)
-        energy, maps, frequency, elsewhere = (section(found) for section in make)
-        figures = Page("", "", [section for section in (energy, maps, frequency, elsewhere) if section]).figures()
+        sections = [section(found) for section in make]
+        figures = Page("", "", [section for section in sections if section]).figures()
         if sum(len(json.dumps(panel_spec(panel))) for drawn in figures for panel in drawn.panels) <= SPECS:
             break
-    return energy, maps, frequency, elsewhere, found
+    return sections, found
 
 
 def _likely(rows: TrainingRows, catalogue: Catalogue) -> int:
@@ -105,32 +106,23 @@ def _steps_words(rows: TrainingRows) -> str:
     return f"at {plural(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
 
 
-def _deck(rows: TrainingRows, head: Mapping[str, Any]) -> str:
-    when = _steps_words(rows)
-    measured = "Measured" + (f" on {head['data']}" if head["data"] else "") + (f" {when}" if when else "")
-    parts = [measured if head["data"] or when else "", head["started"]]
-    return f"{', '.join(part for part in parts if part)}." if any(parts) else ""
-
-
 def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
     """Legend entries with colour and role of each subject; with many, only the first of each model is shown initially.
 
     Without gradient metrics the seeds of a model are drawn as one line and have one entry.
     """
-    if len(rows.subjects) < 2:
-        return []
     if rows.metrics().isdisjoint(TANGENT):
-        arms = arms_of(rows)
-        items = [_entry(replace(arm.subjects[0], label=arm.label), arm.index, shown=arm.index < ARMS) for arm in arms]
-        return items if len(items) > 1 else []
-    firsts = {next(x.index for x in rows.subjects if x.model == one.model) for one in rows.subjects}
-    at_first = sorted(firsts)[:SHOWN] if len(rows.subjects) > SHOWN else [x.index for x in rows.subjects]
-    return [_entry(one, one.index, shown=one.index in at_first) for one in rows.subjects]
-
-
-def _entry(subject: Subject, hue: int, *, shown: bool) -> page.LegendEntry:
-    role = subject.role if subject.role not in subject.label else ""
-    return page.LegendEntry(subject.index, subject.label, hue % 8 + 1, role, subject.marker, shown)
+        arms = [(arm.subjects[0], arm.label, arm.index) for arm in arms_of(rows)]
+        shown = {one.index for one, *_ in arms[:ARMS]}
+    else:
+        arms = [(one, one.label, one.index) for one in rows.subjects]
+        firsts = list({one.model: one.index for one in reversed(rows.subjects)}.values())
+        shown = set(sorted(firsts)[:SHOWN] if len(arms) > SHOWN else range(len(arms)))
+    entries = []
+    for one, label, hue in arms if len(arms) > 1 else ():
+        role = one.role if one.role not in label else ""
+        entries.append(page.LegendEntry(one.index, label, hue % 8 + 1, role, one.marker, one.index in shown))
+    return entries
 
 
 def _summary(
@@ -138,22 +130,22 @@ def _summary(
     claims: Sequence[Mapping[str, Any]], found: Gradients,
 ) -> Section:  # fmt: skip
     """The summary: flagged checkpoints, verdicts, findings, warnings, and facts about the models."""
+    random = subjects.random_models(rows.abouts)[0]
     seen = [*drift.modality_findings(comparison), *find_training(found)]
     parts: list[Any] = [*provenance.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
     if claims:
-        parts += _verdict_parts(verdicts, claims, subjects.random_models(rows.abouts)[0])
+        parts += _verdict_parts(verdicts, claims, random)
         parts += [Heading("What was seen")] if seen else []
     parts += [page.Piece("findings", seen)] if seen else []
+    parts += provenance.warnings_box(provenance.warnings(rows.abouts))
     facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
-    random = subjects.random_models(rows.abouts)[0]
-    drawn = [fact for fact in facts if fact["Model"] in random]
-    drawn = [] if len(drawn) == len(facts) else drawn
-    parts += provenance.warnings_box(provenance.warnings(rows.abouts))
-    parts += provenance.facts_parts([fact for fact in facts if fact not in drawn])
-    if drawn:
-        behind = provenance.facts_parts(drawn, "Models with random weights")
-        parts.append(Fold(f"{plural(len(drawn), 'model')} with random weights", behind, css="behind"))
+    untrained = [fact for fact in facts if fact["Model"] in random]
+    trained = [fact for fact in facts if fact not in untrained]
+    parts += provenance.facts_parts(trained or facts)
+    if trained and untrained:
+        behind = provenance.facts_parts(untrained, "Models with random weights")
+        parts.append(Fold(f"{plural(len(untrained), 'model')} with random weights", behind, css="behind"))
     title = "Verdicts" if claims else "Summary"
     return Section("summary", title, parts, title)
 
@@ -174,41 +166,42 @@ def _verdict_parts(
     return [lead, page.Verdicts(claims, "Model" if several else "", scope)]
 
 
-def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, str, str]]:
+def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, int | None, str]]:
     """Problems of checkpoints in a series (repeated, missing, out of order, not finite), without duplicates."""
-    found: dict[tuple[str, str, str], None] = {}
+    flags: dict[tuple[str, int | None, str], None] = {}
     for key in rows.keys.get("checkpoint", []):
-        label = rows.subjects[key[0]].label if len(rows.subjects) > 1 else ""
+        label = rows.subjects[key.subject].label if len(rows.subjects) > 1 else ""
         for row in rows.lines[key]:
             if row.value == 0.0 or not row.known:
-                found[label, f"{row.step or 0:,}", _sentence(row.note or "no reason was recorded")] = None
-    seen = {(step, note) for _, step, note in found}
+                flags[label, row.step or 0, _sentence(row.note or "no reason was recorded")] = None
+    seen = {flag[1:] for flag in flags}
     for entry in (e for about in rows.abouts for e in about.get("checkpoints") or [] if e.get("flags")):
-        step = "–" if entry.get("step") is None else f"{entry['step']:,}"
-        note = _sentence("; ".join(map(str, entry["flags"])))
-        if (step, note) not in seen:
-            found["", step, note] = None
-    return sorted(found, key=lambda f: (f[0], int(f[1].replace(",", "")) if f[1] != "–" else -1))
+        flag = entry.get("step"), _sentence("; ".join(map(str, entry["flags"])))
+        flags |= {("", *flag): None} if flag not in seen else {}
+    return sorted(flags, key=lambda flag: (flag[0], -1 if flag[1] is None else flag[1]))
 
 
 def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _flag_parts(flags: Sequence[tuple[str, str, str]]) -> list[Any]:
+def _flag_parts(flags: Sequence[tuple[str, int | None, str]]) -> list[Any]:
     if not flags:
         return []
     first = 0 if any(model for model, *_ in flags) else 1  # a single model is not named
     what = "checkpoint is not what it" if len(flags) == 1 else "checkpoints are not what they"
     heads = ["Model", TableCell("Step", css="num"), "What was found"][first:]
-    body = [[model, TableCell(step, css="num"), TableCell(note, css="prose")][first:] for model, step, note in flags]
+    body = []
+    for model, step, note in flags:
+        at = TableCell("–" if step is None else f"{step:,}", css="num")
+        body.append([model, at, TableCell(note, css="prose")][first:])
     table: Any = DataTable([heads], [body], "Checkpoints", numeric=99)
     inside = Fold("All of them", [table]) if len(flags) > 12 else table
     title = Heading(f"{len(flags)} {what} should be")
     return [page.Box([title, inside], "flags", "Checkpoints that are not what they should be")]
 
 
-def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bool) -> Section | None:
+def _loss_section(rows: TrainingRows, catalogue: Catalogue) -> Section | None:
     """The section with what the training loop logged, for all models."""
     steps = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
     time = Time.of(steps)
@@ -218,41 +211,34 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue, *, several_seeds: bo
     words = "What the training loop logged, on the same axis of steps."
     if len(_legend(rows)) > 1:
         words += (
-            " Colours are models; in the first figure the paler line is the training batch, the one with "
-            "points the held-out probe."
+            " Colours are models; in the first figure the paler line is the training batch, the one with points the "
+            "held-out probe. Where a model has several seeds, thin lines are seeds, over them their mean."
         )
-        words += " Thin lines are seeds, over them their mean." if several_seeds else ""
     return Section("course", "Loss", [Prose(words), Key(), Figure(tuple(panels))], "Loss")
 
 
 def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
-    drawn: list[Series] = []
-    averaged, courses, arms = False, [], arms_of(rows)
+    """A panel of what was logged under some names: the mean of the seeds, above thin lines of each."""
+    arms, drawn, both = arms_of(rows), [], "loss" in names and len(names) > 1
     if not rows.metrics().isdisjoint(TANGENT):  # gradient sections show each seed
         arms = [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
-    for arm in arms:
-        for name in names:
-            lines = [rows.logged(one, name) for one in arm.subjects]
-            whole = seeds_mean(lines)
-            look = _log_look(rows, catalogue, arm, name, both="loss" in names and len(names) > 1)
-            averaged |= len(whole) > MOST
-            if len(lines) > 1 and look["width"] > THIN:  # seeds are drawn only for the main line
-                thin = look | {"colour": figure.faded(look["colour"], 0.35), "width": THIN, "size": 0.0}
-                thin |= {"interval": False, "quiet": True}
-                drawn += [shapes.logged_series(line, time, MOST, **thin) for line in lines if known(line)]
-            if known(whole):
-                drawn.append(shapes.logged_series(whole, time, MOST, **look))
-                courses.append(f"{look['label']}: {gradients.course_words(known(whole))}")
-    panel = Panel(time.axis(), series=tuple(drawn))
-    values = figure.numbers_in([panel])
+    for arm, name in product(arms, names):
+        lines = [rows.logged(one, name) for one in arm.subjects]
+        look = _log_look(rows, catalogue, arm, name, both=both)
+        if len(lines) > 1 and look["width"] > THIN:  # seeds are drawn only for the main line
+            thin = look | {"colour": figure.faded(look["colour"], 0.35), "width": THIN, "size": 0.0, "quiet": True}
+            drawn += [shapes.logged_series(line, time, MOST, **thin) for line in lines if known(line)]
+        if known(whole := seeds_mean(lines)):
+            drawn.append(shapes.logged_series(whole, time, MOST, **look))
+    values = figure.numbers_in([Panel(series=tuple(drawn))])
     if not values:
         return None
-    there = [n for n in names if any(rows.logged(one, n) for one in rows.subjects)]
-    caption = " ".join(catalogue.entry(n).description for n in there)
+    logged = [name for name in names if any(rows.logged(one, name) for one in rows.subjects)]
+    title, caption = TITLES[names[0]], " ".join(catalogue.entry(name).description for name in logged)
+    averaged = any(len(rows.logged(one, name)) > MOST for one in rows.subjects for name in names)
     caption += " Points are means over neighbouring steps." if averaged else ""
-    title = TITLES[names[0]]
-    return replace(panel, y=value_axis(values, log="learning_rate" not in names), title=title, caption=caption,
-                   alt=f"{title} over steps. {'; '.join(courses[:6])}.")  # fmt: skip
+    y, alt = value_axis(values, log="learning_rate" not in names), f"{title} over steps. {gradients.courses(drawn, 6)}"
+    return Panel(time.axis(), y, tuple(drawn), title=title, caption=caption, alt=alt)
 
 
 def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *, both: bool) -> dict[str, Any]:
@@ -268,9 +254,6 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
         "interval": probe and not seeds,
         "owner": arm.line,
     }
-
-
-# -- profiles of a run with a single step ------------------------------------------------------------------------------
 
 
 def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: TrainingRows) -> Section | None:
@@ -306,39 +289,23 @@ def _left_out(parts: Sequence[str]) -> Section | None:
 
 def find_training(found: Gradients) -> list[page.PageFinding]:
     """All findings of a training table, most important first."""
-    texts_by_topic = {
-        "Energy": _each(found, _energy),
-        "Layers": _each(found, _layers),
-        "Frequency": _each(found, _frequency),
-        "Loss": _each(found, _loss),
-        "Caution": _caution(found),
-    }
-    whole = {
-        topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in texts_by_topic.items()
-    }
-    return [page.PageFinding(topic, texts) for topic, texts in whole.items() if texts]
+    tellers = {"Energy": _energy, "Layers": _layers, "Frequency": _frequency, "Loss": _loss}
+    of_topic = {topic: _each(found, tell) for topic, tell in tellers.items()} | {"Caution": _caution(found)}
+    return [page.PageFinding(topic, tuple(texts)) for topic, texts in of_topic.items() if texts]
 
 
 def _each(found: Gradients, tell: Callable[[Gradients, Subject], str]) -> list[str]:
-    if len(found.rows.subjects) > TELL_EACH:
-        return []
-    texts = [(subject, text) for subject in found.rows.subjects if (text := tell(found, subject))]
-    if len(found.rows.subjects) > 1:
-        return [f"{subject.label}: {text}" for subject, text in texts]
-    return [_sentence(text) for _, text in texts]
+    every = found.rows.subjects
+    told = [(one.label, words) for one in every if (words := tell(found, one))] if len(every) <= TELL_EACH else []
+    return [f"{label}: {words}" if len(every) > 1 else _sentence(words) for label, words in told]
 
 
-def tell(mark: Any) -> str:
-    return estimate(mark.value, mark.low, mark.high)
+def _value(row: Any) -> str:
+    return estimate(row.value, row.low, row.high).replace(" ± ", "\u00a0±\u00a0")
 
 
-def _middle(found: Gradients, subject: Subject) -> DrawnSite | None:
-    sites = [s for s in found.rows.sites([ENERGY]) if found.whole(subject, ENERGY, s)]
-    return sites[found.rows.middle(sites)] if sites else None
-
-
-def _at(found: Gradients, mark: Any) -> str:
-    return f" at step {mark.step or 0:,}" if found.rows.dated else ""
+def _at(found: Gradients, row: Any) -> str:
+    return f"{_value(row)} at step {row.step or 0:,}" if found.rows.dated else _value(row)
 
 
 def _finally(found: Gradients) -> str:
@@ -346,79 +313,75 @@ def _finally(found: Gradients) -> str:
     return "at the last step " if len(found.rows.steps) > 1 else ""
 
 
+def _middle(found: Gradients, subject: Subject) -> DrawnSite | None:
+    sites = [s for s in found.rows.sites([ENERGY]) if found.whole(subject, ENERGY, s)]
+    return sites[found.rows.middle(sites)] if sites else None
+
+
 def _energy(found: Gradients, subject: Subject) -> str:
-    """Sentences on the course of energy in the middle of the model, compared with chance and the normal control."""
+    """Sentences on the course of energy in the middle of the model, compared with chance, normal control and PCA."""
     site = _middle(found, subject)
     line = known(found.whole(subject, ENERGY, site)) if site else []
     if not site or not line:
         return ""
-    peak = max(line, key=lambda m: m.value)
-    text = f"the proxy of rank {found.rank} holds {tell(line[0])} of the gradient energy "
-    text += f"{site_phrase(site.layer, site.kind)}{_at(found, line[0])}"
-    if len(line) > 1:
-        text += f", {tell(line[-1])}{_at(found, line[-1])}"
-        if peak not in (line[0], line[-1]) and apart(peak, line[-1]):
-            text += f", after a peak of {tell(peak)}{_at(found, peak)}"
+    first, last, peak = line[0], line[-1], max(line, key=lambda row: row.value)
+    at = f" at step {first.step or 0:,}" if found.rows.dated else ""
+    words = f"the proxy of rank {found.rank} holds {_value(first)} of the gradient energy "
+    words += f"{site_phrase(site.layer, site.kind)}{at}"
+    words += f", {_at(found, last)}" if len(line) > 1 else ""
+    words += f", after a peak of {_at(found, peak)}" if peak not in (first, last) and apart(peak, last) else ""
     chance = found.chances[subject.index]
-    text += f"; chance is {number(chance)}." if chance else "."
-    return text + _controls(found, subject, site, line)
-
-
-def _controls(found: Gradients, subject: Subject, site: DrawnSite, line: Sequence[Any]) -> str:
-    normal = [m.high for m in found.whole(subject, ENERGY, site, control="normal") if m.interval]
-    text = f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
-    pca = {m.step: m.value for m in known(found.whole(subject, ENERGY, site, proxy="pca"))}
-    gaps = [abs(m.value - pca[m.step]) for m in line if m.step in pca]
-    if gaps and found.proxy != "pca":
-        text += f" PCA of the same rank differs by at most {number(max(gaps), 2)}."
-    return text
+    words += f"; chance is {number(chance)}." if chance else "."
+    normal = [row.high for row in found.whole(subject, ENERGY, site, control="normal") if row.interval]
+    words += f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
+    pca = {row.step: row.value for row in known(found.whole(subject, ENERGY, site, proxy="pca"))}
+    gaps = [abs(row.value - pca[row.step]) for row in line if row.step in pca]
+    with_pca = gaps and found.proxy != "pca"
+    return words + (f" PCA of the same rank differs by at most {number(max(gaps), 2)}." if with_pca else "")
 
 
 def _layers(found: Gradients, subject: Subject) -> str:
-    """Sentences on the layers with the highest and lowest energy at the last step."""
-    ends = [(site, row) for site in found.rows.sites([ENERGY]) if (row := found.last(subject, ENERGY, site))]
+    """A sentence on the layers with the highest and lowest energy at the last step."""
+    ends = [(row, site) for site in found.rows.sites([ENERGY]) if (row := found.last(subject, ENERGY, site))]
     if len(ends) < 2:
         return ""
-    high, low = (f(ends, key=lambda pair: pair[1].value) for f in (max, min))
-    if not apart(high[1], low[1]):
-        ends_words = f"{number(low[1].value)} and {number(high[1].value)}"
-        return f"{_finally(found)}all layers lie between {ends_words}, which the intervals cannot tell apart."
-    places = [f"{tell(mark)} {site_phrase(site.layer, site.kind)}" for site, mark in (high, low)]
+    high, low = (pick(ends, key=lambda pair: pair[0].value) for pick in (max, min))
+    if not apart(high[0], low[0]):
+        between = f"{number(low[0].value)} and {number(high[0].value)}"
+        return f"{_finally(found)}all layers lie between {between}, which the intervals cannot tell apart."
+    places = [f"{_value(row)} {site_phrase(site.layer, site.kind)}" for row, site in (high, low)]
     return f"{_finally(found)}energy is highest with {places[0]}, lowest with {places[1]}."
 
 
 def _frequency(found: Gradients, subject: Subject) -> str:
-    """Sentences on the most frequent bin and the rarest, in the middle of the model at the last step."""
-    site = _middle(found, subject)
-    bins = sorted({k[3] for k in found.keys([gradients.ENRICHMENT]) if k[3].startswith("frequency:")})
+    """A sentence on the most frequent bin and the rarest, in the middle of the model at the last step."""
+    site, keys = _middle(found, subject), found.keys([gradients.ENRICHMENT])
+    bins = sorted({key.group for key in keys if key.group.startswith("frequency:")})
     if not site or len(bins) < 2:
         return ""
     first, last = (found.last(subject, gradients.ENRICHMENT, site, group=group) for group in (bins[0], bins[-1]))
     if first is None or last is None:
         return ""
-    text = f"{_finally(found)}enrichment {site_phrase(site.layer, site.kind)} is {tell(first)} for the most "
-    text += f"frequent tokens and {tell(last)} for the rarest"
-    return text + ("." if apart(first, last) else ", which the intervals cannot tell apart.")
+    words = f"{_finally(found)}enrichment {site_phrase(site.layer, site.kind)} is {_value(first)} for the most "
+    words += f"frequent tokens and {_value(last)} for the rarest"
+    return words + ("." if apart(first, last) else ", which the intervals cannot tell apart.")
 
 
 def _loss(found: Gradients, subject: Subject) -> str:
-    for metric, name in (("probe_loss", "the loss on the held-out probe"), ("loss", "the training loss")):
-        line = known(found.rows.logged(subject, metric))
-        if not line:
-            continue
-        ends = [f"{tell(mark)} at step {mark.step or 0:,}" for mark in (line[0], line[-1])]
-        if len(line) == 1:
-            return f"{name} is {tell(line[0])}."
-        if tell(line[0]) == tell(line[-1]):
-            return f"{name} is {ends[0]} and at step {line[-1].step or 0:,}."
-        return f"{name} {'falls' if line[-1].value < line[0].value else 'goes'} from {ends[0]} to {ends[1]}."
-    return ""
+    logged = {"the loss on the held-out probe": "probe_loss", "the training loss": "loss"}
+    lines = {name: known(found.rows.logged(subject, metric)) for name, metric in logged.items()}
+    name, line = next(((name, line) for name, line in lines.items() if line), ("", []))
+    if len(line) < 2:
+        return f"{name} is {_value(line[0])}." if line else ""
+    first, last = (f"{_value(row)} at step {row.step or 0:,}" for row in (line[0], line[-1]))
+    falls = line[-1].value < line[0].value and _value(line[0]) != _value(line[-1])
+    return f"{name} {'falls' if falls else 'goes'} from {first} to {last}."
 
 
 def _caution(found: Gradients) -> list[str]:
-    keys = found.keys(found.rows.metrics())
+    lines = [found.rows.lines[key] for key in found.keys(found.rows.metrics())]
     texts = []
-    if any("fewer than 10 d" in mark.note for key in keys for mark in found.rows.lines[key]):
+    if any("fewer than 10 d" in row.note for line in lines for row in line):
         texts.append("Fewer than 10 d rows at some sites: shares of anisotropy are then rough.")
     if found.rows.dated and len({subject.seed for subject in found.rows.subjects}) == 1:
         texts.append("One seed of each model: what is said holds for this run, not for models like it.")
