@@ -18,7 +18,7 @@ from anisoscope.claims.inherent.drift import correlations
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.commands.drawing import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.folder import MappedRows
+from anisoscope.results.folder import mapped_sites
 from anisoscope.results.query import Table
 from anisoscope.view.console import short_tables
 from anisoscope.view.figure import Figure, Panel
@@ -288,7 +288,7 @@ def test_rows_of_stages_are_drawn_over_training_and_the_page_says_what_rows_are(
          "x": 1.0 * row, "y": 2.0, "token": "", "frequency": None, "position": row, "group": ""}
         for layer in (2, 4) for step in (0, 10) for row in range(9)
     ]  # fmt: skip
-    drawn = MappedRows.of(pa.Table.from_pylist(rows))
+    drawn = mapped_sites(pa.Table.from_pylist(rows))
     path = write_report(tmp_path, [RunView(table, dict(table.about), map=drawn)], catalogue=CATALOGUE)
     text = path.read_text(encoding="utf-8")
     assert "9 positions of a map, the same at every step" in text

@@ -13,7 +13,7 @@ import pytest
 from anisoscope.commands.drawing import write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
-from anisoscope.results.folder import MappedRows, RunFolder
+from anisoscope.results.folder import RunFolder, mapped_sites
 from anisoscope.results.query import Table
 from anisoscope.view.sections.ablation import designs, effects_of
 from anisoscope.view.sections.shape import SIZE, arm_line, arms_of, make_shape, measures_of, sites_of
@@ -65,6 +65,7 @@ def table() -> Table:
 def study(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shape")
     about = write_study(folder, table, steps=STEPS, layers=4)
+    RunFolder(folder).write_about(about)
     return write_report(folder, [RunView(table, about, path=str(folder), map=RunFolder(folder).row_map())])
 
 
@@ -221,14 +222,15 @@ def test_rows_keep_their_place_and_axes_their_shares(page: Page, table: Table, t
         "position",
         "group",
     ]
+    assert "axis 1 (60 % of variance)" in page.scripts["specs"]
     assert "".join(options[:5]) in page.text and "".join(options[5:]) in page.text
     planted = shape_map(["causal-next-4x64"], steps=STEPS, layers=4).to_pylist()
     own = [r["x"] for r in planted if (r["layer"], r["kind"], r["step"]) == (2, "resid", 64)]
     assert arrays["rows/0/2/at"][list(STEPS).index(64)][0] == pytest.approx(own, rel=1e-3)
     assert [text.split("<br>")[0] for text in arrays["rows/0/2/text"][:2]] == ["<b>w0␣</b>", "<b>w1␣</b>"]
-    given = RunView(table, {}, map=MappedRows.of(shape_map(["causal-next-4x64"], steps=STEPS, layers=4)))
-    assert {one.arm for one in row_maps([given], arms_of(history(table)), STEPS)} == {0}
-    assert row_maps([RunView(table, {})], arms_of(history(table)), STEPS) == []
+    given = RunView(table, {}, map=mapped_sites(shape_map(["causal-next-4x64"], steps=STEPS, layers=4)))
+    assert set(row_maps([given], arms_of(history(table)), STEPS)) == {0}
+    assert row_maps([RunView(table, {})], arms_of(history(table)), STEPS) == {}
     (tmp_path / "map.parquet").write_bytes(b"no")
     with pytest.raises(AnisoscopeError, match=r"map\.parquet.*not a readable map"):
         RunFolder(tmp_path).row_map()
@@ -249,7 +251,7 @@ def test_a_large_study_is_cut_to_what_a_page_carries_and_says_so(monkeypatch: py
 def test_names_never_become_markup(tmp_path: Path) -> None:
     records = [r | {"model": HOSTILE} for r in small(arms=("causal-next",)).records()]
     found = shape_map([HOSTILE], steps=STEPS, layers=4)
-    page = page_for(tmp_path, Table.from_records(records), map=MappedRows.of(found))
+    page = page_for(tmp_path, Table.from_records(records), map=mapped_sites(found))
     assert "<" not in page.scripts["arrays"] and "<" not in page.scripts["specs"]
     assert "<script>alert" not in json.dumps(page.specs())
     assert "alert" in page.scripts["specs"]  # the counter-test: it is there, as text

@@ -190,11 +190,11 @@ class RunFolder:
         matching = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
         return {key: value for path in matching for key, value in load_file(path).items()}
 
-    def row_map(self) -> MappedRows | None:
-        """The content of map.parquet; None if the run has none."""
+    def row_map(self) -> list[MappedSite]:
+        """The content of map.parquet; empty if the run has none."""
         path = self.path / MAP_FILE
         if not path.is_file():
-            return None
+            return []
         try:
             table = pq.read_table(path)
         except (OSError, pa.ArrowInvalid) as error:
@@ -202,7 +202,7 @@ class RunFolder:
         missing = [name for name in MAPPED if name not in table.column_names]
         if missing:
             raise AnisoscopeError(f"{str(path)!r} has no column {missing[0]!r}; delete it or run again.")
-        return MappedRows.of(table)
+        return mapped_sites(table, self.about().get("map"))
 
     def partial_path(self, name: str) -> Path:
         """The file with the statistics of an unfinished pass."""
@@ -246,15 +246,41 @@ def shares_in(table: pa.Table) -> dict[str, Any]:
 MAPPED = ("model", "seed", "stack", "layer", "kind", "step", "row", "x", "y", "token", "frequency", "position", "group")
 
 
-class MappedRows(NamedTuple):
-    """The rows of a map as plain tuples in the order of `MAPPED`, and the shares of variance of its axes."""
+class MappedSite(NamedTuple):
+    """The rows of a map at one site: their coordinates by step, what they are, and the axes' shares of variance."""
 
-    rows: list[tuple[Any, ...]]
-    shares: dict[str, Any]
+    model: str
+    seed: int | None
+    stack: str
+    layer: int
+    kind: str
+    at: dict[int, list[list[float | None]]]  # by step: [all x, all y]
+    token: list[str]
+    frequency: list[int | None]
+    position: list[int]
+    group: list[str]
+    shares: list[float]
 
-    @classmethod
-    def of(cls, table: pa.Table) -> MappedRows:
-        return cls(list(zip(*(table[name].to_pylist() for name in MAPPED), strict=True)), shares_in(table))
+
+def mapped_sites(table: pa.Table, recorded: Mapping[str, Any] | None = None) -> list[MappedSite]:
+    """The sites of a map; `recorded`: shares of variance from run.json, for a map without them."""
+    shares = shares_in(table) or recorded or {}
+    by_site: dict[tuple[Any, ...], dict[int, dict[int, tuple[Any, ...]]]] = {}
+    for values in zip(*(table[name].to_pylist() for name in MAPPED), strict=True):
+        by_site.setdefault(values[:5], {}).setdefault(values[5], {})[values[6]] = values[7:]
+    sites = []
+    for (model, seed, stack, layer, kind), by_step in by_site.items():
+        labels = {row: values[2:] for rows in by_step.values() for row, values in rows.items()}
+        order = sorted(labels)
+        at = {}
+        for step, rows in sorted(by_step.items()):
+            at[step] = [[rows[row][axis] if row in rows else None for row in order] for axis in (0, 1)]
+        token, frequency, position, group = (list(column) for column in zip(*map(labels.get, order), strict=True))
+        texts = [text or "" for text in token], frequency, position, [text or "" for text in group]
+        name = f"{layer}.{kind}" if stack == "single" else f"{stack}.{layer}.{kind}"
+        of_site = [(shares.get(owner) or {}).get(name) for owner in (map_name(model, seed), model)]
+        sites.append(MappedSite(model, seed, stack, layer, kind, at, *texts, next(filter(None, of_site), [])))
+    return sites
 
 
 def map_name(model: str, seed: int | None) -> str:

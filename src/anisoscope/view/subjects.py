@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.results.folder import MappedRows
+from anisoscope.results.folder import MappedSite
 from anisoscope.results.modality import modality_in
 from anisoscope.results.query import Query, Row, Table, options_of
 from anisoscope.view.words import site_name
@@ -46,7 +46,7 @@ class RunView:
     path: str = ""
     verdicts: Sequence[Mapping[str, Any]] = ()
     concepts: Sequence[Mapping[str, Any]] = ()
-    map: MappedRows | None = None
+    map: Sequence[MappedSite] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from anisoscope.results.quantity import over_seeds
@@ -17,12 +18,11 @@ from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, s
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.findings import leading
 from anisoscope.view.sections.gradients import Measure, measure_choice
-from anisoscope.view.sections.shape import Arm, Shape, arms_of, arms_profile, beside, measures_of
-from anisoscope.view.subjects import Subject, TrainingRows
+from anisoscope.view.sections.shape import Arm, Shape, arms_of, arms_profile, beside, measures_of, sites_of
+from anisoscope.view.subjects import TrainingRows
 from anisoscope.view.words import Catalogue, estimate, finite, number
 
-ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
-ARM_WORDS = {
+ARMS = {
     "causal-next": "causal, next token",
     "causal-masked": "causal, masked LM",
     "bidirectional-masked": "bidirectional, masked LM",
@@ -46,38 +46,29 @@ class Effect:
 
 def designs(arms: Iterable[Arm]) -> dict[str, list[Arm | None]]:
     """The three arms of each size in order, None for missing ones; sizes with a single arm are left out."""
-    found: dict[str, list[Arm | None]] = {}
+    by_size: dict[str, dict[str, Arm]] = {}
     for arm in arms:
-        what, size = arm.design
-        if what in ARMS:
-            found.setdefault(size, [None] * len(ARMS))[ARMS.index(what)] = arm
-    ordered = sorted(found.items(), key=lambda pair: tuple(map(int, pair[0].split("x"))) if pair[0] else (0, 0))
-    return {size: three for size, three in ordered if sum(arm is not None for arm in three) > 1}
+        by_size.setdefault(arm.design[1], {})[arm.design[0]] = arm
+    threes = {size: [of_size.get(name) for name in ARMS] for size, of_size in by_size.items()}
+    ordered = sorted(threes, key=lambda size: tuple(map(int, size.split("x"))) if size else (0, 0))
+    return {size: threes[size] for size in ordered if sum(arm is not None for arm in threes[size]) > 1}
 
 
-def block_mean(rows: TrainingRows, subject: Subject, measure: Measure) -> float | None:
-    """The mean over blocks 1..L at the subject's last step."""
-    kind = "resid" if measure.family == "stream" else measure.family
-    sites = [site for site in rows.sites([measure.metric], (kind,)) if site.layer > 0]
-    return last_mean(rows.line(subject, measure.metric, site, measure.variant) for site in sites)
-
-
-def ablation_measures(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
+def ablation_measures(measures: Iterable[Measure]) -> list[Measure]:
     """The measures whose effects are shown."""
-    plain = [m for m in measures_of(rows, catalogue) if not m.variant]
-    return [m for name in METRICS for m in plain if m.metric == name]
+    plain = [measure for measure in measures if not measure.variant]
+    return [measure for name in METRICS for measure in plain if measure.metric == name]
 
 
 def effects_of(rows: TrainingRows, catalogue: Catalogue, verdicts: Sequence[Mapping[str, Any]] = ()) -> list[Effect]:
     """The effects from the verdicts; without verdicts, from means of the table."""
     judged = {(e.name, e.size, e.metric): e for e in _judged(verdicts)}
-    found = []
+    effects = []
     for size, three in designs(arms_of(rows)).items():
-        for measure in ablation_measures(rows, catalogue):
-            for name in EFFECTS:
-                effect = judged.get((name, size, measure.metric)) or _difference(rows, three, measure, name, size)
-                found += [effect] if effect is not None else []
-    return found
+        for measure, name in product(ablation_measures(measures_of(rows, catalogue)), EFFECTS):
+            effect = judged.get((name, size, measure.metric)) or _difference(rows, three, measure, name, size)
+            effects += [effect] if effect is not None else []
+    return effects
 
 
 def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
@@ -98,12 +89,16 @@ def _judged(verdicts: Sequence[Mapping[str, Any]]) -> list[Effect]:
 def _difference(
     rows: TrainingRows, three: Sequence[Arm | None], measure: Measure, name: str, size: str
 ) -> Effect | None:
-    one, other = (three[i] for i in EFFECTS[name][1:])
-    if one is None or other is None:
-        return None
-    by_seed = [{x.seed: block_mean(rows, x, measure) for x in arm.subjects} for arm in (one, other)]
-    pairs = [(by_seed[0][s], by_seed[1][s]) for s in by_seed[0] if s in by_seed[1]]
-    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    """The difference of two arms by seed, on the mean over blocks 1..L at the last step."""
+    sites = [site for site in sites_of(rows, measure) if site.layer > 0 and site.kind != "final"]
+    by_seed: list[dict[int | None, float | None]] = []
+    for arm in (three[i] for i in EFFECTS[name][1:]):
+        means = {}
+        for one in arm.subjects if arm is not None else ():
+            means[one.seed] = last_mean(rows.line(one, measure.metric, site, measure.variant) for site in sites)
+        by_seed.append(means)
+    pairs = [(by_seed[0][seed], by_seed[1].get(seed)) for seed in by_seed[0]]
+    gaps = [one - other for one, other in pairs if one is not None and other is not None]
     mean = over_seeds(gaps, fewest=2)
     if mean is None:
         return None
@@ -115,42 +110,42 @@ def ablation_section(
     rows: TrainingRows, catalogue: Catalogue, shape: Shape, verdicts: Sequence[Mapping[str, Any]]
 ) -> Section | None:
     """The three arms at the last step and the effects of mask and objective; None without such arms."""
-    sizes = designs(shape.arms)
-    index = {(m.metric, m.variant, m.family): i for i, m in enumerate(shape.measures)}
-    measures = [m for m in ablation_measures(rows, catalogue) if (m.metric, "", m.family) in index] if sizes else []
-    if not measures:
+    sizes, measures = designs(shape.arms), ablation_measures(shape.measures)
+    if not measures or not sizes:
         return None
-    shown = [index[m.metric, "", m.family] for m in measures]
-    there = {size: [arm for arm in three if arm is not None] for size, three in sizes.items()}
-    everyone = [arm.index for arms in there.values() for arm in arms]
-    panels, names = [], list(ARM_WORDS.values())
-    for size, arms in there.items():
-        places = [(i, arm.index) for i, arm in enumerate(sizes[size]) if arm is not None]
-        looks = {arm: {"label": names[i], "colour": series(i)} for i, arm in places}
-        views = {str(i): arms_profile(shape, m, arms, looks, step=len(shape.steps) - 1, scale=everyone)
-                 for i, m in enumerate(shown)}  # fmt: skip
+    everyone = [arm.index for three in sizes.values() for arm in three if arm is not None]
+    last, panels, named = len(shape.steps) - 1, [], set()
+    for size, three in sizes.items():
+        arms = {i: arm for i, arm in enumerate(three) if arm is not None}
+        named |= set(arms)
+        looks = {arm.index: {"label": list(ARMS.values())[i], "colour": series(i)} for i, arm in arms.items()}
+        views = {}
+        for i, measure in enumerate(measures):
+            m = shape.measures.index(measure)
+            views[str(i)] = arms_profile(shape, m, list(arms.values()), looks, step=last, scale=everyone)
         alt = f"Profiles over depth of the arms of size {size} at the last step."
-        title = size.replace("x", " × ")
-        panels.append(Panel(views=views, by=("ablation.0",), height=290, title=title, alt=alt))
+        panels.append(Panel(views=views, by=("ablation.0",), height=290, title=_title(size), alt=alt))
     switch = Switch("ablation", (measure_choice(measures),))
-    named = {arm.design[0] for arms in there.values() for arm in arms}
-    key = [Swatch(words, series(i)) for i, (name, words) in enumerate(ARM_WORDS.items()) if name in named]
     lead = (
         "Arms that differ in one thing alone, at their last step. The <em>mask effect</em> is bidirectional minus "
         "causal, both with masked language modelling; the <em>objective effect</em> is masked minus next-token, both "
         "with a causal mask. Effects are on the mean over blocks; intervals are over seeds."
     )
-    rows_of_file = [
-        replace(panel.views[str(i)], title=panel.title, y=replace(panel.views[str(i)].y, title=m.label))
-        for i, m in enumerate(measures)
-        for panel in panels
-    ]
+    file_panels = []
+    for (i, measure), panel in product(enumerate(measures), panels):
+        view = panel.views[str(i)]
+        file_panels.append(replace(view, title=panel.title, y=replace(view.y, title=measure.label)))
     as_file: dict[str, Any] = {"files": {"ablation-profiles": {}}, "shown": False, "most": 99, "size": 1.6}
-    file = Figure(tuple(rows_of_file), arrays=shape.arrays, columns=len(panels), **as_file)
-    shown_as = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays)
-    parts = [Prose(text(lead)), Controls(switch), Swatches(key), shown_as, Says(switch), file]
+    file = Figure(tuple(file_panels), arrays=shape.arrays, columns=len(panels), **as_file)
+    key = Swatches([Swatch(label, series(i)) for i, label in enumerate(ARMS.values()) if i in named])
+    shown = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays)
+    parts = [Prose(text(lead)), Controls(switch), key, shown, Says(switch), file]
     parts += _effect_parts(effects_of(rows, catalogue, verdicts), catalogue)
     return Section("ablation", "Mask or objective?", parts, "Ablation")
+
+
+def _title(size: str) -> str:
+    return size.replace("x", " × ")
 
 
 def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
@@ -158,7 +153,7 @@ def _effect_parts(effects: Sequence[Effect], catalogue: Catalogue) -> list[Any]:
     if not effects:
         return []
     sizes, metrics = (list(dict.fromkeys(getattr(effect, name) for effect in effects)) for name in ("size", "metric"))
-    key = Swatches([Swatch(size.replace("x", " × "), series(i)) for i, size in enumerate(sizes)])
+    key = Swatches([Swatch(_title(size), series(i)) for i, size in enumerate(sizes)])
     panels = [_effect_panel([e for e in effects if e.metric == m], catalogue.entry(m).title, m, sizes) for m in metrics]
     figure = Figure(tuple(panels), files={"ablation-effects": {}}, size=0.95 + 0.1 * len(sizes))
     return [Heading("Effects"), *([key] if len(sizes) > 1 else []), figure, _effect_table(effects, catalogue)]
@@ -177,7 +172,7 @@ def _effect_panel(effects: Sequence[Effect], title: str, metric: str, sizes: Seq
         look: dict[str, Any] = {"colour": series(i), "width": 0, "size": 8, "text": texts}
         if chosen and chosen[0].low is not None:
             look |= {"low": [e.low for e in chosen], "high": [e.high for e in chosen], "bars": "x"}
-        drawn += [Series(size.replace("x", " × "), [e.value for e in chosen], up, **look)] if chosen else []
+        drawn += [Series(_title(size), [e.value for e in chosen], up, **look)] if chosen else []
     y = Axis(ticks=([float(i) for i in range(len(names))], names), bounds=(-0.6, len(names) - 0.4))
     texts = [f"{EFFECTS[e.name][0]} at {e.size or 'one size'} {number(e.value)}" for e in effects]
     zero, alt = Level(0.0, upright=True, dash="solid"), f"Effects on {metric}: {'; '.join(texts)}."
@@ -193,6 +188,6 @@ def _effect_table(effects: Sequence[Effect], catalogue: Catalogue) -> DataTable:
     for (metric, size), by_effect in rows.items():
         found = [by_effect.get(name) for name in EFFECTS]
         cells = [TableCell(estimate(e.value, e.low, e.high), [e.told], css="num") if e else TableCell() for e in found]
-        body.append([TableCell(catalogue.entry(metric).title, head=True), TableCell(size.replace("x", " × ")), *cells])
+        body.append([TableCell(catalogue.entry(metric).title, head=True), TableCell(_title(size)), *cells])
     heads = ["Metric", "Size", *(TableCell(words.capitalize(), css="num") for words, *_ in EFFECTS.values())]
     return DataTable([heads], [body], "Effects of mask and objective", "plain effects", numeric=99)

@@ -1,4 +1,4 @@
-"""Sections that document a run: models, data, settings, warnings, dropped rows, missing values, all results."""
+"""What a page says about a run itself: models, data, settings, warnings, dropped rows, the glossary and the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import Query, Row
 from anisoscope.view import page
 from anisoscope.view.page import DataTable, Heading, Prose, Section, TableCell, text
-from anisoscope.view.subjects import About, RunRows, RunView, TrainingRows, by_stack, place_of, role_of, short_names
+from anisoscope.view.subjects import (
+    About,
+    RunRows,
+    RunView,
+    TrainingRows,
+    by_stack,
+    model_entries,
+    place_of,
+    role_of,
+    short_names,
+)
 from anisoscope.view.words import Catalogue, listed, number, plural, shortened, spans
 
 COLUMNS = (
@@ -43,8 +53,6 @@ CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
 )
 Notes = dict[str, list[tuple[str, ...]]]  # keys "missing" and "remarks": (model, metric, where, note)
 
-# -- headings ----------------------------------------------------------------------------------------------------------
-
 
 def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
     """The banner of a run that stopped before its end."""
@@ -64,20 +72,20 @@ def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
     shown = [shorten(name) or "unnamed" for name in names]
     others = len(shown) - 2 if len(shown) > 3 else 0
     days = []
-    for started in (a["started"] for a in abouts if a.get("started")):
+    for started in (str(about["started"]) for about in abouts if about.get("started")):
         try:
-            moment = datetime.fromisoformat(str(started))
+            moment = datetime.fromisoformat(started)
             days.append(f"{moment.day} {moment:%B %Y}")
         except ValueError:
-            days.append(str(started))
+            days.append(started)
     return {
         "title": f"{', '.join(shown[:2])} and {others} more" if others else listed(shown),
         "names": shown[:2] if others else shown,
         "others": others,
         "data": data_phrase(abouts),
-        "partial": sum(a.get("status", "complete") != "complete" for a in abouts),
+        "partial": sum(about.get("status", "complete") != "complete" for about in abouts),
         "runs": len(abouts),
-        "version": ", ".join(dict.fromkeys(str(a["anisoscope"]) for a in abouts if a.get("anisoscope"))),
+        "version": ", ".join(dict.fromkeys(str(about["anisoscope"]) for about in abouts if about.get("anisoscope"))),
         "started": listed(list(dict.fromkeys(days))),
     }
 
@@ -90,9 +98,6 @@ def heading(head: Mapping[str, Any], manner: str) -> Any:
     elif len(names) > 1:
         names[-2] = text('<span class="name"><i>{n}</i></span> and', n=head["names"][-2])
     return text(" ").join([text("The geometry of"), *names, text(manner)])
-
-
-# -- data and models ---------------------------------------------------------------------------------------------------
 
 
 def row_noun(words: str, count: int = 2) -> str:
@@ -111,8 +116,8 @@ def row_noun(words: str, count: int = 2) -> str:
 
 def row_nouns(abouts: Sequence[About]) -> list[str]:
     """The nouns for the rows of all runs, without duplicates; empty if no run has a description."""
-    entries = [entry for about in abouts for entry in about.get("models") or []]
-    return list(dict.fromkeys(row_noun(word) for entry in entries for word in by_stack(entry.get("rows")).values()))
+    described = [by_stack(entry.get("rows")) for entry in model_entries(abouts)]
+    return list(dict.fromkeys(row_noun(words) for stacks in described for words in stacks.values()))
 
 
 def data_phrase(abouts: Sequence[About]) -> str:
@@ -139,44 +144,36 @@ def _seen(entry: About, data: About) -> tuple[str, str]:
 
 
 def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = ()) -> list[dict[str, str]]:
-    """Facts about each model and its data; for runs without model entries, what is known otherwise."""
-    facts = [_facts(model) for about in abouts for model in about.get("models") or []]
-    return facts or [dict(other) for other in others]
+    """Facts about each model and its data; for runs without model entries, what is known otherwise.
 
-
-def _facts(model: Mapping[str, Any]) -> dict[str, str]:
-    shape = [plural(int(model["layers"]), "block") if model.get("layers") else ""]
-    shape += [f"width {int(model['width']):,}" if model.get("width") else ""]
-    size = model.get("parameters") or 0
-    units = [f"{number(size / least)} {unit}" for least, unit in ((1e9, "billion"), (1e6, "million")) if size >= least]
-
-    def count(value: Any) -> str:
-        return f"{int(value):,}" if value and not isinstance(value, Mapping) else ""
-
-    found = {
-        "Model": str(model.get("name") or "unnamed"),
-        "Revision": str(model.get("revision") or ""),
-        "Kind": role_of(model),
-        "Architecture": str(model.get("architecture") or ""),
-        "Shape": ", ".join(part for part in shape if part),
-        "Parameters": next(iter(units), count(size)),
-        "A row is": _row_words(model.get("rows")),
-        "Rows": count(model.get("row_count", model.get("rows"))),
-        "Contexts": count(model.get("contexts")),
-    }
-    return {name: words for name, words in found.items() if words}
-
-
-def _row_words(rows: Any) -> str:
-    """The description of one row as text, by stack if the stacks differ.
-
-    >>> _row_words({"encoder": "one frame of audio", "decoder": "one token"}), _row_words({"single": "one token"})
-    ('one frame of audio (encoder), one token (decoder)', 'one token')
+    >>> model_facts([{"models": [{"name": "a", "rows": {"encoder": "one frame", "decoder": "one token"}}]}])
+    [{'Model': 'a', 'A row is': 'one frame (encoder), one token (decoder)'}]
     """
-    words = {str(k): str(v) for k, v in rows.items()} if isinstance(rows, Mapping) else {}
-    if len(set(words.values())) < 2:
-        return next(iter(words.values()), "")
-    return ", ".join(f"{word} ({stack})" for stack, word in words.items())
+    return [_facts(entry) for entry in model_entries(abouts)] or [dict(other) for other in others]
+
+
+def _facts(entry: Mapping[str, Any]) -> dict[str, str]:
+    shape = [plural(int(entry["layers"]), "block") if entry.get("layers") else ""]
+    shape += [f"width {int(entry['width']):,}" if entry.get("width") else ""]
+    size, rows = entry.get("parameters") or 0, entry.get("rows")
+    units = [f"{number(size / least)} {unit}" for least, unit in ((1e9, "billion"), (1e6, "million")) if size >= least]
+    of_stack = by_stack(rows) if isinstance(rows, Mapping) else {}
+    several = len(set(of_stack.values())) > 1
+    row_is = [f"{words} ({stack})" if several else words for stack, words in of_stack.items()]
+    counts = {"Parameters": size, "Rows": entry.get("row_count", rows), "Contexts": entry.get("contexts")}
+    numbers = {name: f"{int(n):,}" if n and not isinstance(n, Mapping) else "" for name, n in counts.items()}
+    facts = {
+        "Model": str(entry.get("name") or "unnamed"),
+        "Revision": str(entry.get("revision") or ""),
+        "Kind": role_of(entry),
+        "Architecture": str(entry.get("architecture") or ""),
+        "Shape": ", ".join(part for part in shape if part),
+        "Parameters": next(iter(units), numbers["Parameters"]),
+        "A row is": ", ".join(row_is if several else row_is[:1]),
+        "Rows": numbers["Rows"],
+        "Contexts": numbers["Contexts"],
+    }
+    return {name: words for name, words in facts.items() if words}
 
 
 def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> list[Any]:
@@ -189,9 +186,6 @@ def facts_parts(facts: Sequence[Mapping[str, str]], label: str = "Models") -> li
     return [DataTable([[TableCell(name, css=css) for name, css in looks.items()]], [rows], label)]
 
 
-# -- warnings, dropped rows and missing values -------------------------------------------------------------------------
-
-
 def warnings(abouts: Sequence[About]) -> list[str]:
     """The warnings without duplicates, in order; notes of a model are prefixed with its name.
 
@@ -199,26 +193,25 @@ def warnings(abouts: Sequence[About]) -> list[str]:
     >>> warnings([{"warnings": ["a: encoder: odd"], "models": [{"name": "a"}, notes]}])
     ['a (encoder) and b (decoder): odd', 'b: random weights (seed 1)']
     """
-    entries = [entry for about in abouts for entry in about.get("models") or []]
+    entries = model_entries(abouts)
     names = {str(entry.get("name")) for entry in entries}
     texts = [str(whole) for about in abouts for whole in about.get("warnings") or []]
     texts += [f"{entry.get('name', 'model')}: {note}" for entry in entries for note in entry.get("notes") or []]
-    found: dict[str, dict[str, set[str]]] = {}
-    seeds: dict[str, set[int]] = {}
+    warned: dict[str, tuple[dict[str, set[str]], set[int]]] = {}  # stacks by model, and seeds
     for whole in texts:
         owners, words = _parted(whole, names)
         stack = STACK.match(words) if owners else None
         words = words[stack.end() :] if stack else words
         seed = SEED.search(words) if owners else None
         words = words[: seed.start()] if seed else words
-        seeds.setdefault(words, set()).update([int(seed[1])] if seed else [])
-        by_owner = found.setdefault(words, {})
+        stacks, seeds = warned.setdefault(words, ({}, set()))
+        seeds |= {int(seed[1])} if seed else set()
         for owner in owners:
-            by_owner.setdefault(owner, set()).update([stack[1]] if stack else [])
+            stacks.setdefault(owner, set()).update([stack[1]] if stack else [])
     sentences = []
-    for words, stacks in found.items():
+    for words, (stacks, seeds) in warned.items():
         labels = [f"{name} ({listed(sorted(which))})" if which else name for name, which in stacks.items()]
-        of = f" (seed{'s' if len(seeds[words]) > 1 else ''} {spans(seeds[words])})" if seeds[words] else ""
+        of = f" (seed{'s' if len(seeds) > 1 else ''} {spans(seeds)})" if seeds else ""
         sentences.append(f"{shortened(labels)}: {words}{of}" if labels else words + of)
     return sentences
 
@@ -247,13 +240,12 @@ def warnings_box(texts: Sequence[str]) -> list[Any]:
 
 def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Dropped rows by model and reason; models with equal entries, such as seeds, share a line."""
-    found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
-    for model in (model for about in abouts for model in about.get("models") or []):
-        lost = [(k, v) for k, v in (model.get("dropped") or {}).items() if v is not None]
-        if lost:
-            reasons = tuple((str(k).replace("_", " "), f"{v:,}") for k, v in lost)
-            found.setdefault(reasons, {})[str(model.get("name") or "unnamed")] = None
-    return [(shortened(list(names)), list(reasons)) for reasons, names in found.items()]
+    by_reasons: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
+    for entry in model_entries(abouts):
+        lost = [(why, count) for why, count in (entry.get("dropped") or {}).items() if count is not None]
+        reasons = tuple((str(why).replace("_", " "), f"{count:,}") for why, count in lost)
+        by_reasons.setdefault(reasons, {})[str(entry.get("name") or "unnamed")] = None
+    return [(shortened(list(names)), list(reasons)) for reasons, names in by_reasons.items() if reasons]
 
 
 def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
@@ -340,34 +332,30 @@ def unusual(note: str) -> str:
     return "; ".join(part for part in parts if part and not part.startswith(USUAL))
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
 def settings(about: About, path: str) -> dict[str, Any]:
     """All settings needed to repeat the run, as (name, text)."""
     run = {name: about.get(name) for name in ("status", "started", "device", "seed", "schema")}
-    facts = [(name, str(value)) for name, value in run.items() if value is not None]
+    spent, peak, guess = (about.get(name) for name in ("monitor_seconds", "peak_memory_mb", "memory_estimate_mb"))
     if about.get("wall_seconds") is not None:
-        spent = about.get("monitor_seconds")
         measuring = f", of which {number(spent)} s measuring" if spent is not None else ""
-        facts.append(("wall time", f"{number(about['wall_seconds'])} s{measuring}"))
-    peak, guess = about.get("peak_memory_mb"), about.get("memory_estimate_mb")
+        run["wall time"] = f"{number(about['wall_seconds'])} s{measuring}"
     if peak is not None:
-        facts.append(("peak memory", f"{number(peak)} MB" + (f" (estimated {number(guess)} MB)" if guess else "")))
+        run["peak memory"] = f"{number(peak)} MB" + (f" (estimated {number(guess)} MB)" if guess else "")
     elif guess is not None:
-        facts.append(("estimated memory", f"{number(guess)} MB"))
+        run["estimated memory"] = f"{number(guess)} MB"
+    facts = {"Run": [(name, str(value)) for name, value in run.items() if value is not None]}
     versions = {"anisoscope": about.get("anisoscope"), **(about.get("versions") or {})}
-    groups = {"Run": facts, "Settings": flat(about.get("config") or {}), "Versions": flat(versions)}
-    groups["Data"] = flat(about.get("data") or {})
+    facts |= {"Settings": flat(about.get("config") or {}), "Versions": flat(versions)}
+    facts |= {"Data": flat(about.get("data") or {})}
     models = []
-    for model in about.get("models") or []:
-        shown = {k: v for k, v in model.items() if k not in ("notes", "dropped")}
-        models.append((f"Model: {model.get('name', 'unnamed')}", flat(shown)))
+    for entry in about.get("models") or []:
+        shown = {name: value for name, value in entry.items() if name not in ("notes", "dropped")}
+        models.append((f"Model: {entry.get('name', 'unnamed')}", flat(shown)))
     command = about.get("command") or []
     return {
         "command": command if isinstance(command, str) else shlex.join(map(str, command)),
         "path": path,
-        "facts": [(name, pairs) for name, pairs in groups.items() if pairs],
+        "facts": [(name, pairs) for name, pairs in facts.items() if pairs],
         "models": [(name, pairs) for name, pairs in models if pairs],
     }
 
@@ -402,19 +390,15 @@ def glossary_section(catalogue: Catalogue, metrics: Iterable[str]) -> Section:
         ends = " ".join(part for part, end in ((f"from {low}", low), (f"to {high}", high)) if end is not None)
         texts = [entry.description, f"Convention: {entry.convention}." if entry.convention else ""]
         texts = [part for part in (*texts, f"Range: {ends}." if ends else "") if part]
-        words = {name: getattr(entry, name) for name in ("title", "formula", "reference")}
-        terms.append({**words, "names": [entry.name], "texts": texts})
-    return Section("glossary", "Glossary", [page.Piece("glossary", terms)], "Glossary")
+        terms.append((entry.title, [entry.name], entry.formula, texts, entry.reference))
+    return terms_section(terms)
 
 
-def terms_section(terms: Iterable[tuple[str, Sequence[str], str, Sequence[str]]]) -> Section:
-    """The glossary of a study's own terms: title, names, formula, explanation."""
-    names = ("title", "names", "formula", "texts")
-    entries = [{**dict(zip(names, term, strict=True)), "reference": ""} for term in terms]
+def terms_section(terms: Iterable[tuple[Any, ...]]) -> Section:
+    """The glossary of some terms: title, names, formula, explanation and, optionally, reference."""
+    names = ("title", "names", "formula", "texts", "reference")
+    entries = [dict(zip(names, (*term, ""), strict=False)) for term in terms]
     return Section("glossary", "Glossary", [page.Piece("glossary", entries)], "Glossary")
-
-
-# -- the table of results ----------------------------------------------------------------------------------------------
 
 
 def table_section(query: Query, *, most: int | None = None) -> Section:
@@ -423,13 +407,12 @@ def table_section(query: Query, *, most: int | None = None) -> Section:
 
 
 def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
-    """The download of a page as a data URI: all rows that are not per head, or the most important of them.
+    """The download of a page as a data URI, from which its script reads the table: all rows that are not per head.
 
-    The script of the page reads its table from it.
+    Of more than `most` rows the most important.
     """
-    plain = query.where(head=None)
-    most = len(plain) if most is None else most
-    kept, left_out = plain, []
+    kept = plain = query.where(head=None)
+    most, left_out = len(plain) if most is None else most, []
     for words, unwanted in CUTS:
         if len(kept) > most:
             fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
@@ -440,10 +423,10 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
         ends = {key: max(rows.values("step")) for key, rows in dated.items()}
         kept = kept.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])
         left_out.append("all steps but the last")
+    shown = kept.first(most)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    shown = kept.first(most) if len(kept) > most else kept
     writer.writerows([_plain(getattr(row, name)) for name in COLUMNS] for row in shown)
     href = "data:text/csv;charset=utf-8," + quote(out.getvalue(), safe=",;=:/()")
     sizes = {"rows": len(shown), "total": len(plain), "heads": len(query) - len(plain)}
