@@ -161,14 +161,13 @@ def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Te
 
 
 class QueryRows:
-    """The query rows of a batch whose attention is read, the same in every layer; their device tensors are cached."""
+    """The query rows of a batch whose attention is read, the same in every layer."""
 
     def __init__(self, index: Index, plan: Plan) -> None:
         chosen = list(chosen_rows(index, plan.attention_rows, seed=plan.seed))
         self.contexts = [context for context, _, _ in chosen]
         self.positions = [positions for _, positions, _ in chosen]
         self.leads = [lead for _, _, lead in chosen]  # a row of the index for each context
-        self._places: tuple[tuple[torch.device, int, int], Tensor | None, Tensor] | None = None
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def sharpness(self, scores: Scores) -> Tensor:
@@ -192,17 +191,14 @@ class QueryRows:
 
     def _at(self, scores: Scores) -> tuple[Tensor | None, Tensor]:
         """Sequence numbers [n] (None = all in order) and their query rows [n, R]; R = 1 for windowed attention."""
-        places, windows = scores.query.shape[2], scores.windows
-        key = (scores.query.device, windows, places)
-        if self._places is None or self._places[0] != key:
-            most = max(map(len, self.positions))
-            rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in self.positions])
-            number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
-            if windows > 1 and number is not None:  # each row in the window it lies in
-                number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
-            moved = None if number is None else number.to(scores.query.device, non_blocking=True)
-            self._places = (key, moved, rows.to(scores.query.device, non_blocking=True))
-        return self._places[1:]
+        places, windows, device = scores.query.shape[2], scores.windows, scores.query.device
+        most = max(map(len, self.positions))
+        rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in self.positions])
+        number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
+        if windows > 1 and number is not None:  # each row in the window it lies in
+            number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
+        moved = None if number is None else number.to(device, non_blocking=True)
+        return moved, rows.to(device, non_blocking=True)
 
 
 def _chosen(x: Tensor, number: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -27,11 +27,11 @@ FEWEST = 64  # rows in common that a CKA needs at least
 Keyed = tuple[np.ndarray, np.ndarray]  # keys, rows
 
 
-def sampled(arrays: Mapping[str, np.ndarray], *, kinds: tuple[str, ...] = _STREAM) -> dict[str, Keyed]:
-    """Site → (keys, rows) of the sampled rows in a run's arrays, for sites of the given kinds in order of layers."""
+def sampled(arrays: Mapping[str, np.ndarray]) -> dict[str, Keyed]:
+    """Site → (keys, rows) of the sampled rows in a run's arrays, for sites of the stream in order of layers."""
     names = [name.removesuffix("/rows") for name in arrays if name.endswith("/rows")]
-    chosen = [name for name in names if name.rpartition(".")[2] in kinds]
-    return {name: (arrays[f"{name}/keys"], arrays[f"{name}/rows"]) for name in sorted(chosen, key=_order)}
+    stream = [name for name in names if name.rpartition(".")[2] in _STREAM]
+    return {name: (arrays[f"{name}/keys"], arrays[f"{name}/rows"]) for name in sorted(stream, key=_order)}
 
 
 def _order(site: str) -> tuple[str, int, int]:
@@ -123,10 +123,6 @@ class ComparedModel:
         renamed = {"modality": {stack: next(iter(modality.values()))}} if modality else {}
         return replace(self, entry=self.entry | renamed, rows=[{**row, "stack": stack} for row in self.rows])
 
-    def without(self, stacks: Collection[str]) -> ComparedModel:
-        """A copy without the rows of some stacks."""
-        return replace(self, rows=[row for row in self.rows if row["stack"] not in stacks])
-
 
 @dataclass(frozen=True)
 class ModelComparison:
@@ -179,8 +175,8 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
 
 def _comparable(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:
     """Both models without the stacks that read different kinds of data, and notes; an error if no stack is left."""
-    first, second = (side.entry.get("modality") or {} for side in (one, two))
-    modalities = {stack: (first[stack], second[stack]) for stack in first if stack in second}
+    mine, theirs = (side.entry.get("modality") or {} for side in (one, two))
+    modalities = {stack: (mine[stack], theirs[stack]) for stack in mine if stack in theirs}
     read = {stack: tuple(MODALITIES[name].medium.name for name in pair) for stack, pair in modalities.items()}
     apart = {stack: pair for stack, pair in read.items() if pair[0] != pair[1]}
     if apart and len(apart) == len(read):
@@ -194,7 +190,8 @@ def _comparable(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, 
         if a != b:
             rows = (MODALITIES[a].row, MODALITIES[b].row)
             notes.append(f"rows are of different kinds: {rows[0]} of {one.name}, {rows[1]} of {two.name}")
-    return one.without(apart), two.without(apart), notes
+    first, second = (replace(m, rows=[row for row in m.rows if row["stack"] not in apart]) for m in (one, two))
+    return first, second, notes
 
 
 def _matched(one: ComparedModel, two: ComparedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -46,6 +46,14 @@ from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
+def _weight_of(model: nn.Module, reader: str) -> Any:
+    """The weight of the module that a method of the model returns, or None."""
+    try:
+        return getattr(getattr(unwrapped(model), reader)(), "weight", None)
+    except (AttributeError, NotImplementedError):
+        return None
+
+
 @dataclass
 class EmbeddingWatch:
     """Tracks the input embedding table between measured steps.
@@ -69,11 +77,7 @@ class EmbeddingWatch:
     @property
     def table(self) -> Tensor | None:
         """The weight [V, d] of the input embedding, None if the model has none."""
-        try:
-            module = unwrapped(self.model).get_input_embeddings()  # type: ignore[operator]
-        except (AttributeError, NotImplementedError):
-            return None
-        weight = getattr(module, "weight", None)
+        weight = _weight_of(self.model, "get_input_embeddings")
         return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
     @property
@@ -199,11 +203,7 @@ class Instruments:
     @property
     def output_weight(self) -> str | None:
         """The name of the output head's weight, None if the model has no trainable one."""
-        reader = getattr(unwrapped(self.model), "get_output_embeddings", None)
-        try:
-            weight = getattr(reader() if reader is not None else None, "weight", None)
-        except (NotImplementedError, AttributeError):
-            return None
+        weight = _weight_of(self.model, "get_output_embeddings")
         return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
 
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:

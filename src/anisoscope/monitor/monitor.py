@@ -135,12 +135,14 @@ class Monitor:
         """Where rows come from: passes over the probe, hooks in the passes of the training, or both."""
         i = self.instruments
         self.probe = None if probe is None else Probe(i, probe, loss=loss, batch_size=batch_size)
-        self.live, self.live_study = None, i.study
+        self.live = None
+        self.studies = {} if i.study is None else {"study": i.study}  # `live`: of the training batch beside a probe
         if self.live_wanted:
             extra = [s for s in i.setup.captured if s not in i.sites] if i.requests and probe is None else []
             words: dict[str, Any] = {"extra": extra, "scaled": i.study is not None, "rows": i.rows}
             self.live = LiveGradients(self.model, i.sites, layout=self.layout, **words)
-            self.live_study = i.study if probe is None else self._study("live")
+            if probe is not None and (study := self._study("live")) is not None:
+                self.studies["live"] = study
 
     def _open(self, out: str | Path | None, *, resume: bool, row_map: bool, rows_taken: int) -> None:
         """The run folder, if there is one, and what is written into it beside the table."""
@@ -219,7 +221,7 @@ class Monitor:
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
-        studies = self.studies().values()
+        studies = self.studies.values()
         still_open = any(study.frozen is not None and study.frozen.window for study in studies)
         records = [record for study in studies for record in study.finish()]
         if self.store is not None and not still_open:  # otherwise the last state still refers to these files
@@ -230,7 +232,7 @@ class Monitor:
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
             records += [{**place, **row} for row in found]
         if records:
-            self._keep_part("finish", records, last)
+            self._keep(last, records, "finish")
 
     @contextlib.contextmanager
     def step(
@@ -278,7 +280,7 @@ class Monitor:
                 records += self._timed(self._measure_live, step, seen, bank, LossScale(loss, tokens, scale))
         if self.every is not None:
             records += self._timed(self._trace_records, step)
-        self._timed(self._keep_step, step, records)
+        self._timed(self._keep, step, records)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
@@ -307,9 +309,8 @@ class Monitor:
         rows = self.instruments.live_rows(step, micro_batches, bank, scale)
         if self.probe is None:
             return self.instruments.measure(rows, bank)
-        if self.live_study is None or self.instruments.left_out(rows):
-            return []
-        return self.live_study.measure(rows)
+        study = self.studies.get("live")
+        return [] if study is None or self.instruments.left_out(rows) else study.measure(rows)
 
     def _trace_records(self, step: int) -> list[Record]:
         rows = self._trace(step).records()
@@ -323,10 +324,10 @@ class Monitor:
         self.logged |= {(step, name) for name in fresh}
         place = {"variant": "", "group": "", "kind": "training", "step": step}
         records = [{**place, "metric": name, "value": value} for name, value in fresh.items()]
-        self._keep_part(f"{'+'.join(sorted(fresh))}-{step:09d}", records, step)
+        self._keep(step, records, f"{'+'.join(sorted(fresh))}-{step:09d}")
 
-    def _keep(self, records: list[Record]) -> Table:
-        """Convert records to a table with all columns and add it to the results."""
+    def _keep(self, step: int, records: list[Record], part: str = "") -> None:
+        """Add the records of a measured step, or a later part of them, to the table, the folder and the sinks."""
         columns, complete = self._columns | {"data": "probe" if self.probe else "live"}, []
         for row in records:
             layer, deep = row.get("layer"), self.depths.get(row.get("stack", "single"), 0)
@@ -334,29 +335,16 @@ class Monitor:
             complete.append({**columns, "stack": "single", **more, **row})
         table = Table.from_records(complete)
         self.tables.append(table)
-        return table
-
-    def _keep_part(self, name: str, records: list[Record], step: int) -> None:
-        table = self._keep(records)
-        if self.store is not None:
-            self.store.folder.write_part(name, table)
-        self._send("write", table, step)
-
-    def _keep_step(self, step: int, records: list[Record]) -> None:
-        table = self._keep(records)
-        self.done.add(step)
-        self.watch.remember(step)
-        if self.store is not None:
-            frozen = {name: study.frozen for name, study in self.studies().items()}
+        if not part:
+            self.done.add(step)
+            self.watch.remember(step)
+        if self.store is not None and part:
+            self.store.folder.write_part(part, table)
+        elif self.store is not None:
+            frozen = {name: study.frozen for name, study in self.studies.items()}
             window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
             self.store.write_step(step, table, self._state(step), window)
         self._send("write", table, step)
-
-    def studies(self) -> dict[str, TangentStudy]:
-        """`study`: that of the probe, or else of the training batch; `live`: that of the batch beside a probe."""
-        study, live = self.instruments.study, self.live_study
-        found = {"study": study, "live": live if live is not study else None}
-        return {name: study for name, study in found.items() if study is not None}
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
@@ -389,12 +377,10 @@ class Monitor:
 
     def _state(self, step: int) -> dict[str, Any]:
         """The state that later steps need, for saving."""
-        studies = {name: study.state() for name, study in self.studies().items()}
         return {
             "step": step,
             "done": sorted(self.done),
-            "study": studies.get("study"),
-            "live": studies.get("live"),
+            **{name: study.state() for name, study in self.studies.items()},
             "watch": {name: value.cpu() for name, value in self.watch.state().items()},
             "watched": self.watch.step,
             "temporal": asdict(self.temporal),
@@ -408,8 +394,8 @@ class Monitor:
         self.tables = self.store.tables(self.done) if self.store is not None else []
         logs = [row for table in self.tables for row in table.where(kind="training").records()]
         self.logged = {(row["step"], row["metric"]) for row in logs}
-        for name, study in self.studies().items():
-            if state[name] is not None:
+        for name, study in self.studies.items():
+            if state.get(name) is not None:
                 frozen = state[name]["frozen"]
                 window = self.store.window(frozen["window"] if frozen else []) if self.store is not None else {}
                 study.load(state[name], {step: found[name] for step, found in window.items()})
