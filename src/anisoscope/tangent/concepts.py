@@ -148,22 +148,21 @@ def card_sites(sites: list[Site]) -> list[Site]:
     return chosen
 
 
-class Text:
-    """The text around rows of one half, from the tokens of their contexts."""
+def surroundings(half: Half, rows: Tensor, decode: Callable[[list[int]], str]) -> Callable[[int], tuple[str, str]]:
+    """A function from the i-th of some rows of a half to the text before and after its token, within its context."""
+    contexts, tokens = half.context.tolist(), half.token.tolist()
+    by_position = half.position.argsort(stable=True)
+    order = by_position[half.context[by_position].argsort(stable=True)].tolist()
+    place = {row: i for i, row in enumerate(order)}
 
-    def __init__(self, half: Half, decode: Callable[[list[int]], str]) -> None:
-        self.decode = decode
-        self.contexts, self.tokens = half.context.tolist(), half.token.tolist()
-        order = half.position.argsort(stable=True)
-        self.order = order[half.context[order].argsort(stable=True)].tolist()
-        self.place = {row: i for i, row in enumerate(self.order)}
+    def around(i: int) -> tuple[str, str]:
+        row = int(rows[i])
+        at = place[row]
+        sides = order[max(0, at - AROUND) : at], order[at + 1 : at + 1 + AROUND]
+        before, after = ([tokens[j] for j in side if contexts[j] == contexts[row]] for side in sides)
+        return decode(before) if before else "", decode(after) if after else ""
 
-    def around(self, row: int) -> tuple[str, str]:
-        """The text before and after a row's token, within its context."""
-        at, mine = self.place[row], self.contexts[row]
-        sides = self.order[max(0, at - AROUND) : at], self.order[at + 1 : at + 1 + AROUND]
-        before, after = ([self.tokens[i] for i in side if self.contexts[i] == mine] for side in sides)
-        return self.decode(before) if before else "", self.decode(after) if after else ""
+    return around
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
@@ -186,20 +185,19 @@ def cards(
 ) -> list[dict[str, Any]]:
     """The cards of some sites; `earlier` holds (step, directions) of the previous measured step."""
     found: list[dict[str, Any]] = []
+    decode = decoder_of(tokenizer)
     for site, half in fits.items():
-        proxy = proxies[site]
-        few = half.few(ROWS)
+        proxy, few = proxies[site], half.few(ROWS)
         rows = half.x[few.to(half.x.device)]
         codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
-        text = Text(half, decoder_of(tokenizer))
         shown = half.token[few].tolist()
-        spelled = {token: text.decode([token]) for token in sorted(set(shown))}
+        spelled = {token: decode([token]) for token in sorted(set(shown))}
         made = concept_cards(
             codes.cpu(),
             proxy.directions.cpu(),
             tokens=[spelled[token] for token in shown],
             contexts=half.context[few],
-            around=lambda row, text=text, few=few: text.around(int(few[row])),  # type: ignore[misc]
+            around=surroundings(half, few, decode),
             earlier=earlier.get(site),
         )
         place = {"stack": site.stack, "layer": site.layer, "kind": site.kind}
