@@ -18,6 +18,8 @@ NAMES = [
     ("anisoscope.runs.profile", "ProfileConfig"),
     ("anisoscope.runs.schedule", "log_spaced"),
     ("anisoscope.runs.table", "Table"),
+    ("anisoscope.studies.page", "page_of"),
+    ("anisoscope.studies.study", "Study"),
 ]
 
 

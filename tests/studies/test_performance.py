@@ -212,8 +212,8 @@ def test_pooling_leaves_special_tokens_out_of_the_mean() -> None:
     special = torch.tensor([True, False, False, False, False])
     rows = RowSet(x, unit, unit, position, unit, special)
     for how, wanted in (("mean", [2.0, 6.0]), ("cls", [9.0, 5.0]), ("last", [3.0, 7.0])):
-        found, units = pooled(rows, how, units=3)
-        assert found.squeeze(1).tolist() == wanted and units.tolist() == [0, 1]
+        found = pooled(rows, how)
+        assert found.x.squeeze(1).tolist() == wanted and found.unit.tolist() == [0, 1]
 
 
 def test_too_few_contexts_are_refused() -> None:

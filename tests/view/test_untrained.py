@@ -24,8 +24,8 @@ from anisoscope.studies.untrained.figures import (
     bias_axis,
     bias_place,
     block_figure,
-    lengths_in_words,
     prediction,
+    reference_rows,
     variants_figure,
 )
 from anisoscope.studies.untrained.protocol import EDGES
@@ -97,24 +97,24 @@ def test_without_the_block_of_the_reference_there_is_no_such_table(tmp_path: Pat
     text = write_study_report(other.path, "untrained").read_text(encoding="utf-8")
     assert 'id="reference"' not in text and "√d by construction" not in text
     short = curves_of(records(), size={"length": 128})
-    assert not short.reference_rows(), "nor for shorter sequences"
-    assert len(curves_of(records()).reference_rows()) == len(REFERENCE)
+    assert not reference_rows(short), "nor for shorter sequences"
+    assert len(reference_rows(curves_of(records()))) == len(REFERENCE)
 
 
 def test_marks_are_means_over_seeds_with_students_interval() -> None:
     curves = curves_of(records())
     arm = CurveArm("bert", "normal", 768, True)
-    seeds = curves.seeds_at(arm, 50.0, "resid", "average_cosine")
-    mark = curves.at(arm, 50.0, "resid", "average_cosine")
+    seeds = curves.seeds_at(arm, 50.0, ("resid", "average_cosine"))
+    mark = curves.at(arm, 50.0, ("resid", "average_cosine"))
     assert mark is not None and len(seeds) == 3 and mark.value == pytest.approx(np.mean(seeds))
     half = 4.302653 * np.std(seeds, ddof=1) / math.sqrt(3)
     assert mark.high - mark.value == pytest.approx(half, rel=1e-6)
     high = prediction(seeds)[1]
     assert high - mark.value == pytest.approx(2 * half, rel=1e-6), "√(1 + 1/3) over √(1/3) is 2"
     for few in (1, 2):
-        one = curves_of(records(seeds=few)).at(arm, 50.0, "resid", "average_cosine")
+        one = curves_of(records(seeds=few)).at(arm, 50.0, ("resid", "average_cosine"))
         assert one is not None and math.isnan(one.low), "fewer than three seeds have no interval"
-    assert curves.at(arm, 7.0, "resid", "average_cosine") is None
+    assert curves.at(arm, 7.0, ("resid", "average_cosine")) is None
 
 
 def test_intervals_end_where_their_quantity_does() -> None:
@@ -132,16 +132,14 @@ def test_intervals_end_where_their_quantity_does() -> None:
     assert free is not None and free.high > 1, "the counter-test"
 
 
-@pytest.mark.parametrize(
-    ("plain", "words"), [(0.02, "50 times shorter for bert"), (1.0, "as long as normed ones for bert")]
-)
-def test_plain_inputs_are_as_short_as_they_were_measured(plain: float, words: str) -> None:
+@pytest.mark.parametrize(("plain", "ratio"), [(0.02, 50.0), (1.0, 1.0)])
+def test_plain_inputs_are_as_short_as_they_were_measured(plain: float, ratio: float) -> None:
     rows = records()
     for row in rows:
         if (row["kind"], row["metric"]) == ("embed", "mean_norm"):
             row["value"] = math.sqrt(768) * (1.0 if "input_norm=1" in row["variant"] else plain)
-    assert lengths_in_words(curves_of(rows)) == words
-    assert lengths_in_words(curves_of(records(norms=(True,)))) == "", "nothing to compare"
+    assert curves_of(rows).norm_ratios() == {"bert": pytest.approx(ratio)}
+    assert curves_of(records(norms=(True,))).norm_ratios() == {}, "nothing to compare"
 
 
 def test_the_exponent_of_the_scores_is_that_of_the_curve() -> None:

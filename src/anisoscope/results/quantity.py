@@ -241,17 +241,17 @@ def t_interval(values: Sequence[float], *, looks: int = 1) -> tuple[float, float
     return t_quantile(n - 1, among(looks)) * error, t_tail(centre, error, degrees=n - 1)
 
 
-class SeedMean(NamedTuple):
-    """A mean over seeds and its interval; NaN without one."""
+class Mark(NamedTuple):
+    """A value with its interval; NaN without one."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
 
 def over_seeds(
     values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0, fewest: int = FEWEST_SEEDS
-) -> SeedMean | None:
+) -> Mark | None:
     """Mean and Student's 95 % interval over seeds, cut to `bounds`; no interval with fewer than `fewest` seeds.
 
     >>> over_seeds([2.0]).value, over_seeds([])
@@ -263,7 +263,7 @@ def over_seeds(
         return None
     centre = sum(values) / len(values)
     half = t_interval(values)[0] * widen if len(values) >= fewest else math.nan
-    return SeedMean(centre, *_within(centre, half, bounds))
+    return Mark(centre, *_within(centre, half, bounds))
 
 
 def share_by_chance(chance: float, rank: int) -> float:

@@ -1,60 +1,38 @@
-"""Shared by the pages of studies: values with intervals, prose, tables, verdicts, the record and the glossary."""
+"""Parts that pages of studies share: values with intervals, figures with captions, verdicts, record and glossary."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
-from anisoscope.results import quantity
-from anisoscope.results.quantity import Bounds
+from anisoscope.results.modality import TEXT_DATA
 from anisoscope.view.figure import Figure, Panel
-from anisoscope.view.page import Page, Prose, Section, TableCell, Verdicts, text
+from anisoscope.view.page import Heading, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
 from anisoscope.view.sections.findings import common_scope
 from anisoscope.view.sections.provenance import record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate
 
+JUDGED = (
+    "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies on the claimed side of its margin, "
+    "<em>fails</em> where it lies on the other side, and is <em>undecided</em> otherwise. "
+)
 RECORD = (
     "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
     "<code>verdicts.json</code>."
 )
 
 
-class Mark(NamedTuple):
-    """A value with its interval (NaN without one), and the numbers of rows and contexts behind it."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    n: int = 0
-    contexts: int = 0
-
-    @property
-    def words(self) -> str:
-        return estimate(self.value, self.low, self.high)
-
-
-def words_of(mark: Mark | None) -> str:
-    return "–" if mark is None else mark.words
-
-
-def over_seeds(values: Sequence[float], *, bounds: Bounds = (None, None), widen: float = 1.0) -> Mark | None:
-    """`results.quantity.over_seeds` as a mark of a page."""
-    mean = quantity.over_seeds(values, bounds=bounds, widen=widen)
-    return None if mean is None else Mark(*mean)
+def words_of(mark: Any) -> str:
+    """A `Mark` or a row of the table as text; – for None."""
+    return "–" if mark is None else estimate(mark.value, mark.low, mark.high)
 
 
 def prose(words: str, **values: Any) -> Prose:
     """A paragraph from a markup template, with `values` filled in."""
     return Prose(text(words, **values))
-
-
-def caption(words: str, **values: Any) -> Prose:
-    """The caption below a figure, from a markup template."""
-    return Prose(text(words, **values), css="says")
 
 
 def numeric(*words: str, **look: Any) -> list[TableCell]:
@@ -67,12 +45,24 @@ def files(stem: str, panels: Sequence[Panel], **look: Any) -> Figure:
     return Figure(tuple(panels), files={stem: {}}, **look)
 
 
+def shown(figure: Figure, caption: str, *, title: str = "", key: Sequence[Swatch] = ()) -> list[Any]:
+    """A figure under its title and legend, with a caption of markup below it."""
+    above: list[Any] = [Heading(title)] if title else []
+    return [*above, *([Swatches(key)] if key else []), figure, Prose(Markup(caption), css="says")]
+
+
 def verdict_section(
-    lead: Prose, claims: Sequence[Mapping[str, Any]], subjects: str, *more: Any, **look: Any
+    claims: Sequence[Mapping[str, Any]], note: str, *more: Any, subjects: str = "", **look: Any
 ) -> Section:
-    """The first section: how claims are judged, and the verdicts."""
+    """The first section: how claims are judged, a note of the study on it (markup), and the verdicts."""
     table = Verdicts(claims, subjects, **{"scope": common_scope(claims), "parts": False, **look})
-    return Section("summary", "Verdicts", [lead, table, *more], "Verdicts")
+    return Section("summary", "Verdicts", [prose(JUDGED + note), table, *more], "Verdicts")
+
+
+def data_name(run: RunView) -> str:
+    """The name of the text that a run read; empty if run.json has none."""
+    name = str((run.about.get("data") or {}).get("name") or "")
+    return TEXT_DATA.shipped if name == "embedded" else name
 
 
 def page_of(

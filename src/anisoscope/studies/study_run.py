@@ -66,9 +66,20 @@ class Study(ABC):
         """Fields of run.json that are written at the start."""
         return {"kind": "study", "study": self.name}
 
-    def conclude(self) -> None:
+    def conclude(self) -> None:  # noqa: B027
         """Process what was measured (tables, verdicts); also called after a failure or interruption."""
-        return
+
+    def part(self, name: str, measure: Callable[[], Table | None]) -> Table | None:
+        """The table that an earlier run stored under this name, else a measured one, which is stored."""
+        table = self.folder.part(slug(name))
+        if table is None and (table := measure()) is not None:
+            self.folder.write_part(slug(name), table)
+        return table
+
+    def add_model(self, entry: Mapping[str, Any]) -> None:
+        """Add the entry of a model to run.json, unless there is one of its name."""
+        if not any(model["name"] == entry["name"] for model in self.about["models"]):
+            self.about["models"].append(entry)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Report progress to the callback, if there is one."""

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.studies.page_parts import Mark, caption, files, numeric, page_of, prose, verdict_section
+from anisoscope.results.query import Query, Row
+from anisoscope.studies.page_parts import Mark, files, numeric, page_of, prose, shown, verdict_section, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
-from anisoscope.view.page import DataTable, Fold, Page, Section, Swatch, Swatches, TableCell
+from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import estimate, number
+from anisoscope.view.words import number
 
 FLAT = "flat"
 TITLES = {"swiss_roll": "Swiss roll", "quadratic": "quadratic patch", FLAT: "flat (control)"}
 SLOPES = {"tangent": 2.0, "normal": 4.0, "visibility": 2.0}
-POWERS = {2.0: "t²", 4.0: "t⁴"}
 PANELS = {"tangent": "Tangent variance", "normal": "Normal variance", "visibility": "Normal / tangent"}
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "circle")
 SCALE = "scale t (in units of 1/κ)"
 ZIPF = "Zipf exponent s"
 DASHED: dict[str, Any] = {"dash": "dash", "width": 1.2, "size": 0.0, "named": False}
+DOTTED: dict[str, Any] = {"dash": "dot", "hollow": True}
 NO_EFFECT = Level(1.0, "no effect", dash="solid")
 
 
 def title(model: str) -> str:
     return TITLES.get(model, model)
+
+
+def signed(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,13 @@ class ScaleCurves:
     about: Mapping[str, Any]
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.about["config"]
-        return found
-
-    @property
     def reference(self) -> tuple[float, float]:
         """Zipf exponent and β used for the verdicts."""
         return float(self.about["reference"]["zipf"]), float(self.about["reference"]["beta"])
 
     @property
     def kind(self) -> str:
-        return str(self.config.get("kind"))
+        return str(self.about["config"].get("kind"))
 
     @cached_property
     def models(self) -> list[str]:
@@ -62,175 +61,174 @@ class ScaleCurves:
         return [name for name in self.models if name != FLAT]
 
     @cached_property
-    def betas(self) -> list[float]:
-        return sorted(float(beta) for beta in self.query.where(beta=...).values("beta"))
+    def shades(self) -> dict[float, str]:
+        """The colour of each β, in order; the null (β = 0) is grey."""
+        betas = sorted(float(beta) for beta in self.query.where(beta=...).values("beta"))
+        hues = [beta for beta in betas if beta != 0]
+        return {b: series(6) if b == 0 else sequence(hues.index(b) / max(1, len(hues) - 1)) for b in betas}
+
+    def look(self, model: str) -> dict[str, Any]:
+        hue = 6 if model == FLAT else [i for i in range(8) if i != 6][self.curved.index(model) % 7]
+        return {"colour": series(hue), "marker": MARKERS[self.models.index(model) % len(MARKERS)]}
 
     def rows(self, model: str, metric: str, over: str, **fixed: Any) -> list[Row]:
         """The rows with a value whose variant has exactly the keys `over` and `fixed`, sorted by `over`."""
         wanted = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in fixed.items()}
-        found = self.query.where(model=model, metric=metric, **{over: ...}, **wanted).known()
-        return sorted((r for r in found if set(r.options) == {over, *wanted}), key=lambda row: float(row[over]))
+        rows = self.query.where(model=model, metric=metric, **{over: ...}, **wanted).known()
+        return sorted((r for r in rows if set(r.options) == {over, *wanted}), key=lambda row: float(row[over]))
 
-    def value(self, model: str, metric: str, **fixed: Any) -> Row | None:
-        found = self.query.where(model=model, metric=metric, variant=variant_name(fixed)).known()
-        return next(iter(found), None)
+    def value(self, model: str, metric: str, of: str) -> Row | None:
+        """A number of a ladder of scales: of tangent or normal variance, or of visibility."""
+        rows = self.query.where(model=model, metric=metric).exactly(of=of, sampling=self.kind)
+        return next(iter(rows.known()), None)
 
-    def line(self, label: str, where: tuple[str, str, str], look: Mapping[str, Any], **fixed: Any) -> list[Series]:
-        """A metric over a key as a series with whiskers for the intervals; empty list without rows."""
+    def line(self, label: str, place: tuple[str, str, str], look: Mapping[str, Any], **fixed: Any) -> list[Series]:
+        """A metric of a model over a key as a series with whiskers for the intervals; empty list without rows."""
         style = {"size": 5.0, "width": 1.6, **look}
-        rows, over = self.rows(*where, **fixed), where[2]
+        rows, over = self.rows(*place, **fixed), place[2]
         marks = rows if style["size"] else [Mark(row.value) for row in rows]
         x, labels = [float(row[over]) for row in rows], [f"{over} {row[over]}" for row in rows]
         return [points(label, x, marks, ends={"bars": "y"}, where=labels, **style)] if rows else []
 
     def by_beta(self, model: str, *lines: tuple[str, str, Mapping[str, Any], Mapping[str, Any]]) -> list[Series]:
         """Lines over the Zipf exponent for each β; each entry gives a label, a metric, a style and fixed keys."""
-        return [
-            drawn
-            for beta, shade in self.shades().items()
-            for label, metric, look, fixed in lines
-            for drawn in self.line(
-                label or _beta_label(beta), (model, metric, "zipf"), {"colour": shade, **look}, beta=beta, **fixed
-            )
-        ]
+        drawn = []
+        for beta, shade in self.shades.items():
+            for label, metric, look, fixed in lines:
+                style = {"colour": shade, **look}
+                drawn += self.line(label or _beta_label(beta), (model, metric, "zipf"), style, beta=beta, **fixed)
+        return drawn
 
-    def look(self, model: str) -> dict[str, Any]:
-        hue = 6 if model == FLAT else [i for i in range(8) if i != 6][self.curved.index(model) % 7]
-        return {"colour": series(hue), "marker": MARKERS[self.models.index(model) % len(MARKERS)]}
-
-    def shades(self) -> dict[float, str]:
-        """The colour of each β, in order; the null (β = 0) is grey."""
-        hues = [beta for beta in self.betas if beta != 0]
-        return {b: series(6) if b == 0 else sequence(hues.index(b) / max(1, len(hues) - 1)) for b in self.betas}
-
-
-def signed(value: float) -> str:
-    return f"{value:g}".replace("-", "−")
+    def by_model(self, models: Sequence[str], metric: str, over: str, **fixed: Any) -> tuple[Series, ...]:
+        """A line for each manifold."""
+        lines = (self.line(title(model), (model, metric, over), self.look(model), **fixed) for model in models)
+        return tuple(drawn for line in lines for drawn in line)
 
 
 def _beta_label(beta: float) -> str:
     return f"β = {signed(beta)}{' (null)' if beta == 0 else ''}"
 
 
-def _panel(x: Axis, y: Axis, drawn: Sequence[Series], words: str, number_of: int, **more: Any) -> Panel:
-    name = f"({'abcdefgh'[number_of]}) {words}"
-    return Panel(x, y, tuple(drawn), title=name, alt=f"{words}.", height=280, **more)
+def _figure(stem: str, panels: Sequence[Panel], *, size: float = 2.4, **look: Any) -> Figure:
+    """Panels with letters before their titles."""
+    lettered = [
+        replace(panel, title=f"({letter}) {panel.title}", alt=f"{panel.title}.", height=280)
+        for letter, panel in zip("abcdefgh", panels, strict=False)
+    ]
+    return files(f"curvature-{stem}", lettered, size=size, **look)
 
 
 def scales_figure(curves: ScaleCurves) -> Figure:
     """Variance against scale: leading order dashed, noise floor dotted, fitted scales left of the vertical line."""
-    panels = []
-    for n, of in enumerate(SLOPES):
-        at = {"of": of, "sampling": curves.kind}
+    panels, limit = [], float(curves.about["config"].get("fit_limit", math.nan))
+    for of, slope in SLOPES.items():
+        fixed = {"of": of, "sampling": curves.kind}
         drawn: list[Series] = []
-        levels = [Level(float(curves.config.get("fit_limit", math.nan)), upright=True, dash="solid", colour="@rule")]
+        levels = [Level(limit, upright=True, dash="solid", colour="@rule")]
         for model in curves.models:
-            where, look = (model, "curvature_variance", "scale"), curves.look(model)
-            drawn += curves.line(title(model), where, look | {"width": 0}, **at)
-            order = curves.rows(*where, **at, expected=1)
-            if all(row.value > 0 for row in order):
+            place, look = (model, "curvature_variance", "scale"), curves.look(model)
+            drawn += curves.line(title(model), place, look | {"width": 0}, **fixed)
+            if all(row.value > 0 for row in curves.rows(*place, **fixed, expected=1)):
                 dashed = {"colour": look["colour"], **DASHED}
-                drawn += curves.line(f"{title(model)}, leading order", where, dashed, **at, expected=1)
-            floor = curves.value(model, "curvature_floor", **at)
+                drawn += curves.line(f"{title(model)}, leading order", place, dashed, **fixed, expected=1)
+            floor = curves.value(model, "curvature_floor", of)
             if floor is not None and floor.value > 0 and of == "normal":
                 levels.append(Level(floor.value))
-        axes, power = (Axis(SCALE, log=True), Axis(log=True, rules=True)), POWERS.get(SLOPES[of], f"t^{SLOPES[of]:g}")
-        panels.append(_panel(*axes, drawn, f"{PANELS[of]}, ~ {power}", n, levels=tuple(levels)))
-    return files("curvature-scales", panels, size=2.4)
+        axes, name = (
+            (Axis(SCALE, log=True), Axis(log=True, rules=True)),
+            f"{PANELS[of]}, ~ t{'⁴' if slope == 4 else '²'}",
+        )
+        panels.append(Panel(*axes, tuple(drawn), title=name, levels=tuple(levels)))
+    return _figure("scales", panels)
 
 
 def slopes_figure(curves: ScaleCurves) -> Figure:
     """The fitted slope on each manifold with its interval, and the margin of the verdict."""
     panels, names = [], [title(model) for model in curves.models]
     y = Axis(ticks=([float(i) for i in range(len(names))], names), bounds=(len(names) - 0.4, -0.6))
-    for n, (of, slope) in enumerate(SLOPES.items()):
+    for of, slope in SLOPES.items():
         drawn, notes = [], []
         for i, model in enumerate(curves.models):
-            row = curves.value(model, "curvature_slope", of=of, sampling=curves.kind)
+            row = curves.value(model, "curvature_slope", of)
             if row is None:
                 notes.append(Note("under the floor", slope, float(i)))
                 continue
             look: dict[str, Any] = {"colour": curves.look(model)["colour"], "bars": "x", "width": 0, "size": 7}
-            look |= {"low": [row.low], "high": [row.high]}
-            hover = [f"<b>{names[i]}</b><br>{estimate(row.value, row.low, row.high)}"]
-            drawn.append(Series(names[i], [row.value], [float(i)], text=hover, named=False, **look))
+            look |= {"low": [row.low], "high": [row.high], "text": [f"<b>{names[i]}</b><br>{words_of(row)}"]}
+            drawn.append(Series(names[i], [row.value], [float(i)], named=False, **look))
         x = Axis("slope", bounds=(slope - 0.15, slope + 0.15), most=5)
         margin = Level(slope - 0.1, upright=True, until=slope + 0.1, colour="@soft")
         levels = margin, Level(slope, upright=True, dash="solid")
-        panels.append(_panel(x, y, drawn, PANELS[of], n, levels=levels, notes=tuple(notes)))
-    return files("curvature-slopes", panels, size=1.9)
+        panels.append(Panel(x, y, tuple(drawn), title=PANELS[of], levels=levels, notes=tuple(notes)))
+    return _figure("slopes", panels, size=1.9)
 
 
 def frequency_figure(curves: ScaleCurves) -> Figure:
     """Visibility of curvature when tokens are drawn by frequency."""
-    shown, (zipf, beta) = curves.curved[0], curves.reference
-    true = {"estimate": "true"}
+    model, (zipf, beta) = curves.curved[0], curves.reference
+    true, metric = {"estimate": "true"}, "curvature_attenuation"
     order = ("leading order", "curvature_visibility_expected", DASHED, {"sampling": "zipf"})
-    seen = curves.by_beta(shown, ("", "curvature_visibility", {}, {**true, "sampling": "zipf"}), order)
-    relative = curves.by_beta(shown, ("", "curvature_attenuation", {}, true))
-    every = [s for model in curves.curved for s in curves.line(
-        title(model), (model, "curvature_attenuation", "beta"), curves.look(model), **true, zipf=zipf)]  # fmt: skip
+    visible = curves.by_beta(model, ("", "curvature_visibility", {}, {**true, "sampling": "zipf"}), order)
+    relative = curves.by_beta(model, ("", metric, {}, true))
+    every = curves.by_model(curves.curved, metric, "beta", **true, zipf=zipf)
     none = Level(0.0, upright=True, dash="solid", colour="@rule")
     ratio = Axis("Normal / tangent variance", log=True, rules=True)
     share, x = Axis("Visible, relative to a uniform draw", rules=True), Axis(ZIPF)
-    names = (f"Visible by frequency, {title(shown)}", f"The same over a uniform draw, {title(shown)}",
-             f"The same at s = {zipf:g}, every manifold", f"Raw ratio of local PCA, β = {signed(beta)}")  # fmt: skip
+    names = [f"Visible by frequency, {title(model)}", f"The same over a uniform draw, {title(model)}"]
+    names += [f"The same at s = {zipf:g}, every manifold", f"Raw ratio of local PCA, β = {signed(beta)}"]
     panels = (
-        _panel(x, ratio, seen, names[0], 0),
-        _panel(x, share, relative, names[1], 1, levels=(NO_EFFECT,)),
-        _panel(Axis("spread exponent β"), share, every, names[2], 2, levels=(NO_EFFECT, none), legend=True),
-        _panel(x, ratio, _raw_ratio(curves), names[3], 3, legend=True),
+        Panel(x, ratio, tuple(visible), title=names[0]),
+        Panel(x, share, tuple(relative), title=names[1], levels=(NO_EFFECT,)),
+        Panel(Axis("spread exponent β"), share, every, title=names[2], levels=(NO_EFFECT, none), legend=True),
+        Panel(x, ratio, tuple(_raw_ratio(curves)), title=names[3], legend=True),
     )
-    return files("curvature-frequency", panels, layout="pairs", columns=2, size=2.4)
+    return _figure("frequency", panels, layout="pairs", columns=2)
 
 
 def _raw_ratio(curves: ScaleCurves) -> list[Series]:
     """The normal-to-tangent ratio of local PCA without noise correction; on the flat control it is pure noise."""
-    shown, beta = curves.curved[0], curves.reference[1]
-    dotted: dict[str, Any] = {"dash": "dot", "hollow": True}
-    lines = [(model, words, sampling, look, "pca") for model in (shown, *([FLAT] if FLAT in curves.models else []))
-             for words, sampling, look in (("by frequency", "zipf", {}), ("uniform", "uniform", dotted))]  # fmt: skip
-    lines.append((shown, "true, by frequency", "zipf", {"marker": "triangle-up", "dash": "dash"}, "true"))
-    return [
-        drawn for model, words, sampling, look, by in lines for drawn in curves.line(
-            f"{title(model)}, {words}", (model, "curvature_visibility", "zipf"), curves.look(model) | look, beta=beta,
-            estimate=by, sampling=sampling)
-    ]  # fmt: skip
+    models = [curves.curved[0], *([FLAT] if FLAT in curves.models else [])]
+    sides: list[tuple[str, str, str, dict[str, Any]]] = [("by frequency", "pca", "zipf", {})]
+    sides.append(("uniform", "pca", "uniform", DOTTED))
+    lines = [(model, *side) for model in models for side in sides]
+    lines.append((models[0], "true, by frequency", "true", "zipf", {"marker": "triangle-up", "dash": "dash"}))
+    drawn = []
+    for model, words, by, sampling, look in lines:
+        fixed = {"beta": curves.reference[1], "estimate": by, "sampling": sampling}
+        place = (model, "curvature_visibility", "zipf")
+        drawn += curves.line(f"{title(model)}, {words}", place, curves.look(model) | look, **fixed)
+    return drawn
 
 
 def manifolds_figure(curves: ScaleCurves) -> Figure:
     """Visibility relative to a uniform draw, one panel per manifold; dotted: scales fixed at those of s = 1."""
-    panels, metric, at = [], "curvature_attenuation", {"estimate": "true"}
-    fixed = ("scales as at s = 1", metric, {**DASHED, "dash": "dot", "width": 1.4}, {**at, "scales": "fixed"})
-    for n, model in enumerate(curves.curved):
-        drawn = curves.by_beta(model, ("", metric, {}, at), fixed)
-        panels.append(_panel(Axis(ZIPF), Axis(log=True, rules=True), drawn, title(model), n, levels=(NO_EFFECT,)))
-    return files("curvature-every-manifold", panels, most=9, size=1.9)
+    panels, metric, true = [], "curvature_attenuation", {"estimate": "true"}
+    fixed = ("scales as at s = 1", metric, {**DASHED, "dash": "dot", "width": 1.4}, {**true, "scales": "fixed"})
+    for model in curves.curved:
+        drawn = curves.by_beta(model, ("", metric, {}, true), fixed)
+        y = Axis(log=True, rules=True)
+        panels.append(Panel(Axis(ZIPF), y, tuple(drawn), title=title(model), levels=(NO_EFFECT,)))
+    return _figure("every-manifold", panels, most=9, size=1.9)
 
 
 def pca_figure(curves: ScaleCurves) -> Figure:
     """What local PCA recovers: at one scale for all, and under frequency bias."""
-    angle, error = (
-        [s for m in curves.models for s in curves.line(title(m), (m, metric, "scale"), curves.look(m))]
-        for metric in ("local_pca_angle", "curvature_error")
-    )
-    x, shown = Axis(SCALE, log=True), curves.curved[0]
-    y = (
-        Axis("Tangent error (degrees)", log=True, rules=True),
-        Axis("Relative error of the curvature", log=True, rules=True),
-    )
+    x, model = Axis(SCALE, log=True), curves.curved[0]
+    angle, error = (curves.by_model(curves.models, m, "scale") for m in ("local_pca_angle", "curvature_error"))
+    degrees, relative = Axis("Tangent error (degrees)", log=True, rules=True), "Relative error of the curvature"
+    half = (Level(0.5, "recovered below"),)
     panels = [
-        _panel(x, y[0], angle, "Uniform sampling: the tangent", 0, legend=True),
-        _panel(x, y[1], error, "Uniform sampling: the curvature", 1, levels=(Level(0.5, "recovered below"),)),
+        Panel(x, degrees, angle, title="Uniform sampling: the tangent", legend=True),
+        Panel(x, Axis(relative, log=True, rules=True), error, title="Uniform sampling: the curvature", levels=half),
     ]
-    counts = {"equal": "Equal rows per neighbourhood", "natural": "All tokens of a type"}
-    dotted = {"dash": "dot", "hollow": True, "named": False}
-    for n, (count, words) in enumerate(counts.items(), start=2):
-        sides = [("", "curvature_recovered", look, {"count": count, "sampling": sampling})
+    for count, words in {"equal": "Equal rows per neighbourhood", "natural": "All tokens of a type"}.items():
+        metric, dotted = "curvature_recovered", {**DOTTED, "named": False}
+        sides = [("", metric, look, {"count": count, "sampling": sampling})
                  for sampling, look in (("zipf", {}), ("uniform", dotted))]  # fmt: skip
         share = Axis("Tokens whose curvature is recovered", rules=True, bounds=(-0.04, 1.04))
-        panels.append(_panel(Axis(ZIPF), share, curves.by_beta(shown, *sides), f"{words}, {title(shown)}", n))
-    return files("curvature-local-pca", panels, layout="pairs", columns=2, size=2.4)
+        drawn = tuple(curves.by_beta(model, *sides))
+        panels.append(Panel(Axis(ZIPF), share, drawn, title=f"{words}, {title(model)}"))
+    return _figure("local-pca", panels, layout="pairs", columns=2)
 
 
 def parabola_figure(curves: ScaleCurves) -> Figure:
@@ -244,47 +242,48 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
         Series("their sum", [0.0], [2 * sum(x * x for x in ends)], "@s2", width=3, size=7, start=([0.0], [0.0])),
     )
     notes = (Note("tangent at the apex", -0.5, 0.03), Note("Σ g x", 0.09, 0.72, colour="@s2"), Note("g x", 0.56, 0.2))
-    level = Level(0.0, dash="solid", colour="@rule")
+    zero = (Level(0.0, dash="solid", colour="@rule"),)
     hidden = Axis(bounds=(-0.68, 0.68), hidden=True), Axis(bounds=(-0.06, 0.88), hidden=True)
-    first = _panel(*hidden, drawn, "Rows (u, u²) and −u: tangents cancel", 0, levels=(level,), notes=notes)
-    where, square = ("parabola", "parabola_tangent", "scale"), {"colour": "@s2", "marker": "square"}
-    shares = curves.line("of each row's gradient, pooled", where, {"colour": "@s1"}, per="row")
-    shares += curves.line("of the gradient, their sum", where, square, per="gradient")
+    first = Panel(*hidden, drawn, title="Rows (u, u²) and −u: tangents cancel", levels=zero, notes=notes)
+    place, square = ("parabola", "parabola_tangent", "scale"), {"colour": "@s2", "marker": "square"}
+    shares = curves.line("of each row's gradient, pooled", place, {"colour": "@s1"}, per="row")
+    shares += curves.line("of the gradient, their sum", place, square, per="gradient")
     axes = Axis("scale t of u", log=True), Axis("Tangent share of the energy", rules=True, bounds=(-0.05, 1.08))
-    second = _panel(*axes, shares, "Tangent at every row, normal in the sum", 1, legend=True)
-    return files("curvature-parabola", (first, second), layout="pairs", columns=2, size=2.4)
+    second = Panel(*axes, tuple(shares), title="Tangent at every row, normal in the sum", legend=True)
+    return _figure("parabola", (first, second), layout="pairs", columns=2)
 
 
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     """Verdicts, variance against scale, what frequency hides, what local PCA recovers, and the parabola."""
     curves = ScaleCurves(Query(run.table), run.about)
-    config = curves.config
-    what = "Manifolds" if len(config.get("manifolds") or ()) > 1 else "A manifold"
-    deck = (
-        f"{what} of dimension {config.get('dim')} in {config.get('ambient')} dimensions, whose second fundamental form "
-        "is known"
-    )
-    sections = [_verdicts(run), _scale_section(curves)]
-    if curves.curved:
-        sections += [_frequency_section(curves), _local_section(curves)]
-    return page_of(run, "How much curvature can be seen", deck, [*sections, _parabola_section(curves)], terms=TERMS)
-
-
-def _verdicts(run: RunView) -> Section:
-    given = bool(run.about["reference"].get("given"))
-    lead = prose(
-        "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies inside its margin on every curved "
-        "manifold, <em>fails</em> where it lies outside on one, and is <em>undecided</em> otherwise; the numbers are "
-        "those of the manifold on which it hangs. Intervals are Student’s, over independent repetitions. These are "
-        "statements about geometry and sampling, not about any trained model: how widely types of a real model spread, "
-        "β, has to be measured there" + ("." if given else "; here it is assumed.")
+    deck = "Manifolds of dimension {dim} in {ambient} dimensions, whose second fundamental form is known"
+    note = (
+        "It must do so on every curved manifold; the numbers are those of the manifold that decides. Intervals are "
+        "Student’s, over independent repetitions. These are statements about geometry and sampling, not about any "
+        "trained model: how widely types of a real model spread, β, has to be measured there; unless --beta was given, "
+        "it is assumed here."
     )
     several = len({str(v.get("subject")) for v in run.verdicts}) > 1
-    return verdict_section(lead, verdict_claims(run.verdicts), "Where" if several else "", scope="")
+    subjects = "Where" if several else ""
+    sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, scope="")]
+    sections += [_scale_section(curves)]
+    if curves.curved:
+        sections += [_frequency_section(curves), _local_section(curves)]
+    lead = (
+        "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, u²) "
+        "with u symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
+        "xᵀ. Row by row the energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is "
+        "normal, at every scale. A ratio of order t between normal and tangent gradients is therefore something to be "
+        "measured, not a theorem."
+    )
+    words = "(a) Gradients of single rows, and their sum. (b) Tangent share of the energy."
+    parabola = Section("parabola", "The parabola", [Prose(lead), *shown(parabola_figure(curves), words)], "Parabola")
+    deck = deck.format(**curves.about["config"])
+    return page_of(run, "How much curvature can be seen", deck, [*sections, parabola], terms=TERMS)
 
 
 def _scale_section(curves: ScaleCurves) -> Section:
-    config = curves.config
+    config = curves.about["config"]
     lead = prose(
         "Points are scattered around one point of each manifold at tangent distance <i>t</i>. In the tangent space "
         "their variance grows as <i>t</i>², in the normal space, where only curvature can put it, as <i>t</i>⁴: a "
@@ -293,33 +292,33 @@ def _scale_section(curves: ScaleCurves) -> Section:
         "II‖²/(m+2)) / (2(m+2)(m+4)). A shell around a point of a sphere has no normal variance at all, because every "
         "point of it is equally high."
     )
-    beneath = caption(
+    beneath = (
         f"Measured variance (marks; {config['replicates']} samples of {config['samples']:,} rows each) and its leading "
         f"order (dashed). Ambient noise of {number(config['floor'])}/κ sets the floor (dotted). Slopes are fitted to "
         f"what lies above the floor, the floor taken off, up to the upright rule at {config['fit_limit']}/κ, beyond "
         "which the next order begins to count."
     )
-    slopes = caption("Slopes with 95&nbsp;% intervals; the shaded band is the margin of the verdict.")
+    slopes = "Slopes with 95&nbsp;% intervals; the shaded band is the margin of the verdict."
     wide = numeric("Slope (expected)", "Measured / expected variance", columns=3)
     heads = [[TableCell("Manifold", rows=2), *wide], numeric(*(f"{of} ({s:g})" for of, s in SLOPES.items()), *SLOPES)]
     body = []
     for model in curves.models:
-        rows = [curves.value(model, metric, of=of, sampling=curves.kind)
-                for metric in ("curvature_slope", "curvature_constant") for of in SLOPES]  # fmt: skip
-        cells = [estimate(row.value, row.low, row.high) if row else "–" for row in rows]
+        metrics = ("curvature_slope", "curvature_constant")
+        cells = [words_of(curves.value(model, metric, of)) for metric in metrics for of in SLOPES]
         body.append([TableCell(title(model), head=True), *cells])
     key = [Swatch(title(model), curves.look(model)["colour"]) for model in curves.models]
-    parts = [lead, Swatches([*key, Swatch("leading order", "@soft", "dash")]), scales_figure(curves), beneath,
-             slopes_figure(curves), slopes, DataTable(heads, [body], "Slopes and constants")]  # fmt: skip
-    return Section("scales", "Variance against scale", parts, "Scale")
+    key += [Swatch("leading order", "@soft", "dash")]
+    figures = [*shown(scales_figure(curves), beneath, key=key), *shown(slopes_figure(curves), slopes)]
+    table = DataTable(heads, [body], "Slopes and constants")
+    return Section("scales", "Variance against scale", [lead, *figures, table], "Scale")
 
 
-def _betas(curves: ScaleCurves) -> Swatches:
-    return Swatches([Swatch(_beta_label(beta), shade) for beta, shade in curves.shades().items()])
+def _betas(curves: ScaleCurves) -> list[Swatch]:
+    return [Swatch(_beta_label(beta), shade) for beta, shade in curves.shades.items()]
 
 
 def _frequency_section(curves: ScaleCurves) -> Section:
-    config, (zipf, beta) = curves.config, curves.reference
+    config, (zipf, beta) = curves.about["config"], curves.reference
     lead = prose(
         "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; the "
         "tokens of a type scatter around it on the scale t<sub>i</sub> = t₀ "
@@ -332,32 +331,32 @@ def _frequency_section(curves: ScaleCurves) -> Section:
         "Visibility by itself need not fall with s, because a steeper law also makes the rare types wider. What "
         "frequency hides is the ratio to a <em>uniform draw of the same types</em>."
     )
-    noise = "on the flat control it is nothing but noise. It" if FLAT in curves.models else "part of it is noise. It"
-    beneath = caption(
+    beneath = (
         "(a) Normal over tangent variance of tokens drawn by frequency, pooled within types; dashed: leading "
         f"order. (b) The same divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} "
         f"on every manifold, against β. (d) The ratio that local PCA gives on tokens with ambient noise "
-        f"{config['noise']}/κ, for β = {signed(beta)}: {noise} can rise under frequency bias while the true visibility "
-        "falls, so it is no measure of curvature until the noise is known."
+        f"{config['noise']}/κ, for β = {signed(beta)}: part of it is noise (on the flat control all of it). It can "
+        "rise under frequency bias while the true visibility falls, so it is no measure of curvature until the noise "
+        "is known."
     )
-    behind = caption(
+    behind = (
         "Visibility relative to a uniform draw of the same types. Dotted: the scales of the types are kept as they are "
         "at s = 1 and only the draw changes, as when a corpus is resampled but the model is not."
     )
-    every = [_betas(curves), manifolds_figure(curves), behind]
-    parts = [lead, more, _betas(curves), frequency_figure(curves), beneath,
-             Fold("Every manifold, and with the scales held fixed", every)]  # fmt: skip
+    every = shown(manifolds_figure(curves), behind, key=_betas(curves))
+    parts = [lead, more, *shown(frequency_figure(curves), beneath, key=_betas(curves))]
+    parts += [Fold("Every manifold, and with the scales held fixed", every)]
     return Section("frequency", "Frequency bias", parts, "Frequency")
 
 
 def _local_section(curves: ScaleCurves) -> Section:
-    config = curves.config
-    lead = prose(
+    config = curves.about["config"]
+    lead = Prose(
         f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and the "
         "regression of the rest on squares and products of the tangent coordinates estimates the second fundamental "
         "form. A curvature counts as recovered when its relative error is under one half."
     )
-    beneath = caption(
+    beneath = (
         f"(a, b) Neighbourhoods of {config['neighbours']} rows at one scale for all, noise {config['noise']}/κ: noise "
         "hides the curvature of narrow neighbourhoods before it hides their tangent, and wide ones bend away from "
         "both. (c) Share of tokens whose curvature is recovered with equally many rows in every neighbourhood, on the "
@@ -365,19 +364,8 @@ def _local_section(curves: ScaleCurves) -> Section:
         "of a type: frequent types then also have more rows, the error goes as f<sup>2β−½</sup>, and for β below ¼ "
         "frequency <em>helps</em>."
     )
-    return Section("local", "What local PCA recovers", [lead, _betas(curves), pca_figure(curves), beneath], "Local PCA")
-
-
-def _parabola_section(curves: ScaleCurves) -> Section:
-    lead = prose(
-        "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, u²) "
-        "with u symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
-        "xᵀ. Row by row the energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is "
-        "normal, at every scale. A ratio of order t between normal and tangent gradients is therefore something to be "
-        "measured, not a theorem."
-    )
-    beneath = caption("(a) Gradients of single rows, and their sum. (b) Tangent share of the energy.")
-    return Section("parabola", "The parabola", [lead, parabola_figure(curves), beneath], "Parabola")
+    parts = [lead, *shown(pca_figure(curves), beneath, key=_betas(curves))]
+    return Section("local", "What local PCA recovers", parts, "Local PCA")
 
 
 TERMS = """

@@ -20,9 +20,9 @@ the effect of frequency.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -35,12 +35,16 @@ from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics import manifolds
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
-from anisoscope.results.query import Table, options_of, variant_name
+from anisoscope.results.quantity import t_quantile
+from anisoscope.results.query import Table, with_options
 from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
 from anisoscope.studies.study_run import Study
 
 FEWEST_SCALES = 3
 CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its point
+SeenItem = tuple[tuple[str, str], float]
+Seen = dict[tuple[str, str], float]  # values by metric and variant
+See = Callable[["Population", CurvatureConfig, torch.Generator], Iterator[SeenItem]]
 
 
 @dataclass(frozen=True)
@@ -104,18 +108,13 @@ def length_unit(curvature: float) -> float:
     return 1 / curvature if curvature > 0 else 1.0
 
 
-@dataclass(frozen=True)
-class Parabola:
+class Parabola(NamedTuple):
     """Tangent and normal parts, at the apex, of the gradient of a linear map on the parabola (u, u²)."""
 
     row_tangent: float  # share of Σ‖g x‖² along the tangent (1, 0)
     mean_tangent: float  # |tangent part| of the mean gradient
     mean_normal: float  # |normal part| of the mean gradient
-
-    @property
-    def mean_share(self) -> float:
-        """Tangent share of the squared mean gradient."""
-        return metrics.parabola_tangent(self.mean_tangent**2, self.mean_normal**2)
+    mean_share: float  # tangent share of the squared mean gradient
 
 
 def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola:
@@ -130,9 +129,9 @@ def parabola_gradient(scale: float, *, n: int = 4096, seed: int = 0) -> Parabola
     """
     half = scale * torch.randn(n // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).abs()
     u = torch.stack([half, -half], 1)  # adjacent pairs, so that the tangent parts cancel exactly
-    tangent, normal = u.sum(1).sum() / n, u.square().sum() / n
+    tangent, normal = abs(float(u.sum(1).sum() / n)), abs(float(u.square().sum() / n))
     rows = metrics.parabola_tangent(float(u.square().sum()), float(u.pow(4).sum()))
-    return Parabola(rows, abs(float(tangent)), abs(float(normal)))
+    return Parabola(rows, tangent, normal, metrics.parabola_tangent(tangent**2, normal**2))
 
 
 @dataclass(frozen=True)
@@ -195,35 +194,34 @@ def true_visibility(rows: Tensor, group: Tensor, population: Population) -> floa
 
 def see_tokens(
     population: Population, scales: Tensor, weights: Tensor, *, look: CurvatureConfig, generator: torch.Generator
-) -> dict[str, float]:
-    """Draw tokens by these weights and measure the curvature they show; keys are `metric|variant`.
+) -> Seen:
+    """Draw tokens by these weights and measure the curvature they show.
 
     Expected values are to leading order; centring removes one degree of freedom for every type that occurs.
     """
     frames = population.frames
     group = torch.multinomial(weights, look.tokens, replacement=True, generator=generator)
     rows = draw_rows(population, scales, group, kind=look.kind, generator=generator)
-    seen = {"curvature_visibility|estimate=true": true_visibility(rows, group, population)}
+    seen = {("curvature_visibility", "estimate=true"): true_visibility(rows, group, population)}
     tangent, normal = expected_variances(frames.form, scale=scales, kind=look.kind)
     expected = metrics.curvature_visibility_expected(normal / population.bend, tangent, weights, look.tokens)
-    seen["curvature_visibility_expected|"] = expected
+    seen["curvature_visibility_expected", ""] = expected
     noisy = rows + look.noise * population.unit * torch.randn(rows.shape, dtype=rows.dtype, generator=generator)
     fits = manifolds.fit_groups(noisy, group, groups=len(weights), dim=population.manifold.dim)
     share = torch.where(fits.usable, fits.count, 0).double()
     pooled = [torch.nan_to_num(v * share) for v in (fits.normal_variance, fits.tangent_variance)]
-    seen["curvature_visibility|estimate=pca"] = metrics.curvature_visibility(*pooled)
-    summary = _summary(manifolds.tangent_angle(fits, frames), manifolds.form_error(fits, frames), fits.count)
-    return seen | {f"{metric}|count=natural": value for metric, value in summary.items()}
+    seen["curvature_visibility", "estimate=pca"] = metrics.curvature_visibility(*pooled)
+    angle, error = manifolds.tangent_angle(fits, frames), manifolds.form_error(fits, frames)
+    return seen | _summary(angle, error, fits.count, variant="count=natural")
 
 
 def see_neighbourhoods(
     population: Population, scales: Tensor, weights: Tensor, *, look: CurvatureConfig, generator: torch.Generator
-) -> dict[str, float]:
+) -> Seen:
     """Local PCA on neighbourhoods of equally many rows around types drawn by these weights: only scales differ."""
     chosen = torch.multinomial(weights, look.neighbourhoods, replacement=True, generator=generator)
     angle, error = fit_neighbourhoods(population, scales[chosen], chosen, look=look, generator=generator)
-    summary = _summary(angle, error, torch.ones(len(chosen)))
-    return {f"{metric}|count=equal": value for metric, value in summary.items()}
+    return _summary(angle, error, torch.ones(len(chosen)), variant="count=equal")
 
 
 def fit_neighbourhoods(
@@ -239,14 +237,15 @@ def fit_neighbourhoods(
     return manifolds.tangent_angle(fits, frames), manifolds.form_error(fits, frames)
 
 
-def _summary(angle: Tensor, error: Tensor, weight: Tensor) -> dict[str, float]:
+def _summary(angle: Tensor, error: Tensor, weight: Tensor, *, variant: str) -> Seen:
     """Weighted medians over tokens, and the share of recovered curvatures (unmeasured ones count as not recovered)."""
-    return {
+    values = {
         "local_pca_angle": metrics.local_pca_angle(angle, weight),
         "curvature_error": metrics.curvature_error(error, weight),
         "curvature_recovered": metrics.curvature_recovered(error, weight),
         "curvature_unmeasured": metrics.curvature_unmeasured(angle, weight),
     }
+    return {(metric, variant): value for metric, value in values.items()}
 
 
 def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, note: str = "") -> Estimate:
@@ -258,15 +257,13 @@ def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, n
     >>> over_replicates([1.0, 2.0, 3.0], n=3)
     Estimate(2 [-0.4841, 4.484], n=3, sd=1)
     """
-    from scipy.stats import t
-
     x = np.asarray(values, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log(x) if log else x
     if len(x) < 2 or not np.isfinite(x).all():
         return Estimate(math.nan, n=n, contexts=len(x), note=note or "not finite in every repetition")
     mean, sd = float(x.mean()), float(x.std(ddof=1))
-    half = float(t.ppf(0.975, len(x) - 1)) * sd / math.sqrt(len(x))
+    half = t_quantile(len(x) - 1) * sd / math.sqrt(len(x))
     undo = math.exp if log else float
     spread = float(np.std(np.exp(x) if log else x, ddof=1))
     left_out = tuple(undo(v) for v in (x.sum() - x) / (len(x) - 1))
@@ -275,7 +272,6 @@ def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, n
 
 
 _RATIOS = ("curvature_visibility", "curvature_visibility_expected", "curvature_attenuation", "curvature_error")
-Seen = dict[tuple[str, str], float]  # (metric, variant) and its value
 
 
 @dataclass
@@ -299,19 +295,18 @@ class Curvature(Study):
             for number, name in enumerate(c.manifolds):
                 manifold = manifolds.make_manifold(name, dim=c.dim, ambient=c.ambient, seed=c.seed)
                 self._scales(manifold)
-                self._frequency(manifold)
-                self._local_pca(manifold)
+                self._populations(manifold, see_frequencies, c.types, n=c.tokens, ratios=_RATIOS)
+                rows, medians = c.neighbourhoods * c.neighbours, ("local_pca_angle", "curvature_error")
+                self._populations(manifold, see_scales, c.neighbourhoods, n=rows, ratios=medians, salt=2)
                 self.tell("manifolds", number + 1, len(c.manifolds))
             self._parabola()
-        rows = ({"run": self.folder.path.name, **row} for row in self.records)
-        table = Table.from_records(rows, self.about)
+        table = Table.from_records(({"run": self.folder.path.name, **row} for row in self.records), self.about)
         self.folder.write_table(table)
         self.folder.write_json("verdicts.json", verdicts_to_dicts(curvature_verdicts(table)))
 
-    def _add(self, model: str, metric: str, found: Estimate, **variant: Any) -> None:
-        plain = {k: f"{v:g}" if isinstance(v, float) else v for k, v in variant.items()}
+    def _add(self, model: str, metric: str, found: Estimate, variant: str = "", **options: Any) -> None:
         columns = {k: getattr(found, k) for k in ("value", "low", "high", "sd", "n", "contexts", "note")}
-        row = {"model": model, "metric": metric, "variant": variant_name(plain), "seed": self.config.seed}
+        row = {"model": model, "metric": metric, "variant": _variant(variant, **options), "seed": self.config.seed}
         place = {"data": "synthetic", "stack": "single", "kind": "manifold", "group": "", "dropped": 0}
         self.records.append({**place, **row, **columns, "replicates": list(found.replicates)})
 
@@ -339,48 +334,27 @@ class Curvature(Study):
                 ratio = metrics.curvature_constant(ladder.excess(of)[:, kept], leading[kept])
                 self._add(name, "curvature_constant", over_replicates(ratio.tolist(), n=n, log=True), **where)
 
-    def _draws(self, manifold: Manifold, types: int, *, salt: int) -> Iterator[tuple[Population, torch.Generator]]:
-        """Independent populations of types, each with its own random generator."""
+    def _populations(
+        self, manifold: Manifold, see: See, types: int, *, n: int, ratios: Collection[str], salt: int = 0
+    ) -> None:
+        """Parts 2 and 3: what `see` yields for independent populations of types; `ratios` have geometric means."""
+        found: dict[tuple[str, str], list[float]] = {}
         for draw in range(self.config.draws):
             seed = self.config.seed + _salt(manifold, draw + 1) + salt
-            yield Population.draw(manifold, types, seed=seed), torch.Generator().manual_seed(seed + 1)
-
-    def _frequency(self, manifold: Manifold) -> None:
-        """Parts 2 and 3: every (s, β), by frequency and uniformly, in several populations."""
-        c = self.config
-        found: dict[tuple[str, str, float, float], list[float]] = {}
-        for population, generator in self._draws(manifold, c.types, salt=0):
-            for key, value in _see_everything(population, c, generator):
+            population, generator = Population.draw(manifold, types, seed=seed), torch.Generator().manual_seed(seed + 1)
+            for key, value in see(population, self.config, generator):
                 found.setdefault(key, []).append(value)
-        for (metric, variant, zipf, beta), values in found.items():
-            log = metric in _RATIOS and all(value > 0 for value in values)
-            estimate = over_replicates(values, n=c.tokens, log=log)
-            self._add(manifold.name, metric, estimate, beta=beta, zipf=zipf, **options_of(variant))
-
-    def _local_pca(self, manifold: Manifold) -> None:
-        """Part 3, uniform sampling: what local PCA recovers at one scale for all."""
-        c = self.config
-        found: dict[tuple[str, float], list[float]] = {}
-        everyone, once = torch.arange(c.neighbourhoods), torch.ones(c.neighbourhoods)
-        for population, generator in self._draws(manifold, c.neighbourhoods, salt=2):
-            for scale in c.pca_scales:
-                width = torch.full((c.neighbourhoods,), scale * population.unit, dtype=torch.float64)
-                angle, error = fit_neighbourhoods(population, width, everyone, look=c, generator=generator)
-                found.setdefault(("local_pca_angle", scale), []).append(metrics.local_pca_angle(angle, once))
-                found.setdefault(("curvature_error", scale), []).append(metrics.curvature_error(error, once))
-        n = c.neighbourhoods * c.neighbours
-        for (metric, scale), medians in found.items():
-            estimate = over_replicates(medians, n=n, log=not np.isnan(medians).any())
-            self._add(manifold.name, metric, estimate, scale=scale)
+        for (metric, variant), values in found.items():
+            log = metric in ratios and all(value > 0 for value in values)
+            self._add(manifold.name, metric, over_replicates(values, n=n, log=log), variant)
 
     def _parabola(self) -> None:
         c = self.config
         for scale in c.scales:
             found = [parabola_gradient(scale, n=c.samples, seed=c.seed + r) for r in range(c.replicates)]
-            row = over_replicates([p.row_tangent for p in found], n=c.samples)
-            mean = over_replicates([p.mean_share for p in found], n=c.samples)
-            self._add("parabola", "parabola_tangent", row, per="row", scale=scale)
-            self._add("parabola", "parabola_tangent", mean, per="gradient", scale=scale)
+            shares = {"row": [p.row_tangent for p in found], "gradient": [p.mean_share for p in found]}
+            for per, values in shares.items():
+                self._add("parabola", "parabola_tangent", over_replicates(values, n=c.samples), per=per, scale=scale)
 
 
 def _salt(manifold: Manifold, part: int = 0) -> int:
@@ -388,10 +362,23 @@ def _salt(manifold: Manifold, part: int = 0) -> int:
     return 100_000 * (1 + list(manifolds.MANIFOLDS).index(manifold.name)) + 100 * part
 
 
-def _see_everything(
-    population: Population, config: CurvatureConfig, generator: torch.Generator
-) -> Iterator[tuple[tuple[str, str, float, float], float]]:
-    """(metric, variant, s, β) and its value, for one population of types."""
+def _variant(variant: str = "", **options: Any) -> str:
+    """A variant with further options, numbers in short form."""
+    return with_options(variant, **{k: f"{v:g}" if isinstance(v, float) else v for k, v in options.items()})
+
+
+def see_scales(population: Population, config: CurvatureConfig, generator: torch.Generator) -> Iterator[SeenItem]:
+    """Part 3, uniform sampling: what local PCA recovers at one scale for all."""
+    everyone, once = torch.arange(config.neighbourhoods), torch.ones(config.neighbourhoods)
+    for scale in config.pca_scales:
+        width = torch.full((config.neighbourhoods,), scale * population.unit, dtype=torch.float64)
+        angle, error = fit_neighbourhoods(population, width, everyone, look=config, generator=generator)
+        yield ("local_pca_angle", _variant(scale=scale)), metrics.local_pca_angle(angle, once)
+        yield ("curvature_error", _variant(scale=scale)), metrics.curvature_error(error, once)
+
+
+def see_frequencies(population: Population, config: CurvatureConfig, generator: torch.Generator) -> Iterator[SeenItem]:
+    """Parts 2 and 3: every (s, β), by frequency and uniformly, for one population of types."""
     for zipf in config.all_zipf:
         frequency = zipf_frequencies(config.types, zipf)
         known: Seen = {}
@@ -399,7 +386,8 @@ def _see_everything(
             if zipf > 0 or not known:  # with s = 0 the result does not depend on β
                 scales = population.scales(frequency, beta, base=config.base_scale)
                 known = _see_both(population, config, frequency, scales, generator)
-            yield from (((metric, variant, zipf, beta), value) for (metric, variant), value in known.items())
+            for (metric, variant), value in known.items():
+                yield (metric, _variant(variant, beta=beta, zipf=zipf)), value
     reference = zipf_frequencies(config.types, REFERENCE_ZIPF)
     for beta in config.all_betas:  # scales fixed at those of s = 1: only the draw changes
         scales = population.scales(reference, beta, base=config.base_scale)
@@ -412,7 +400,7 @@ def _see_everything(
         uniform = visible(torch.ones_like(reference))
         for zipf in config.all_zipf:
             ratio = metrics.curvature_attenuation(visible(zipf_frequencies(config.types, zipf)), uniform)
-            yield ("curvature_attenuation", "estimate=true;scales=fixed", zipf, beta), ratio
+            yield ("curvature_attenuation", _variant("estimate=true;scales=fixed", beta=beta, zipf=zipf)), ratio
 
 
 def _see_both(
@@ -423,9 +411,8 @@ def _see_both(
     found: Seen = {}
     for name, weights in (("zipf", frequency), ("uniform", uniform)):
         for see in (see_tokens, see_neighbourhoods):
-            for key, value in see(population, scales, weights, look=look, generator=generator).items():
-                metric, variant = key.split("|")
-                found[metric, f"{variant};sampling={name}".lstrip(";")] = value
+            seen = see(population, scales, weights, look=look, generator=generator)
+            found |= {(metric, _variant(variant, sampling=name)): value for (metric, variant), value in seen.items()}
     for estimate in ("estimate=true", "estimate=pca"):
         top, bottom = (found["curvature_visibility", f"{estimate};sampling={n}"] for n in ("zipf", "uniform"))
         found["curvature_attenuation", estimate] = metrics.curvature_attenuation(top, bottom)

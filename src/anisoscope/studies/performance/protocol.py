@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,14 +46,6 @@ COLUMNS = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 MEMORY = 1 << 29  # bytes of rows held in memory at a time
 AS_RAW = "the same fit as raw: the intercept is free, so a shift changes nothing"
 Found = tuple[str, dict[str, Any], Estimate]  # metric, variant, estimate
-
-
-class Labelled(NamedTuple):
-    """Rows with their classes and the contexts they come from."""
-
-    x: Tensor
-    key: Tensor
-    label: Tensor
 
 
 @dataclass(frozen=True)
@@ -253,13 +245,8 @@ class Measurement:
     @cached_property
     def tested(self) -> list[TextPiece]:
         """The contexts of the test half on which losses are measured."""
-        found = []
-        for piece in self.material.asked:
-            at, size = half_of(piece.key).bool().nonzero().squeeze(1), len(piece.key)
-            whole = {k: isinstance(v, Tensor) and v.dim() and len(v) == size for k, v in piece.inputs.items()}
-            inputs = {k: v[at] if whole[k] else v for k, v in piece.inputs.items()}
-            found += [TextPiece(inputs, piece.units[at], piece.key[at])] if len(at) else []
-        return found
+        pieces = [piece.keep(half_of(piece.key).bool()) for piece in self.material.asked]
+        return [piece for piece in pieces if len(piece.key)]
 
     @cached_property
     def own(self) -> ProbeScores:
@@ -297,76 +284,59 @@ class Measurement:
         repairs = repair(natural.keep(~natural.test).x)
         yield from self._geometry(natural, repairs)
         for name, task in self.material.tasks.items():
-            if task.level == "token":
-                label = self.material.token_labels(name, natural)
-                rows, label = natural.keep(label != NONE), label[label != NONE]
-                fit, answers = self._fit_rows(rows, label)
-                test = Labelled(rows.x[rows.test.to(rows.x.device)], rows.key[rows.test], label[rows.test])
-                yield from self._task(name, Labelled(fit.x, fit.key, answers), test, repairs)
-            else:
-                yield from self._context_task(name, shown, repairs)
+            rows = natural if task.level == "token" else row_set.pooled(shown, self.config.pool)
+            rows = rows.asking(self.material.labels(name, rows))
+            fit = self._fit_rows(rows) if task.level == "token" else rows.keep(~rows.test)
+            yield from self._task(name, fit, rows.keep(rows.test), repairs)
 
     def _geometry(self, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
         test = rows.keep(rows.test).at_most(self.config.size["rows"], seed=self.config.seed)
-        kept: dict[str, Estimate] = {}
+        raw: dict[str, Estimate] = {}
         for name, repair in repairs.items():
             x = repair(test.x) if name != "raw" else test.x
             for metric in GEOMETRY:
                 if metric == "two_nn" and name == "mean":  # a shift does not change distances
-                    found = kept[metric]
+                    found = raw[metric]
                 else:
                     found = row_set.metric_estimate(registry()[metric], x, test.key, seed=self.config.seed)
-                kept.setdefault(metric, found)
+                raw.setdefault(metric, found)
                 yield metric, {"repair": name}, found
 
     def _patched(self, site: Site, repairs: dict[str, Repair]) -> Iterator[Found]:
         """The model's own loss with the rows of this site repaired and rescaled to their original mean norm."""
-        model, base = self.loaded.model, self.own
+        model, scores = self.loaded.model, {"raw": self.own}
         for name, repair in repairs.items():
-            scores = base
             if name != "raw":
                 patch = partial(row_set.patching, model, self.layout, site, partial(repair, rescaled=True))
-                scores = ProbeScores(*row_set.token_losses(model, self.tested, reading=self.reading, patch=patch))
-            yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, base, LOSS)
+                losses = row_set.token_losses(model, self.tested, reading=self.reading, patch=patch)
+                scores[name] = ProbeScores(*losses)
+            yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, LOSS)
 
     def _readout(self, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
         """The loss of a fresh softmax readout that predicts the model's targets from these rows."""
         rows = rows.keep(rows.target != NONE)
         target, kept = _frequent(rows.target, rows.test, most=self.config.classes)
         lost = int((rows.test & (target == NONE)).sum())
-        rows, target = rows.keep(target != NONE), target[target != NONE]
-        fit, answers = self._fit_rows(rows, target)
-        test, wanted = rows.keep(rows.test), target[rows.test]
+        rows = rows.asking(target)
+        fit, test = self._fit_rows(rows), rows.keep(rows.test)
         note = f"{kept} classes" + (f"; {lost} test tokens are not among them" if lost else "")
         if kept < 2 or not len(test):
             self._note(f"no readout: {len(fit)} rows with {kept} classes to fit on, {len(test)} to test on")
             return
-        base: ProbeScores | None = None
+        scores: dict[str, ProbeScores] = {}
         for name, repair in repairs.items():
-            if name == "mean" and base is not None:
-                scores = base
+            if name == "mean":
+                scores[name] = scores["raw"]
             else:
-                probe = self._choose(repair(fit.x), answers, fit.key, classes=kept)
-                scores = ProbeScores(probe.losses(repair(test.x), wanted).cpu(), test.key)
-            base = base or scores
-            words = AS_RAW if name == "mean" else note
-            variant = {"reading": "readout", "repair": name}
-            yield from _with_gain("lm_loss", variant, scores, base, LOSS, note=words, dropped=lost)
+                probe = self._choose(repair(fit.x), fit.target, fit.key, classes=kept)
+                scores[name] = ProbeScores(probe.losses(repair(test.x), test.target).cpu(), test.key)
+            more = {"note": AS_RAW if name == "mean" else note, "dropped": lost}
+            yield from _with_gain("lm_loss", {"reading": "readout", "repair": name}, scores, LOSS, **more)
 
-    def _context_task(self, name: str, rows: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
-        label = self.material.labels(name)
-        pool, unit = row_set.pooled(rows, self.config.pool, units=len(self.material.units))
-        used = label[unit] != NONE
-        pool, unit = pool[used.to(pool.device)], unit[used]
-        key, label = self.material.key[unit], label[unit]
-        test = half_of(key).bool()
-        fit, seen = (Labelled(pool[half.to(pool.device)], key[half], label[half]) for half in (~test, test))
-        yield from self._task(name, fit, seen, repairs)
-
-    def _task(self, name: str, fit_on: Labelled, test_on: Labelled, repairs: dict[str, Repair]) -> Iterator[Found]:
+    def _task(self, name: str, fit_on: RowSet, test_on: RowSet, repairs: dict[str, Repair]) -> Iterator[Found]:
         """Accuracy of the probes on one task, with the shuffled control and the most frequent class."""
-        present, answers = fit_on.label.unique(return_inverse=True)
-        label, key = test_on.label, test_on.key
+        present, answers = fit_on.target.unique(return_inverse=True)
+        label, key = test_on.target, test_on.key
         if len(present) < 2 or len(label) < 2:
             self._note(f"task {name} is left out: its contexts to fit on show {len(present)} classes")
             return
@@ -377,33 +347,28 @@ class Measurement:
         chance = ProbeScores((wanted == most).double(), key)
         yield "probe_accuracy", {"task": name, "control": "majority"}, chance.estimate(SHARE)
         mixed, mixed_wanted = _mixed(answers, seed=self.config.seed), _mixed(wanted, seed=self.config.seed + 1)
-        base: dict[str, ProbeScores] = {}
-        kept: tuple[ProbeScores, ProbeScores, str] | None = None
+        hits: dict[str, ProbeScores] = {}
+        nearest: dict[str, ProbeScores] = {}
         for repair, change in repairs.items():
             fit, test = change(fit_on.x), change(test_on.x)
-            if repair == "mean" and kept is not None:
-                hits, control, note = kept[0], kept[1], AS_RAW
+            if repair == "mean":
+                hits[repair], note = hits["raw"], AS_RAW  # with the control of raw rows
             else:
                 probe = self._choose(fit, answers, fit_on.key, classes=len(present))
-                hits, note = ProbeScores(probe.hits(test, wanted).cpu(), key), f"penalty {probe.penalty:g}"
-                other = fit_probe(fit, mixed, classes=len(present), penalty=probe.penalty)
-                control = ProbeScores(other.hits(test, mixed_wanted).cpu(), key)
-                kept = kept or (hits, control, note)
+                hits[repair], note = ProbeScores(probe.hits(test, wanted).cpu(), key), f"penalty {probe.penalty:g}"
+                shuffled = fit_probe(fit, mixed, classes=len(present), penalty=probe.penalty)
+                control = ProbeScores(shuffled.hits(test, mixed_wanted).cpu(), key)
             where = {"task": name, "repair": repair}
-            yield from _with_gain("probe_accuracy", where, hits, base.setdefault("linear", hits), SHARE, note=note)
+            yield from _with_gain("probe_accuracy", where, hits, SHARE, note=note)
             yield "probe_accuracy", {**where, "control": "shuffled"}, control.estimate(SHARE)
-            yield "probe_selectivity", where, hits.minus(control).estimate(FREE)
-            near = ProbeScores(fit_centroids(fit, answers, classes=len(present)).hits(test, wanted).cpu(), key)
-            where = {**where, "probe": "cosine"}
-            yield from _with_gain("probe_accuracy", where, near, base.setdefault("cosine", near), SHARE)
+            yield "probe_selectivity", where, hits[repair].minus(control).estimate(FREE)
+            centroids = fit_centroids(fit, answers, classes=len(present))
+            nearest[repair] = ProbeScores(centroids.hits(test, wanted).cpu(), key)
+            yield from _with_gain("probe_accuracy", {**where, "probe": "cosine"}, nearest, SHARE)
 
-    def _fit_rows(self, rows: RowSet, label: Tensor) -> tuple[RowSet, Tensor]:
-        """The rows to fit on (at most the configured number) with their labels."""
-        fit = rows.keep(~rows.test)
-        order = torch.arange(len(rows))[~rows.test]
-        marked = RowSet(fit.x, fit.key, order, fit.position, fit.target, fit.special)  # `unit` carries the row indices
-        chosen = marked.at_most(self.config.size["rows"], seed=self.config.seed)
-        return chosen, label[chosen.unit]
+    def _fit_rows(self, rows: RowSet) -> RowSet:
+        """The rows to fit on, at most the configured number."""
+        return rows.keep(~rows.test).at_most(self.config.size["rows"], seed=self.config.seed)
 
     def _choose(self, x: Tensor, y: Tensor, key: Tensor, *, classes: int) -> LinearProbe:
         held = fold_of(key) >= FOLDS - row_set.VALIDATION
@@ -415,12 +380,13 @@ class Measurement:
 
 
 def _with_gain(
-    metric: str, variant: dict[str, Any], scores: ProbeScores, base: ProbeScores, bounds: row_set.Bounds, **more: Any
+    metric: str, variant: dict[str, Any], scores: dict[str, ProbeScores], bounds: row_set.Bounds, **more: Any
 ) -> Iterator[Found]:
-    """The estimate of the scores, and of their paired difference from the scores of raw rows."""
-    yield metric, variant, scores.estimate(bounds, **more)
+    """The estimate of the scores of a repair, and of their paired difference from the scores of raw rows."""
+    repaired = scores[variant["repair"]]
+    yield metric, variant, repaired.estimate(bounds, **more)
     if variant["repair"] != "raw":
-        yield metric, {**variant, "against": "raw"}, scores.minus(base).estimate(FREE, **more)
+        yield metric, {**variant, "against": "raw"}, repaired.minus(scores["raw"]).estimate(FREE, **more)
 
 
 def _frequent(target: Tensor, test: Tensor, *, most: int) -> tuple[Tensor, int]:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from anisoscope.capture.gradient_pass import (
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims import dynamics as claim
-from anisoscope.claims.dynamics import FEWEST, MetricName, PerformanceResults, ScoreSeries, SiteKey
+from anisoscope.claims.dynamics import FEWEST, MetricName, PerformanceResults, ScoreSeries
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches
 from anisoscope.errors import AnisoscopeError
@@ -57,6 +58,12 @@ class TextPiece:
     units: Tensor  # [B] indices of the contexts
     key: Tensor  # [B]
 
+    def keep(self, chosen: Tensor) -> TextPiece:
+        """Some of the contexts, by a mask."""
+        whole = {k for k, v in self.inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == len(chosen)}
+        inputs = {k: v[chosen] if k in whole else v for k, v in self.inputs.items()}
+        return TextPiece(inputs, self.units[chosen], self.key[chosen])
+
 
 @dataclass(frozen=True, eq=False)
 class Material:
@@ -72,16 +79,11 @@ class Material:
     def key(self) -> Tensor:
         return torch.tensor([unit.key for unit in self.units], dtype=torch.int64)
 
-    def labels(self, task: str) -> Tensor:
-        """A class label for every context, [units]; NONE for unlabelled contexts."""
-        return torch.tensor([int(unit.labels.get(task, NONE)) for unit in self.units])
-
-    def token_labels(self, task: str, rows: RowSet) -> Tensor:
-        """A class label for every row, [n]; NONE for unlabelled rows."""
+    def labels(self, task: str, rows: RowSet) -> Tensor:
+        """The class of every row, [n]: of its token, or of its whole context; NONE for unlabelled rows."""
         table = torch.full((len(self.units), self.length), NONE, dtype=torch.int64)
         for number, unit in enumerate(self.units):
-            label = unit.labels.get(task)
-            if label is not None:
+            if (label := unit.labels.get(task)) is not None:
                 table[number, : len(unit.context)] = torch.as_tensor(label)
         return table[rows.unit, rows.position]
 
@@ -94,7 +96,7 @@ class RowSet:
     key: Tensor
     unit: Tensor
     position: Tensor
-    target: Tensor  # NONE where nothing is predicted
+    target: Tensor  # the class to predict; NONE where nothing is predicted
     special: Tensor  # bool
 
     @property
@@ -105,6 +107,10 @@ class RowSet:
         """A subset of the rows, by mask or by indices."""
         at = chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen
         return RowSet(self.x[at.to(self.x.device)], **{name: getattr(self, name)[at] for name in _LABELS})
+
+    def asking(self, label: Tensor) -> RowSet:
+        """The rows with a label, as their target."""
+        return replace(self, target=label).keep(label != NONE)
 
     def at_most(self, count: int, *, seed: int = 0) -> RowSet:
         """At most `count` rows, shuffled by their hashes, so that the choice does not depend on batching."""
@@ -201,22 +207,18 @@ def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, speci
     return RowSet(rows.x, piece.key[row], piece.units[row], index.position.cpu(), target, flags)
 
 
-def pooled(rows: RowSet, how: str, *, units: int) -> tuple[Tensor, Tensor]:
-    """One row per context [m, d] and the index of the context [m]: mean (without special tokens), cls or last."""
-    if how == "mean":
-        plain = rows.keep(~rows.special) if bool((~rows.special).any()) else rows
-        unit = plain.unit.to(plain.x.device)
-        sums = torch.zeros(units, plain.x.shape[1], dtype=torch.float64, device=plain.x.device)
-        sums.index_add_(0, unit, plain.x.double())
-        count = torch.bincount(unit, minlength=units)
-        there = count.nonzero().squeeze(1)
-        return sums[there] / count[there, None], there.cpu()
-    sign = 1 if how == "cls" else -1
-    order = (rows.unit * (1 << 32) + sign * rows.position).argsort(stable=True)
+def pooled(rows: RowSet, how: str) -> RowSet:
+    """One row per context: the mean (without special tokens), the first (cls) or the last row."""
+    if how == "mean" and not bool(rows.special.all()):
+        rows = rows.keep(~rows.special)
+    order = (rows.unit * (1 << 32) + (-1 if how == "last" else 1) * rows.position).argsort(stable=True)
     unit = rows.unit[order]
-    first = torch.ones_like(unit, dtype=torch.bool)
-    first[1:] = unit[1:] != unit[:-1]
-    return rows.x[order[first].to(rows.x.device)].double(), unit[first]
+    chosen = rows.keep(order[unit.diff(prepend=unit[:1] - 1) != 0])
+    if how != "mean":
+        return replace(chosen, x=chosen.x.double())
+    number = rows.unit.unique(return_inverse=True)[1].to(rows.x.device)
+    sums = torch.zeros(chosen.x.shape, dtype=torch.float64, device=rows.x.device)
+    return replace(chosen, x=sums.index_add_(0, number, rows.x.double()) / torch.bincount(number)[:, None])
 
 
 # -- the loss of a model that continues from replaced rows -------------------------------------------------------------
@@ -361,38 +363,39 @@ def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) ->
 # -- records of the table: correlations of geometry with performance over layers and over checkpoints ------------------
 
 
-METHODS = ("spearman", "pearson")
 ANISOTROPY = ("svd_ratio", "average_cosine", "two_nn", "iso_score")
+ALL_SITES = {"step": None, "stack": "single", "layer": None, "kind": "study", "group": ""}
+Correlated = tuple[Callable[[list[MetricName]], ScoreSeries | None], dict[str, str], dict[str, Any]]
 
 
 def correlations(results: PerformanceResults) -> Iterator[dict[str, Any]]:
     """Records of correlations: over layers at every checkpoint, and over checkpoints at every site."""
-    for geometry in ANISOTROPY:
-        names: list[MetricName] = [(geometry, {"repair": "raw"})]
-        for performance, of in results.performances().items():
-            words = {"geometry": geometry, "performance": performance}
-            for step in results.steps if performance != "loss" else ():  # the loss is one value for the whole model
-                places = [(step, site) for site in results.sites]
-                x, y = results.series(names, places), results.series(of, places)
-                if x is not None and y is not None and len(places) >= FEWEST:
-                    yield from _rows(x, y, {**words, "over": "layers"}, step=step)
-            if len(results.steps) >= FEWEST:
-                yield from _over_checkpoints(results, names, of, {**words, "over": "checkpoints"})
+    for geometry, (performance, names) in itertools.product(ANISOTROPY, results.performances().items()):
+        words = {"geometry": geometry, "performance": performance}
+        for series, variant, place in _points(results, layers=performance != "loss"):  # one loss for all layers
+            x, y = series([(geometry, {"repair": "raw"})]), series(names)
+            if x is None or y is None:
+                continue
+            yield from _rows(x, y, words | variant, place)
+            if "sites" in variant and len(results.steps) > FEWEST:
+                yield from _rows(_changes(x), _changes(y), words | variant | {"of": "changes"}, place)
 
 
-def _over_checkpoints(
-    results: PerformanceResults, names: list[MetricName], of: list[MetricName], words: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    for site in results.sites:
-        places = [(step, site) for step in results.steps]
-        x, y = results.series(names, places), results.series(of, places)
-        if x is not None and y is not None:
-            yield from _rows(x, y, words, site=site)
-    x, y = results.mean_over(names, results.steps), results.mean_over(of, results.steps)
-    if x is not None and y is not None:
-        yield from _rows(x, y, {**words, "sites": "mean"})
-        if len(results.steps) > FEWEST:
-            yield from _rows(_changes(x), _changes(y), {**words, "sites": "mean", "of": "changes"})
+def _points(results: PerformanceResults, *, layers: bool) -> Iterator[Correlated]:
+    """What is correlated over which points: layers of a checkpoint, checkpoints at a site or of the mean over sites.
+
+    A function from metrics to their series, keys of the variant, and columns of the place.
+    """
+    sites, steps = results.sites, results.steps
+    for step in steps if layers and len(sites) >= FEWEST else ():
+        yield partial(results.series, places=[(step, site) for site in sites]), {"over": "layers"}, {"step": step}
+    if len(steps) < FEWEST:
+        return
+    over = {"over": "checkpoints"}
+    for site in sites:
+        place = dict(zip(("stack", "layer", "kind"), site, strict=True))
+        yield partial(results.series, places=[(step, site) for step in steps]), over, place
+    yield partial(results.mean_over, steps=steps), {**over, "sites": "mean"}, {}
 
 
 def _changes(series: ScoreSeries) -> ScoreSeries:
@@ -401,17 +404,15 @@ def _changes(series: ScoreSeries) -> ScoreSeries:
 
 
 def _rows(
-    x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], *, step: int | None = None, site: SiteKey | None = None
+    x: ScoreSeries, y: ScoreSeries, words: Mapping[str, str], place: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """One record per method and interval: over contexts, and over layers or checkpoints."""
-    stack, layer, kind = site or ("single", None, "study")
-    for method in METHODS:
+    for method in ("spearman", "pearson"):
         p = claim.descriptive_p(x, y, method)
         note = "points of one run are not independent" + ("" if math.isnan(p) else f"; descriptive p = {p:.2g}")
         for interval, way in (("contexts", claim.over_contexts), (words["over"], claim.over_points)):
             found = way(x, y, method)
-            place = {"step": step, "stack": stack, "layer": layer, "kind": kind, "group": ""}
             variant = variant_name({**words, "method": method, "interval": interval})
             numbers = {"value": found.value, "low": found.low, "high": found.high, "n": len(x.value), "dropped": 0}
-            row = {**place, "metric": "performance_correlation", "variant": variant, **numbers, "note": note}
-            yield {**row, "replicates": list(found.left)}
+            row = {**ALL_SITES, **place, "metric": "performance_correlation", "variant": variant, **numbers}
+            yield {**row, "note": note, "replicates": list(found.left)}

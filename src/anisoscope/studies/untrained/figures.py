@@ -17,21 +17,11 @@ from rich.table import Table as RichTable
 
 from anisoscope.claims.engine.claim import Bounds
 from anisoscope.results.query import Query
-from anisoscope.studies.page_parts import (
-    Mark,
-    caption,
-    files,
-    numeric,
-    over_seeds,
-    page_of,
-    prose,
-    verdict_section,
-    words_of,
-)
+from anisoscope.studies.page_parts import Mark, files, numeric, over_seeds, page_of, shown, verdict_section, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug
-from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, Swatches, TableCell, text
+from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, TableCell, text
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import Catalogue, few, listed, number, plural
@@ -61,21 +51,21 @@ REFERENCE: tuple[tuple[bool, float, float, float, float | None], ...] = (
     (False, 0.5, 0.449, 0.476, None),
     (False, 1.0, 0.765, 0.783, None),
 )
-REFERENCE_BLOCK = ("bert", "normal", 768)
-REFERENCE_LENGTH = 512
 COSINE_IN, COSINE_OUT = ("embed", "average_cosine"), ("resid", "average_cosine")
-ENTROPY = ("scores", "attention_entropy")
+NORM_IN, NORM_OUT = ("embed", "mean_norm"), ("resid", "mean_norm")
+MAGNITUDE, SPREAD = ("scores", "score_magnitude"), ("scores", "score_spread")
+ENTROPY, LARGEST = ("scores", "attention_entropy"), ("scores", "attention_max")
 COLUMNS = {
     "Cosine in": COSINE_IN,
     "out": COSINE_OUT,
-    "Norm in": ("embed", "mean_norm"),
-    "out ": ("resid", "mean_norm"),
+    "Norm in": NORM_IN,
+    "out ": NORM_OUT,
     "Norm of the mean, out": ("resid", "drift"),
     "cos(q̄, k̄)": ("query", "qk_cosine"),
-    "Mean |score|": ("scores", "score_magnitude"),
-    "Spread": ("scores", "score_spread"),
+    "Mean |score|": MAGNITUDE,
+    "Spread": SPREAD,
     "Entropy / log m": ENTROPY,
-    "Largest p": ("scores", "attention_max"),
+    "Largest p": LARGEST,
 }
 # panel title: title of the y axis, and its scale (logarithmic, or 0 to 1)
 PANELS = {
@@ -91,9 +81,9 @@ PANELS = {
 LINES: tuple[tuple[str, Place, str, int, bool], ...] = (
     ("Average cosine", COSINE_IN, "input", 6, True),
     ("Average cosine", COSINE_OUT, "output", 0, False),
-    ("Norms of the stream", ("embed", "mean_norm"), "input", 6, False),
+    ("Norms of the stream", NORM_IN, "input", 6, False),
     ("Norms of the stream", ("embed", "drift"), "its mean (input)", 6, True),
-    ("Norms of the stream", ("resid", "mean_norm"), "output", 0, False),
+    ("Norms of the stream", NORM_OUT, "output", 0, False),
     ("Norms of the stream", ("resid", "drift"), "its mean (output)", 0, True),
     ("Norms of q and k", ("query", "mean_norm"), "query", 1, False),
     ("Norms of q and k", ("query", "drift"), "mean query", 1, True),
@@ -102,18 +92,18 @@ LINES: tuple[tuple[str, Place, str, int, bool], ...] = (
     ("Cosines of q and k", ("query", "average_cosine"), "within queries", 1, False),
     ("Cosines of q and k", ("key", "average_cosine"), "within keys", 2, False),
     ("Cosines of q and k", ("query", "qk_cosine"), "mean q, mean k", 3, True),
-    ("Scores before softmax", ("scores", "score_magnitude"), "mean |score|", 4, False),
-    ("Scores before softmax", ("scores", "score_spread"), "spread in a row", 3, False),
+    ("Scores before softmax", MAGNITUDE, "mean |score|", 4, False),
+    ("Scores before softmax", SPREAD, "spread in a row", 3, False),
     ("Entropy and sharpness", ENTROPY, "entropy / log m", 0, False),
     ("Entropy and sharpness", ("scores", "attention_sharpness"), "sharpness", 1, True),
-    ("Softmax of a row", ("scores", "attention_max"), "largest", 1, False),
+    ("Softmax of a row", LARGEST, "largest", 1, False),
     ("Softmax of a row", ("scores", "attention_median"), "median", 6, False),
     ("Softmax of a row", ("scores", "attention_min"), "smallest", 0, False),
 )
 MULTIPLES: tuple[tuple[Place, str, str], ...] = (
     (COSINE_OUT, "Average cosine of outputs", "unit"),
     (ENTROPY, "Entropy / log m", "unit"),
-    (("scores", "score_spread"), "Spread of scores in a row", "log"),
+    (SPREAD, "Spread of scores in a row", "log"),
 )
 MARKERS = ("circle", "square", "diamond", "triangle-up")
 
@@ -131,38 +121,28 @@ def prediction(values: Sequence[float], *, bounds: Bounds = (None, None)) -> tup
 
 @dataclass(frozen=True)
 class BiasCurves:
-    """The rows of the study by arm, place and bias."""
+    """The values of all seeds by arm, place and bias."""
 
-    query: Query
+    values: Mapping[tuple[CurveArm, Place, float], list[float]]
     about: Mapping[str, Any]
     catalogue: Catalogue
 
     @classmethod
     def of(cls, run: RunView, declared: Mapping[str, Any] | None = None) -> BiasCurves:
-        grid = {"bias": ..., "init": ..., "input_norm": ..., "width": ...}
-        return cls(Query(run.table).where(**grid), run.about, Catalogue(declared))
+        grid = Query(run.table).where(bias=...).groups("model", "init", "width", "input_norm", "kind", "metric", "bias")
+        values = {
+            (CurveArm(model, init, int(width), norm == "1"), (kind, metric), float(bias)): rows.numbers().tolist()
+            for (model, init, width, norm, kind, metric, bias), rows in grid.items()
+        }
+        return cls(values, run.about, Catalogue(declared))
 
     @cached_property
     def arms(self) -> list[CurveArm]:
-        keys = self.query.groups("model", "init", "width", "input_norm")
-        return [CurveArm(model, init, int(width), norm == "1") for model, init, width, norm in keys]
-
-    @cached_property
-    def values(self) -> dict[tuple[CurveArm, str, str, float], list[float]]:
-        """Values of all seeds, by arm, place and bias."""
-        found = self.query.groups("model", "init", "width", "input_norm", "kind", "metric", "bias")
-        return {
-            (CurveArm(model, init, int(width), norm == "1"), kind, metric, float(bias)): rows.numbers().tolist()
-            for (model, init, width, norm, kind, metric, bias), rows in found.items()
-        }
+        return list(dict.fromkeys(arm for arm, _, _ in self.values))
 
     @cached_property
     def biases(self) -> list[float]:
-        return sorted(map(float, self.query.values("bias")))
-
-    @property
-    def families(self) -> list[str]:
-        return list(dict.fromkeys(arm.family for arm in self.arms))
+        return sorted({bias for _, _, bias in self.values})
 
     @property
     def seeds(self) -> int:
@@ -171,80 +151,57 @@ class BiasCurves:
 
     def of_axis(self, name: str) -> list[Any]:
         """The distinct values of a field of the arms, in order of occurrence; widths are sorted."""
-        found = list(dict.fromkeys(getattr(arm, name) for arm in self.arms))
-        return sorted(found) if name == "width" else found
+        distinct = list(dict.fromkeys(getattr(arm, name) for arm in self.arms))
+        return sorted(distinct) if name == "width" else distinct
 
     def leading_arms(self) -> list[CurveArm]:
         """For each family and kind of inputs the arm shown in full: N(0, 0.02²) if measured, and the largest width."""
         best: dict[tuple[str, bool], CurveArm] = {}
         for arm in self.arms:
-            rival = best.get((arm.family, arm.norm))
-            if rival is None or (arm.init == "normal", arm.width) > (rival.init == "normal", rival.width):
-                best[arm.family, arm.norm] = arm
+            rival = best.setdefault((arm.family, arm.norm), arm)
+            best[arm.family, arm.norm] = max(rival, arm, key=lambda arm: (arm.init == "normal", arm.width))
         return list(best.values())
 
     def bounds(self, metric: str) -> Bounds:
-        """The declared bounds of a metric; undeclared ones: 0 to 1 for softmax weights, else non-negative."""
-        low, high = self.catalogue.entry(metric).bounds
-        share = metric in ("attention_median", "attention_min")
-        return (0.0, 1.0 if share else None) if low is None and high is None else (low, high)
+        return self.catalogue.entry(metric).bounds
 
-    def seeds_at(self, arm: CurveArm, bias: float, kind: str, metric: str) -> list[float]:
-        return self.values.get((arm, kind, metric, bias), [])
+    def seeds_at(self, arm: CurveArm, bias: float, place: Place) -> list[float]:
+        return self.values.get((arm, place, bias), [])
 
-    def at(self, arm: CurveArm, bias: float, kind: str, metric: str) -> Mark | None:
+    def at(self, arm: CurveArm, bias: float, place: Place) -> Mark | None:
         """The mean over seeds at one bias, or None where nothing was measured."""
-        return over_seeds(self.seeds_at(arm, bias, kind, metric), bounds=self.bounds(metric))
+        return over_seeds(self.seeds_at(arm, bias, place), bounds=self.bounds(place[1]))
 
     def exponent(self, arm: CurveArm, *, last: int = 3) -> tuple[Mark | None, list[float]]:
         """The slope of log mean |score| over log N at the largest biases, over seeds; and these biases."""
-        there = {bias: self.seeds_at(arm, bias, "scores", "score_magnitude") for bias in self.biases if bias > 0}
-        biases = [bias for bias, seeds in there.items() if seeds][-last:]
+        sizes = {bias: self.seeds_at(arm, bias, MAGNITUDE) for bias in self.biases if bias > 0}
+        biases = [bias for bias, seeds in sizes.items() if seeds][-last:]
         if len(biases) < 2:
             return None, biases
-        count = min(len(there[bias]) for bias in biases)
+        count = min(len(sizes[bias]) for bias in biases)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.log([[there[bias][n] for bias in biases] for n in range(count)])
+            logs = np.log([[sizes[bias][n] for bias in biases] for n in range(count)])
             slopes = [float(np.polyfit(np.log(biases), line, 1)[0]) for line in logs]
         return over_seeds(slopes), biases
 
-    def lengths(self) -> dict[str, float]:
-        """The ratio of norms of normalised to plain inputs by family, where both were measured without bias."""
-        found = {}
-        for family in self.families:
-            both = [[value for arm in self.arms if (arm.family, arm.norm) == (family, norm)
-                     for value in self.seeds_at(arm, 0.0, "embed", "mean_norm")] for norm in (True, False)]  # fmt: skip
-            if all(both) and all(both[1]):
-                found[family] = float(np.mean(both[0]) / np.mean(both[1]))
-        return found
+    def norm_ratios(self) -> dict[str, float]:
+        """The norm of normalised over that of plain inputs by family, where both were measured without bias."""
+        ratios = {}
+        for family in self.of_axis("family"):
+            arms = [arm for arm in self.arms if arm.family == family]
+            normed, plain = (
+                [value for arm in arms if arm.norm == norm for value in self.seeds_at(arm, 0.0, NORM_IN)]
+                for norm in (True, False)
+            )
+            if normed and plain and all(plain):
+                ratios[family] = float(np.mean(normed) / np.mean(plain))
+        return ratios
 
     def fixed_norm(self, family: str) -> bool:
         """Whether all outputs of a family have norm √d (post-norm: a layer norm after the last residual sum)."""
-        means = [
-            abs(value / math.sqrt(arm.width) - 1) < 0.01
-            for (arm, kind, metric, _), values in self.values.items()
-            if (arm.family, kind, metric) == (family, "resid", "mean_norm")
-            for value in values
-        ]
-        return bool(means) and all(means)
-
-    def reference_rows(self) -> list[dict[str, Any]]:
-        """Reference values with our values; empty if the block of the reference was not measured."""
-        config = {**self.about.get("config", {}), **self.about.get("size", {})}
-        if config.get("length") != REFERENCE_LENGTH or config.get("heads") not in (None, 12):
-            return []
-        rows = []
-        for norm, bias, *expected in REFERENCE:
-            cells = []
-            for place, value in zip((COSINE_IN, COSINE_OUT, ENTROPY), expected, strict=True):
-                seeds = self.seeds_at(CurveArm(*REFERENCE_BLOCK, norm), bias, *place)
-                low, high = prediction(seeds, bounds=self.bounds(place[1]))
-                rounding = 0.0006  # the reference values have three decimals
-                inside = None if value is None or math.isnan(low) else low - rounding <= value <= high + rounding
-                cells.append({"expected": value, "mark": over_seeds(seeds), "inside": inside, "low": low, "high": high})
-            if any(cell["mark"] is not None for cell in cells):
-                rows.append({"norm": norm, "bias": bias, "cells": cells})
-        return rows
+        outputs = [(arm, v) for (arm, place, _), seeds in self.values.items() if place == NORM_OUT for v in seeds]
+        ratios = [value / math.sqrt(arm.width) for arm, value in outputs if arm.family == family]
+        return bool(ratios) and all(abs(ratio - 1) < 0.01 for ratio in ratios)
 
 
 def bias_place(bias: float, least: float) -> float:
@@ -272,7 +229,7 @@ def bias_panel(curves: BiasCurves, y: Axis, drawn: Sequence[Series], **look: Any
 def curve(curves: BiasCurves, arm: CurveArm, place: Place, label: str, *, log: bool, **look: Any) -> list[Series]:
     """A line through the means with a band for their intervals; only positive values on a logarithmic axis."""
     least = min([bias for bias in curves.biases if bias > 0] or [1.0])
-    found = {bias: mark for bias in curves.biases if (mark := curves.at(arm, bias, *place)) is not None}
+    found = {bias: mark for bias in curves.biases if (mark := curves.at(arm, bias, place)) is not None}
     if log:
         found = {n: m._replace(low=m.value / 3 if m.low <= 0 else m.low) for n, m in found.items() if m.value > 0}
     if not found:
@@ -348,26 +305,26 @@ def variants_figure(curves: BiasCurves, family: str, norm: bool) -> Figure | Non
     if len(inits) * len(widths) < 2:
         return None
     panels = []
-    for place, words, scale in MULTIPLES:
-        rows = [_widths(curves, family, init, norm, place, log=scale == "log") for init in inits]
-        y = upright_axis(scale, [one for drawn in rows for one in drawn], words)
-        for name, drawn in zip([INITS.get(init, init) for init in inits], rows, strict=True):
-            alt = f"{words} of {family} by width, {name}, {inputs(norm)}."
-            panels.append(bias_panel(curves, y, drawn, height=230, title=name, alt=alt))
+    for place, title, scale in MULTIPLES:
+        columns = [_widths(curves, [CurveArm(family, init, width, norm) for width in widths], place, log=scale == "log")
+                   for init in inits]  # fmt: skip
+        y = upright_axis(scale, [line for lines in columns for line in lines], title)
+        for name, lines in zip([INITS.get(init, init) for init in inits], columns, strict=True):
+            alt = f"{title} of {family} by width, {name}, {inputs(norm)}."
+            panels.append(bias_panel(curves, y, lines, height=230, title=name, alt=alt))
     stem = f"untrained-variants-{slug(family)}-{inputs(norm).split()[0]}"
     return files(stem, panels, most=99, columns=len(inits), size=1.6)
 
 
-def _widths(curves: BiasCurves, family: str, init: str, norm: bool, place: Place, *, log: bool) -> list[Series]:
-    widths, found = curves.of_axis("width"), []
+def _widths(curves: BiasCurves, arms: Sequence[CurveArm], place: Place, *, log: bool) -> list[Series]:
+    lines: list[Series] = []
     grey: dict[str, Any] = {"colour": "@soft", "dash": "dot", "width": 1.2}
-    for i, width in enumerate(widths):
-        arm = CurveArm(family, init, width, norm)
+    for i, arm in enumerate(arms):
         if place == COSINE_OUT:
-            found += curve(curves, arm, COSINE_IN, "inputs", log=log, named=i == 0, **grey)
-        look = {"colour": sequence(i / max(1, len(widths) - 1)), "marker": MARKERS[i % len(MARKERS)]}
-        found += curve(curves, arm, place, f"width {width}", log=log, **look)
-    return found
+            lines += curve(curves, arm, COSINE_IN, "inputs", log=log, named=i == 0, **grey)
+        look = {"colour": sequence(i / max(1, len(arms) - 1)), "marker": MARKERS[i % len(MARKERS)]}
+        lines += curve(curves, arm, place, f"width {arm.width}", log=log, **look)
+    return lines
 
 
 def study_page(
@@ -375,13 +332,13 @@ def study_page(
 ) -> Page:
     """The page of the study: verdicts, reference values, growth of scores, and the curves of every family."""
     curves = BiasCurves.of(run, declared)
-    size = run.about.get("size", {})
+    size, families = run.about.get("size", {}), curves.of_axis("family")
     deck = (
-        f"One transformer block at initialisation whose inputs share a bias: {', '.join(curves.families)}; "
+        f"One transformer block at initialisation whose inputs share a bias: {', '.join(families)}; "
         f"{size.get('sequences')} sequences of {size.get('length')} positions, {plural(curves.seeds, 'seed')}"
     )
     sections = [_verdicts(curves, run), *_reference_section(curves), *_growth_section(curves)]
-    sections += [_family_section(curves, name, histograms or {}) for name in curves.families]
+    sections += [_family_section(curves, name, histograms or {}) for name in families]
     inits = listed([INITS.get(init, init) for init in curves.of_axis("init")])
     widths, biases = listed(list(map(str, curves.of_axis("width")))), listed([f"{bias:g}" for bias in curves.biases])
     record = (
@@ -393,22 +350,15 @@ def study_page(
 
 
 def _verdicts(curves: BiasCurves, run: RunView) -> Section:
-    lengths = lengths_in_words(curves)
-    seeds = "With fewer than three seeds there is no interval over seeds, and nothing general is said."
-    if curves.seeds > 2:
-        seeds = (
-            "Seeds are the independent samples – each has tokens, direction and weights of its own – and intervals are "
-            f"Student’s over the {curves.seeds} of them."
-        )
-    lead = prose(
-        "The block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in one "
-        "random direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm "
-        "√d; <em>plain inputs</em> are left as they are drawn{lengths}. A "
-        "claim <em>holds</em> for a family where the 95&nbsp;% interval of its effect lies beyond the margin in every "
-        "arm (initialisation, width, kind of inputs), <em>fails</em> where it lies short of it in one, and is "
-        "<em>undecided</em> otherwise; the numbers are those of the arm on which it hangs. {seeds}",
-        lengths=f": {lengths}; what counts is N against ‖x‖" if lengths else "",
-        seeds=seeds,
+    ratios = listed([f"{ratio:.2g} for {family}" for family, ratio in curves.norm_ratios().items()])
+    note = (
+        "With several arms (initialisation, width, kind of inputs) the numbers are those of the arm that decides. The "
+        "block is given rows x + N·b/‖b‖: embeddings x of random tokens, all moved by a bias of size N in one random "
+        "direction b. <em>Normed inputs</em> went through a LayerNorm before the bias was added and have norm √d; "
+        "<em>plain inputs</em> are left as they are drawn"
+        + (f" (norm of normed over plain inputs: {ratios})" if ratios else "")
+        + "; what counts is N against ‖x‖. Seeds are the independent samples – each has tokens, direction and weights "
+        "of its own – and intervals are Student’s over three or more of them; with fewer nothing general is said."
     )
     claims = verdict_claims(run.verdicts)
     body = [
@@ -418,21 +368,38 @@ def _verdicts(curves: BiasCurves, run: RunView) -> Section:
     ]  # fmt: skip
     heads = ["Claim", "Family", "Arm", *numeric("Effect", text("95&nbsp;% interval")), "Status"]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
-    return verdict_section(lead, claims, "Family", Fold("Every arm by itself", [table]), p=False)
+    return verdict_section(claims, note, Fold("Every arm by itself", [table]), subjects="Family", p=False)
 
 
-def lengths_in_words(curves: BiasCurves) -> str:
-    """A sentence that compares plain and normalised inputs: some families have embeddings as long as after a norm."""
-    words = {family: f"{ratio:.2g} times shorter" if ratio > 1.1 else "as long as normed ones" if ratio > 0.9
-             else f"{1 / ratio:.2g} times longer" for family, ratio in curves.lengths().items()}  # fmt: skip
-    families = {word: listed([family for family in words if words[family] == word]) for word in words.values()}
-    return "; ".join(f"{word} for {who}" for word, who in families.items())
+def reference_rows(curves: BiasCurves) -> list[list[TableCell]]:
+    """Reference values beside ours; empty if the block of the reference (width 768, length 512) was not measured."""
+    config = {**curves.about.get("config", {}), **curves.about.get("size", {})}
+    if config.get("length") != 512 or config.get("heads") not in (None, 12):
+        return []
+    rows = []
+    for norm, bias, *expected in REFERENCE:
+        arm, cells = CurveArm("bert", "normal", 768, norm), [TableCell(inputs(norm), head=True), *numeric(f"{bias:g}")]
+        for place, value in zip((COSINE_IN, COSINE_OUT, ENTROPY), expected, strict=True):
+            seeds = curves.seeds_at(arm, bias, place)
+            low, high = prediction(seeds, bounds=curves.bounds(place[1]))
+            sign = "" if value is None or math.isnan(low) else "✕"
+            if sign and value is not None and low - 0.0006 <= value <= high + 0.0006:  # references have three decimals
+                sign = "✓"
+            span = [] if math.isnan(low) else [f"{_three(low)} to {_three(high)}"]
+            mark = over_seeds(seeds)
+            cells += numeric("–" if value is None else f"{value:.3f}")
+            cells += numeric(f"{'–' if mark is None else f'{mark.value:.3f}'} {sign}", small=span)
+        if any(curves.seeds_at(arm, bias, place) for place in (COSINE_IN, COSINE_OUT, ENTROPY)):
+            rows.append(cells)
+    return rows
+
+
+def _three(value: float) -> str:
+    """The value with three decimals, without a sign before zero."""
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
 
 
 def _reference_section(curves: BiasCurves) -> list[Section]:
-    rows = curves.reference_rows()
-    if not rows:
-        return []
     lead = (
         f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: the mean "
         f"over {curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference "
@@ -441,24 +408,9 @@ def _reference_section(curves: BiasCurves) -> list[Section]:
     )
     pairs = ("Average cosine in", "Average cosine out", "Entropy / log m")
     first = [TableCell("Inputs", rows=2), *numeric("Bias N", rows=2), *numeric(*pairs, columns=2)]
-    body = []
-    for row in rows:
-        cells = [TableCell(inputs(row["norm"]), head=True), *numeric(f"{row['bias']:g}")]
-        for cell in row["cells"]:
-            mark, known = cell["mark"], not math.isnan(cell["low"])
-            sign = {True: "✓", False: "✕", None: ""}[cell["inside"]]
-            span = f"{_three(cell['low'])} to {_three(cell['high'])}" if known else ""
-            cells += numeric("–" if cell["expected"] is None else f"{cell['expected']:.3f}")
-            cells += numeric(f"{'–' if mark is None else f'{mark.value:.3f}'} {sign}", small=[span] if span else ())
-        body.append(cells)
-    heads = [first, numeric(*["reference", "here"] * len(pairs))]
+    heads, body = [first, numeric(*["reference", "here"] * len(pairs))], reference_rows(curves)
     table = DataTable(heads, [body], "Reference values beside ours", "plain wide", numeric=99)
-    return [Section("reference", "Reference values", [Prose(lead), table], "Reference")]
-
-
-def _three(value: float) -> str:
-    """The value with three decimals, without a sign before zero."""
-    return f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
+    return [Section("reference", "Reference values", [Prose(lead), table], "Reference")] if body else []
 
 
 def _growth_section(curves: BiasCurves) -> list[Section]:
@@ -467,7 +419,8 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
     for arm in curves.leading_arms():
         mark, biases = curves.exponent(arm)
         if mark is not None:
-            body.append([TableCell(f"{arm.family}, {arm}", head=True), f"{biases[0]:g} to {biases[-1]:g}", mark.words])
+            name, ends = TableCell(f"{arm.family}, {arm}", head=True), f"{biases[0]:g} to {biases[-1]:g}"
+            body.append([name, ends, words_of(mark)])
     lead = (
         "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in the "
         "inputs it tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near "
@@ -479,40 +432,34 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
 
 def _family_section(curves: BiasCurves, name: str, histograms: Mapping[str, np.ndarray]) -> Section:
     entry: Mapping[str, Any] = next((e for e in curves.about.get("models", []) if e.get("name") == name), {})
-    lead = ("<code>{block}</code>" if entry.get("block") else "") + (": {about}" if entry.get("about") else "")
-    lead += ". Rows x: {rows}."
+    facts = {"block": name, "rows": "", **entry, "about": entry.get("about") or "a block of this family"}
+    lead = text("<code>{block}</code>: {about}. Rows x: {rows}.", **facts)
     if curves.fixed_norm(name):
         lead += " Its outputs pass a norm last, so their norm is √d by construction and says nothing."
-    parts: list[Any] = [prose(lead, **{key: entry.get(key, "") for key in ("block", "about", "rows")})]
-    shown = [arm for arm in curves.leading_arms() if arm.family == name]
-    for arm in shown:
-        words = caption(
+    parts: list[Any] = [Prose(lead)]
+    tables: list[Any] = []
+    for arm in (arm for arm in curves.leading_arms() if arm.family == name):
+        words = (
             f"{arm}. Lines: means over seeds; bands: 95&nbsp;% over seeds. Left of the dotted rule stands 0. "
             "Norms: mean norm of rows (solid) and norm of their mean (dashed). Queries, keys and scores: means over "
             "heads; softmax and histogram over sampled query rows."
         )
-        parts += [Heading(str(arm)), block_figure(curves, arm, histograms), words]
+        parts += shown(block_figure(curves, arm, histograms), words, title=str(arm))
+        body = [[TableCell(f"{bias:g}", head=True, css="num"),
+                 *(words_of(curves.at(arm, bias, place)) for place in COLUMNS.values())]
+                for bias in curves.biases]  # fmt: skip
+        label = f"Numbers of {arm.family}, {arm}"
+        tables += [Heading(str(arm), 4), DataTable([[*numeric("Bias N"), *COLUMNS]], [body], label, "plain wide")]
     widths = curves.of_axis("width")
-    key = Swatches([Swatch(f"width {w}", sequence(i / max(1, len(widths) - 1))) for i, w in enumerate(widths)])
+    key = [Swatch(f"width {w}", sequence(i / max(1, len(widths) - 1))) for i, w in enumerate(widths)]
     for norm in curves.of_axis("norm"):
-        figure = variants_figure(curves, name, norm)
-        if figure is not None:
-            words = caption(
+        if (figure := variants_figure(curves, name, norm)) is not None:
+            words = (
                 f"Initialisations (columns) and widths (lines), {inputs(norm)}. Dotted grey: the inputs’ own average "
                 "cosine, one line for each width."
             )
-            parts += [Heading(f"Initialisations and widths, {inputs(norm)}"), key, figure, words]
-    tables = [part for arm in shown for part in (Heading(str(arm), 4), _numbers(curves, arm))]
+            parts += shown(figure, words, title=f"Initialisations and widths, {inputs(norm)}", key=key)
     return Section(f"family-{slug(name)}", name, [*parts, Fold("Numbers", tables)], name)
-
-
-def _numbers(curves: BiasCurves, arm: CurveArm) -> DataTable:
-    body = []
-    for bias in curves.biases:
-        cells = [words_of(curves.at(arm, bias, *place)) for place in COLUMNS.values()]
-        body.append([TableCell(f"{bias:g}", head=True, css="num"), *cells])
-    label = f"Numbers of {arm.family}, {arm}"
-    return DataTable([[*numeric("Bias N"), *COLUMNS]], [body], label, "plain wide")
 
 
 TERMS = """
@@ -536,15 +483,14 @@ Means over rows of the largest, median and smallest weight. <code>attention_shar
 (max p − 1/m)/(1 − 1/m).
 """
 
-
 _COLUMNS = {
     "cosine in": COSINE_IN,
     "cosine out": COSINE_OUT,
-    "norm out": ("resid", "mean_norm"),
-    "mean |score|": ("scores", "score_magnitude"),
-    "spread": ("scores", "score_spread"),
+    "norm out": NORM_OUT,
+    "mean |score|": MAGNITUDE,
+    "spread": SPREAD,
     "entropy": ENTROPY,
-    "max p": ("scores", "attention_max"),
+    "max p": LARGEST,
 }
 
 
@@ -554,6 +500,6 @@ def summary(run: RunView) -> Iterator[RichTable]:
     for arm in curves.leading_arms():
         table = new_table(f"{arm.family}, {arm}", (), ("bias", *_COLUMNS))
         for bias in curves.biases:
-            marks = [curves.at(arm, bias, *place) for place in _COLUMNS.values()]
+            marks = [curves.at(arm, bias, place) for place in _COLUMNS.values()]
             table.add_row(f"{bias:g}", *(number(mark.value) if mark is not None else "–" for mark in marks))
         yield table
