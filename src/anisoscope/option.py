@@ -109,6 +109,11 @@ def check_least(config: Any, least: Mapping[str, int]) -> None:
             raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
 
 
+def given(config: Any, *names: str) -> dict[str, Any]:
+    """The fields of `config` with these names that were given: all that are not None."""
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
 # Options that several commands share
 
 Text = Annotated[str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")]

@@ -41,7 +41,7 @@ def small() -> Any:
 
 
 def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    medium = ARMS[name].name
+    medium = ARMS[name].medium.name
     sizes: dict[str, Any] = {"layers": 3 if medium == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
     more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
     if name.startswith("text"):

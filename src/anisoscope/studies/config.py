@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Text, listed, seed_numbers
+from anisoscope.option import Device, Option, Text, given, listed, seed_numbers
 
 PAPER = "paper"  # the preset that measures published models and trains nothing
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
@@ -90,6 +90,11 @@ class ArmsConfig(ABC):
         return self.presets[self.preset]
 
     @property
+    def seed(self) -> int:
+        """The first seed, which is recorded in run.json."""
+        return self.seeds[0] if self.seeds else 0
+
+    @property
     def watch(self) -> dict[str, Any]:
         """Options of `training_monitor` for every arm."""
         contexts = getattr(self, "contexts", None) or self.size.contexts
@@ -157,12 +162,11 @@ class SizedArmsConfig(ArmsConfig):
         if match is None:
             raise AnisoscopeError(f"size {size!r} is not understood; expected layers x width such as 12x512.")
         layers, width = int(match[1]), int(match[2])
-        fields: dict[str, Any] = {**self.size.train, **self.differences[arm], "family": PRENORM, "tokens": SYMBOLS}
-        fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), "seed": seed}
-        fields |= {"data": self.data, "device": self.device, "limit": self.limit}
-        fields["steps"] = self.steps or self.size.sizes.get(size, {}).get("steps", fields["steps"])
-        fields["context"] = self.context or fields["context"]
-        return TrainConfig(**fields)
+        own = {name: value for name, value in self.size.sizes.get(size, {}).items() if name != "seeds"}
+        fields: dict[str, Any] = {**self.size.train, **own, **self.differences[arm]}
+        fields |= {"family": PRENORM, "tokens": SYMBOLS, "data": self.data, "device": self.device, "limit": self.limit}
+        fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), **given(self, "steps", "context")}
+        return TrainConfig(**fields | {"seed": seed})
 
 
 def schedule_of(when: str, steps: int) -> Any:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.option import Device, Option, Rank, Text, listed, seed_numbers
+from anisoscope.option import Device, Option, Rank, Text, given, listed, seed_numbers
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset, StudyArm
 from anisoscope.studies.study_run import ArmsStudy
 
@@ -84,9 +84,8 @@ class RevisitingConfig(ArmsConfig):
         arch, _, frequency = arm.partition("-")
         fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], "data": self.data, "device": self.device}
         fields["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
-        chosen = {name: getattr(self, name) for name in ("steps", "layers", "width", "context", "limit")}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        return TrainConfig(**{**self.size.train, **fields, **given, "seed": seed})
+        fields |= {"seed": seed, **given(self, "steps", "layers", "width", "context", "limit")}
+        return TrainConfig(**{**self.size.train, **fields})
 
 
 @dataclass

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Progress
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anisoscope.results.query import Table
     from anisoscope.studies.arms import Executor
 
+Measured = TypeVar("Measured", bound="Table | None")
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # arXiv numbers
 
 
@@ -46,7 +47,7 @@ class Study(ABC):
         if old.get("status") == "complete" and not old.get("skipped"):  # skipped models are tried again
             return self.folder.path
         fields = self.manifest_fields()
-        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.seed, old=old, **fields)
+        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old, **fields)
         self.folder.write_about(self.about)
         started = time.monotonic()
         try:
@@ -57,23 +58,20 @@ class Study(ABC):
         self._end(started)
         return self.folder.path
 
-    @property
-    def seed(self) -> int:
-        """The seed recorded in run.json."""
-        return int(self.config.seed)
-
     def manifest_fields(self) -> dict[str, Any]:
         """Fields of run.json that are written at the start."""
         return {"kind": "study", "study": self.name}
 
-    def conclude(self) -> None:  # noqa: B027
+    def conclude(self) -> None:
         """Process what was measured (tables, verdicts); also called after a failure or interruption."""
+        return
 
-    def part(self, name: str, measure: Callable[[], Table | None]) -> Table | None:
-        """The table that an earlier run stored under this name, else a measured one, which is stored."""
-        table = self.folder.part(slug(name))
-        if table is None and (table := measure()) is not None:
-            self.folder.write_part(slug(name), table)
+    def part(self, name: str, measure: Callable[[], Measured]) -> Table | Measured:
+        """The table that an interrupted run stored under this file name, else what is measured now, which is stored."""
+        if (stored := self.folder.part(name)) is not None:
+            return stored
+        if (table := measure()) is not None:
+            self.folder.write_part(name, table)
         return table
 
     def add_model(self, entry: Mapping[str, Any]) -> None:
@@ -196,11 +194,6 @@ class ArmsStudy(Study):
             f"{len(failed)} of {number} arms failed (the first, {name}: {reason.rstrip('.')}), and {rest}; mend that, "
             "and the same command with --resume goes on."
         )
-
-    @property
-    def seed(self) -> int:
-        """The first seed."""
-        return self.config.seeds[0] if self.config.seeds else 0
 
     def manifest_fields(self) -> dict[str, Any]:
         """As in the base class, with an empty list of skipped models."""

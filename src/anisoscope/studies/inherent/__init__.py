@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Text, listed_or_none, seed_numbers
+from anisoscope.option import Device, Option, Text, given, listed_or_none, seed_numbers
 from anisoscope.results import modality
-from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
+from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium, Modality
 from anisoscope.studies import config as shared
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
 
@@ -35,6 +35,7 @@ class RandomFamily:
     data: Medium
     fields: dict[str, Any] = field(default_factory=dict)
     norms: bool = False  # has batch norms, whose statistics must be filled from data
+    pixels: int | None = None  # side of its images, where its configuration class declares none
     words: bool = False  # reads the tokens of the text arms instead of bytes
 
 
@@ -62,12 +63,12 @@ FAMILIES: dict[str, RandomFamily] = {
     "whisper": RandomFamily("whisper", SOUNDS_DATA, _WHISPER),
     "beit": RandomFamily("beit", IMAGES_DATA, _PATCHES),
     "deit": RandomFamily("deit", IMAGES_DATA, _PATCHES),
-    "segformer": RandomFamily("segformer", IMAGES_DATA, _SEGFORMER),
+    "segformer": RandomFamily("segformer", IMAGES_DATA, _SEGFORMER, pixels=PIXELS),
     "swin": RandomFamily("swin", IMAGES_DATA, _SWIN),
-    "resnet": RandomFamily("resnet", IMAGES_DATA, {**_RESNET, "layer_type": "basic"}, norms=True),
+    "resnet": RandomFamily("resnet", IMAGES_DATA, {**_RESNET, "layer_type": "basic"}, norms=True, pixels=PIXELS),
     "mobilenet_v2": RandomFamily("mobilenet_v2", IMAGES_DATA, _MOBILENET, norms=True),
     "efficientnet": RandomFamily("efficientnet", IMAGES_DATA, _EFFICIENTNET, norms=True),
-    "cvt": RandomFamily("cvt", IMAGES_DATA, _CVT, norms=True),
+    "cvt": RandomFamily("cvt", IMAGES_DATA, _CVT, norms=True, pixels=PIXELS),
 }
 
 
@@ -88,8 +89,8 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
     path = folder / random_name(family)
     if not (path / "config.json").is_file():
         described = fresh_config(row.model_type, row.fields)
-        if hasattr(described, "image_size") or row.data is IMAGES_DATA:
-            described.image_size = PIXELS
+        if row.pixels is not None:
+            described.image_size = row.pixels
         if row.words:
             described.vocab_size = vocabulary
         described.save_pretrained(str(path))
@@ -98,10 +99,10 @@ def write_configuration(family: str, folder: Path, *, vocabulary: int = 512) -> 
 
 # -- trained arms ------------------------------------------------------------------------------------------------------
 
-_MEDIA = (modality.CHARACTERS, modality.SPEECH, modality.VISION, modality.CONVOLUTION)
-ARMS: dict[str, Medium] = {  # and the data that each reads
-    **dict.fromkeys(("text-decoder", "text-encoder"), TEXT_DATA),
-    **{modality.name: modality.medium for modality in _MEDIA},
+_NOT_TOKENS = (modality.CHARACTERS, modality.SPEECH, modality.VISION, modality.CONVOLUTION)
+ARMS: dict[str, Modality] = {  # and what each reads
+    **dict.fromkeys(("text-decoder", "text-encoder"), modality.TEXT),
+    **{modality.name: modality for modality in _NOT_TOKENS},
 }
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
@@ -241,9 +242,8 @@ class InherentConfig(ArmsConfig):
         from anisoscope.training.classifier import MediaConfig
         from anisoscope.training.config import TrainConfig
 
-        medium = ARMS[arm]
-        fields = {**self.size.fields(arm), "seed": seed, "device": self.device, "data": getattr(self, medium.name)}
-        fields |= {} if self.steps is None else {"steps": self.steps}
-        if medium is TEXT_DATA:
+        fields = {**self.size.fields(arm), **given(self, "steps"), "seed": seed, "device": self.device}
+        fields["data"] = getattr(self, ARMS[arm].medium.name)
+        if ARMS[arm].is_text:
             return TrainConfig(**fields, limit=self.limit)
-        return MediaConfig(**fields | ({} if self.examples is None else {"examples": self.examples}))
+        return MediaConfig(**fields | given(self, "examples"))

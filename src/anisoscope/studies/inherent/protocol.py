@@ -24,7 +24,7 @@ from anisoscope.measurement.feed import make_feed
 from anisoscope.measurement.profile import Profiler
 from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
+from anisoscope.results.modality import Medium
 from anisoscope.studies import published
 from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
@@ -52,7 +52,7 @@ class Inherent(ArmsStudy):
 
     def measure(self) -> None:
         """Train the arms of the preset, or measure the published models of the paper."""
-        read = {m.name: getattr(self.config, m.name) for m in (TEXT_DATA, IMAGES_DATA, SOUNDS_DATA)}
+        read = {name: getattr(self.config, name) for name in ("text", "images", "audio")}
         self.about["data"] = {"name": ", ".join(f"{medium}: {name}" for medium, name in read.items()), **read}
         super().measure()
 
@@ -66,7 +66,7 @@ class Inherent(ArmsStudy):
         self.refuse(failed, len(arms))
 
     def _warn(self) -> None:
-        trained = sorted({ARMS[arm] for arm in self.config.arms})
+        trained = sorted({ARMS[arm].medium for arm in self.config.arms})
         missing = [f"--{medium}" for medium in trained if getattr(self.config, medium.name) == "embedded"]
         if self.config.preset == "small" and missing:
             self.about["warnings"].append(
@@ -143,7 +143,7 @@ class Inherent(ArmsStudy):
         """The data of a profile: that of the study if it is of this medium, else the embedded data."""
         data: str = getattr(self.config, medium.name)
         kind = medium_of(data) if Path(data).is_dir() else None
-        return data if medium is TEXT_DATA or kind is medium else "embedded"
+        return data if not medium.suffixes or kind is medium else "embedded"  # text may be of any form
 
     def measure_published(self) -> None:
         """Measure the models of the paper, or those that were named; those not in transformers are listed as absent."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Option, check_least, distinct, numbers
+from anisoscope.option import Option, check_least, distinct, given, numbers
 from anisoscope.studies.config import TrainedPreset
 
 AUTO = "auto"  # the held-out text of a run of `anisoscope train`, else the embedded corpus
@@ -135,6 +135,4 @@ class PerformanceConfig:
         if self.steps is not None:
             kept = [int(step) for step in fields["checkpoints"].split(",")]
             fields |= {"steps": self.steps, "checkpoints": ",".join(str(s) for s in kept if s < self.steps)}
-        if self.context is not None:
-            fields["context"] = self.context
-        return TrainConfig(**fields)
+        return TrainConfig(**fields | given(self, "context"))

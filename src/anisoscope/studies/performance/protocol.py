@@ -89,16 +89,12 @@ class Performance(Study):
     def _subject(self, subject: PerformanceSubject) -> None:
         for number, checkpoint in enumerate(subject.checkpoints):
             part = f"{slug(subject.name)}-{number:03d}-{slug(checkpoint.label)}"
-            table = self.folder.part(part)
+            table = self.part(part, partial(self._checkpoint, subject, checkpoint, number))
             if table is None:
-                table = self._checkpoint(subject, checkpoint, number)
-                if table is None:
-                    continue
-                self.folder.write_part(part, table)
+                continue
             self.tables.append(table)
             self.about["warnings"] = list(dict.fromkeys([*self.about["warnings"], *table.about["warnings"]]))
-            if not any(model["name"] == subject.name for model in self.about["models"]):
-                self.about["models"].append(table.about["described"])
+            self.add_model(table.about["described"])
             self.about |= {"device": table.about["device"], "data": table.about["data"]}
             self.folder.write_table(Table.concat(self.tables))
             self.folder.write_about(self.about)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Annotated, NamedTuple
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, check_least, listed, numbers, seed_numbers
+from anisoscope.option import Device, Option, check_least, given, listed, numbers, seed_numbers
 
 INITS = ("normal", "xavier", "orthogonal", "own")  # see `fresh_block.INITS`
 HEAD_WIDTH = 64  # width of a head if the number of heads is not given
@@ -88,10 +87,11 @@ class UntrainedConfig:
             check_known("initialisation", init, INITS)
         for name in ("families", "biases", "inits", "widths", "seeds"):
             values = getattr(self, name)
-            if values is not None and not values:
+            if values is None:
+                continue
+            if not values:
                 raise AnisoscopeError(f"{name} is empty; name something, or leave it out.")
-            given = list(values or ())
-            if twice := [value for value in given if given.count(value) > 1]:
+            if twice := [value for value in values if values.count(value) > 1]:
                 repeated = f"{twice[0]:g}" if isinstance(twice[0], float) else f"{twice[0]}"
                 raise AnisoscopeError(f"{name} has {repeated} twice; name each once.")
         check_least(self, {"sequences": 2, "length": 8, "heads": 1})
@@ -107,9 +107,12 @@ class UntrainedConfig:
     @property
     def size(self) -> UntrainedPreset:
         """Sizes as given, else from the preset."""
-        names = ("widths", "seeds", "sequences", "length")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(PRESETS[self.preset], **given)
+        return replace(PRESETS[self.preset], **given(self, "widths", "seeds", "sequences", "length"))
+
+    @property
+    def seed(self) -> int:
+        """The first seed."""
+        return self.size.seeds[0]
 
     def heads_of(self, width: int) -> int:
         """The number of heads of a width: as given, else width / 64."""
@@ -129,10 +132,9 @@ class UntrainedConfig:
         """Whether inputs are layer-normalised before the bias is added: the cases to measure, in order."""
         return INPUT_NORMS[self.input_norm]
 
-    def arms(self) -> Iterator[BlockArm]:
-        """All blocks; those that differ only in initialisation are adjacent, so that one model serves them."""
-        parts = self.families, self.size.widths, self.size.seeds, self.inits
-        return itertools.starmap(BlockArm, itertools.product(*parts))
+    def arms(self) -> list[BlockArm]:
+        """All blocks."""
+        return [BlockArm(*arm) for arm in product(self.families, self.size.widths, self.size.seeds, self.inits)]
 
     @property
     def points(self) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -201,22 +201,21 @@ class Untrained(Study):
     config: UntrainedConfig
     done: int = 0
     name: ClassVar[str] = "untrained"
-    _block: tuple[tuple[Any, ...], UntrainedBlock] | None = None
 
     def manifest_fields(self) -> dict[str, Any]:
         """As in the base class, with the device and the sizes of the preset."""
-        return {**super().manifest_fields(), "device": str(self._device()), "size": asdict(self.config.size)}
-
-    @property
-    def seed(self) -> int:
-        """The first seed."""
-        return self.config.size.seeds[0]
+        device = str(choose_device(self.config.device))
+        return {**super().manifest_fields(), "device": device, "size": asdict(self.config.size)}
 
     def measure(self) -> None:
         """Measure every block except finished ones, then write the verdicts."""
         for family in self.config.families:  # check all names before the first is measured
             fresh_block.known_family(family)
-        parts = [self._arm(arm) for arm in self.config.arms()]
+        arms, parts = self.config.arms(), []
+        for number, arm in enumerate(arms, start=1):
+            parts.append(self.part(slug(arm.name), partial(self._measured, arm, total=len(arms))))
+            self.done = number * self.config.points  # also those of a finished block
+            self.add_model(parts[-1].about["model"])
         table = Table.concat(parts)
         self.folder.write_table(table)
         arrays = {"edges": EDGES}  # bin edges; score counts by block and point
@@ -232,55 +231,29 @@ class Untrained(Study):
         self.folder.tidy()
         return path
 
-    def _device(self) -> torch.device:
-        return choose_device(self.config.device)
-
-    def _arm(self, arm: BlockArm) -> Table:
-        part = slug(arm.name)
-        table = self.folder.part(part)
-        if table is None:
-            table = self._measured(arm)
-            self.folder.write_part(part, table)
-        else:
-            self.done += self.config.points
-        if not any(entry["name"] == arm.family for entry in self.about["models"]):
-            self.about["models"].append(table.about["model"])
-        return table
-
-    def _measured(self, arm: BlockArm) -> Table:
-        c, size = self.config, self.config.size
-        block = self._block_of(arm)
+    def _measured(self, arm: BlockArm, *, total: int) -> Table:
+        c, size, device = self.config, self.config.size, choose_device(self.config.device)
+        shape = {"width": arm.width, "heads": c.heads_of(arm.width), "length": size.length, "sequences": size.sequences}
+        block = fresh_block.build_block(arm.family, **shape, seed=arm.seed, device=str(device))
         fresh_block.initialise(block, arm.init, seed=arm.seed)
-        x = block.rows(size.sequences, size.length, seed=arm.seed).to(self._device())
+        x = block.rows(size.sequences, size.length, seed=arm.seed).to(device)
         b = fresh_block.direction(arm.width, seed=arm.seed)
         columns = {"run": self.folder.path.name, "model": arm.family, "revision": "", "data": DATA, "seed": arm.seed}
         records: list[dict[str, Any]] = []
         counts: dict[str, list[int]] = {}
-        for norm, bias in product(c.norms, c.biases):
+        for number, (norm, bias) in enumerate(product(c.norms, c.biases), start=1):
             point = BiasPoint(bias, arm.init, arm.width, norm)
             rows, histogram = measure_point(block, biased(x, b, bias=bias, input_norm=norm), point, rows=size.rows)
             records += [{**columns, "step": None, **row} for row in rows]
             counts[point.key] = histogram.tolist()
-            self.done += 1
-            self.tell("blocks at every bias", self.done, c.points * sum(1 for _ in c.arms()))
-        about = {"model": _described(block), "histograms": {arm.name: counts}}
-        return Table.from_records(records, about)
-
-    def _block_of(self, arm: BlockArm) -> UntrainedBlock:
-        """The block of a family, width and seed; cached, since initialisations only replace its weights."""
-        key = (arm.family, arm.width, arm.seed)
-        if self._block is None or self._block[0] != key or arm.init == "own":
-            size, heads = self.config.size, self.config.heads_of(arm.width)
-            shape = {"width": arm.width, "heads": heads, "length": size.length, "sequences": size.sequences}
-            self._block = None  # free the old block before the new one is built
-            self._block = key, fresh_block.build_block(arm.family, **shape, seed=arm.seed, device=str(self._device()))
-        return self._block[1]
+            self.tell("blocks at every bias", self.done + number, c.points * total)
+        return Table.from_records(records, {"model": _described(block), "histograms": {arm.name: counts}})
 
 
 def _described(block: UntrainedBlock) -> dict[str, str]:
     """The model entry of a family in run.json."""
-    words = {row["name"]: row["about"] for row in list_families()}
-    prenorm = "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides" if block.family == "prenorm" else ""
+    about = {row["name"]: row["about"] for row in list_families()}
+    about |= {"prenorm": "GPT-NeoX blocks, norm before each sublayer, rotary, sees both sides"}
     rows = "token embeddings of the family" if block.table is not None else "N(0, 0.02²), as it reads no tokens"
-    about = {"name": block.family, "about": prenorm or words.get(block.family, "")}
-    return {**about, "block": type(block.module).__name__, "rows": rows}
+    name = type(block.module).__name__
+    return {"name": block.family, "about": about.get(block.family, ""), "block": name, "rows": rows}
