@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -72,7 +72,11 @@ class CurvatureConfig:
         for names, good, expected in _RANGES:
             for name in names:
                 value = (*self.betas, self.reference[1]) if name == "beta" else getattr(self, name)
-                _require(name, value if isinstance(value, tuple) else (value,), good, expected)
+                if value == ():
+                    raise AnisoscopeError(f"{name} is empty; expected {expected}.")
+                for number in value if isinstance(value, tuple) else (value,):
+                    if not (math.isfinite(number) and good(number)):
+                        raise AnisoscopeError(f"{name} has {number}; expected {expected}.")
         for name in self.manifolds:
             make_manifold(name, dim=self.dim, ambient=self.ambient)
 
@@ -104,11 +108,3 @@ def curvature_config(
 ) -> CurvatureConfig:
     """The configuration from the options of the command."""
     return CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
-
-
-def _require(name: str, values: Sequence[float], good: Callable[[float], bool], expected: str) -> None:
-    if not values:
-        raise AnisoscopeError(f"{name} is empty; expected {expected}.")
-    for value in values:
-        if not (math.isfinite(value) and good(value)):
-            raise AnisoscopeError(f"{name} has {value}; expected {expected}.")

@@ -256,47 +256,41 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     """Verdicts, variance against scale, what frequency hides, what local PCA recovers, and the parabola."""
     curves = ScaleCurves(Query(run.table), run.about)
-    deck = "Manifolds of dimension {dim} in {ambient} dimensions, whose second fundamental form is known"
+    config = run.about["config"]
+    deck = f"Manifolds of dimension {config['dim']} in {config['ambient']}, whose second fundamental form is known"
     note = (
         "It must do so on every curved manifold; the numbers are those of the manifold that decides. Intervals are "
-        "Student’s, over independent repetitions. These are statements about geometry and sampling, not about any "
-        "trained model: how widely types of a real model spread, β, has to be measured there; unless --beta was given, "
-        "it is assumed here."
+        "Student’s, over independent repetitions. All this is about geometry and sampling, not about a trained model: "
+        "β, how widely types spread, has to be measured in one; unless --beta was given, it is assumed here."
     )
-    several = len({str(v.get("subject")) for v in run.verdicts}) > 1
-    subjects = "Where" if several else ""
+    subjects = "Where" if len({str(v.get("subject")) for v in run.verdicts}) > 1 else ""
     sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, scope="")]
     sections += [_scale_section(curves)]
     if curves.curved:
         sections += [_frequency_section(curves), _local_section(curves)]
     lead = (
-        "That rows are almost tangent at small scales does not make the gradient tangent. Take the rows x = (u, u²) "
-        "with u symmetric around 0, the same loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g "
-        "xᵀ. Row by row the energy is tangent up to O(t²). In the sum the tangent parts cancel and what is left is "
-        "normal, at every scale. A ratio of order t between normal and tangent gradients is therefore something to be "
-        "measured, not a theorem."
+        "Rows that are almost tangent do not make the gradient tangent. Take rows x = (u, u²) with u symmetric around "
+        "0, the loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g xᵀ. Row by row the energy is "
+        "tangent up to O(t²); in the sum the tangent parts cancel, and the rest is normal at every scale. A ratio of "
+        "order t between normal and tangent gradients is to be measured, not a theorem."
     )
     words = "(a) Gradients of single rows, and their sum. (b) Tangent share of the energy."
     parabola = Section("parabola", "The parabola", [Prose(lead), *shown(parabola_figure(curves), words)], "Parabola")
-    deck = deck.format(**curves.about["config"])
     return page_of(run, "How much curvature can be seen", deck, [*sections, parabola], terms=TERMS)
 
 
 def _scale_section(curves: ScaleCurves) -> Section:
     config = curves.about["config"]
     lead = prose(
-        "Points are scattered around one point of each manifold at tangent distance <i>t</i>. In the tangent space "
-        "their variance grows as <i>t</i>², in the normal space, where only curvature can put it, as <i>t</i>⁴: a "
-        "sample twice as narrow shows a quarter of the curvature. The constants are known too: for a Gaussian scatter "
-        "the normal variance is ½ <i>t</i>⁴ ‖II‖², for a ball of radius <i>t</i> it is <i>t</i>⁴ (‖II‖² − ‖tr "
-        "II‖²/(m+2)) / (2(m+2)(m+4)). A shell around a point of a sphere has no normal variance at all, because every "
-        "point of it is equally high."
+        "Points are scattered around one point of each manifold at tangent distance <i>t</i>. Their variance grows as "
+        "<i>t</i>² in the tangent space and, by curvature alone, as <i>t</i>⁴ in the normal space: a sample twice as "
+        "narrow shows a quarter of the curvature. The normal variance of a Gaussian scatter is ½ <i>t</i>⁴ ‖II‖², of a "
+        "ball <i>t</i>⁴ (‖II‖² − ‖tr II‖²/(m+2)) / (2(m+2)(m+4)), of a shell around a point of a sphere 0."
     )
     beneath = (
         f"Measured variance (marks; {config['replicates']} samples of {config['samples']:,} rows each) and its leading "
         f"order (dashed). Ambient noise of {number(config['floor'])}/κ sets the floor (dotted). Slopes are fitted to "
-        f"what lies above the floor, the floor taken off, up to the upright rule at {config['fit_limit']}/κ, beyond "
-        "which the next order begins to count."
+        f"what exceeds the floor, up to the upright rule at {config['fit_limit']}/κ: beyond it the next order counts."
     )
     slopes = "Slopes with 95&nbsp;% intervals; the shaded band is the margin of the verdict."
     wide = numeric("Slope (expected)", "Measured / expected variance", columns=3)
@@ -320,31 +314,27 @@ def _betas(curves: ScaleCurves) -> list[Swatch]:
 def _frequency_section(curves: ScaleCurves) -> Section:
     config, (zipf, beta) = curves.about["config"], curves.reference
     lead = prose(
-        "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; the "
-        "tokens of a type scatter around it on the scale t<sub>i</sub> = t₀ "
-        "(f<sub>i</sub>/f<sub>max</sub>)<sup>−β</sup>, at most 0.5/κ. With β &gt; 0 frequent types are narrow, and "
-        "tokens drawn by frequency mostly come from where curvature cannot be seen; with β &lt; 0 it is the other way "
-        "round; with β = 0 frequency changes nothing, which is the null.",
+        "{types} token types are points of the manifold, with Zipf frequencies f<sub>i</sub> ∝ i<sup>−s</sup>; tokens "
+        "scatter around their type on the scale t<sub>i</sub> = t₀ (f<sub>i</sub>/f<sub>max</sub>)<sup>−β</sup>, at "
+        "most 0.5/κ. With β &gt; 0 frequent types are narrow: tokens drawn by frequency mostly come from where "
+        "curvature cannot be seen. With β &lt; 0 it is the other way round; β = 0 is the null. Visibility need not "
+        "fall with s, because a steeper law also makes the rare types wider; what frequency hides is the ratio to a "
+        "<em>uniform draw of the same types</em>.",
         types=config["types"],
     )
-    more = prose(
-        "Visibility by itself need not fall with s, because a steeper law also makes the rare types wider. What "
-        "frequency hides is the ratio to a <em>uniform draw of the same types</em>."
-    )
     beneath = (
-        "(a) Normal over tangent variance of tokens drawn by frequency, pooled within types; dashed: leading "
-        f"order. (b) The same divided by that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} "
-        f"on every manifold, against β. (d) The ratio that local PCA gives on tokens with ambient noise "
-        f"{config['noise']}/κ, for β = {signed(beta)}: part of it is noise (on the flat control all of it). It can "
-        "rise under frequency bias while the true visibility falls, so it is no measure of curvature until the noise "
-        "is known."
+        "(a) Normal over tangent variance of tokens drawn by frequency, pooled within types; dashed: leading order. "
+        f"(b) The same over that of a uniform draw of the same types; 1 is no effect. (c) At s = {zipf:g} on every "
+        f"manifold, against β. (d) The ratio that local PCA gives with ambient noise {config['noise']}/κ, for β = "
+        f"{signed(beta)}: partly noise (on the flat control wholly). It can rise under frequency bias while the true "
+        "visibility falls, so it is no measure of curvature until the noise is known."
     )
     behind = (
         "Visibility relative to a uniform draw of the same types. Dotted: the scales of the types are kept as they are "
         "at s = 1 and only the draw changes, as when a corpus is resampled but the model is not."
     )
     every = shown(manifolds_figure(curves), behind, key=_betas(curves))
-    parts = [lead, more, *shown(frequency_figure(curves), beneath, key=_betas(curves))]
+    parts = [lead, *shown(frequency_figure(curves), beneath, key=_betas(curves))]
     parts += [Fold("Every manifold, and with the scales held fixed", every)]
     return Section("frequency", "Frequency bias", parts, "Frequency")
 
@@ -352,17 +342,16 @@ def _frequency_section(curves: ScaleCurves) -> Section:
 def _local_section(curves: ScaleCurves) -> Section:
     config = curves.about["config"]
     lead = Prose(
-        f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and the "
-        "regression of the rest on squares and products of the tangent coordinates estimates the second fundamental "
-        "form. A curvature counts as recovered when its relative error is under one half."
+        f"In each neighbourhood the top {config['dim']} principal directions estimate the tangent space, and "
+        "regression of the rest on products of the tangent coordinates the second fundamental form. A curvature is "
+        "recovered when its relative error is under one half."
     )
     beneath = (
-        f"(a, b) Neighbourhoods of {config['neighbours']} rows at one scale for all, noise {config['noise']}/κ: noise "
-        "hides the curvature of narrow neighbourhoods before it hides their tangent, and wide ones bend away from "
-        "both. (c) Share of tokens whose curvature is recovered with equally many rows in every neighbourhood, on the "
+        f"(a, b) Neighbourhoods of {config['neighbours']} rows at one scale, noise {config['noise']}/κ: noise hides "
+        "the curvature of narrow neighbourhoods before their tangent, and wide ones bend away from both. (c) Share of "
+        "tokens whose curvature is recovered with equally many rows in every neighbourhood, on the "
         f"{title(curves.curved[0])}: by frequency (solid) and in a uniform draw (dotted). (d) The same with all tokens "
-        "of a type: frequent types then also have more rows, the error goes as f<sup>2β−½</sup>, and for β below ¼ "
-        "frequency <em>helps</em>."
+        "of a type: the error goes as f<sup>2β−½</sup>, so for β below ¼ frequency <em>helps</em>."
     )
     parts = [lead, *shown(pca_figure(curves), beneath, key=_betas(curves))]
     return Section("local", "What local PCA recovers", parts, "Local PCA")

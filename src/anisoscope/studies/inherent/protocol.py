@@ -114,7 +114,11 @@ class Inherent(ArmsStudy):
             self.tell("random weights", len(wanted), len(wanted))
 
     def _profile(self, family: str, seed: int, path: Path) -> None:
-        corpus = self._token_corpus() if FAMILIES[family].words else None
+        corpus: Corpus | None = None
+        if FAMILIES[family].words:  # reads the text in the tokens of the trained models
+            tokens = self.config.size.fields("text-decoder")["tokens"]
+            place = self.folder.path / "corpus" / corpus_name(TrainConfig(tokens=tokens))
+            corpus = prepare_corpus(self.config.text, place, tokens=tokens, limit=self.config.limit)
         sizes = {} if corpus is None else {"vocabulary": corpus.vocab_size}
         spec = write_configuration(family, self.folder.path / "corpus" / "configurations", **sizes)
         config = ProfileConfig(
@@ -132,12 +136,6 @@ class Inherent(ArmsStudy):
         folder = RunFolder.create(path, asdict(config), resume=True)
         work = NormedProfiler if FAMILIES[family].norms else Profiler
         work(config, folder, command=self.command).run()
-
-    def _token_corpus(self) -> Corpus:
-        """The text in the tokens of the trained models, for families that read tokens."""
-        tokens = self.config.size.fields("text-decoder")["tokens"]
-        folder = self.folder.path / "corpus" / corpus_name(TrainConfig(tokens=tokens))
-        return prepare_corpus(self.config.text, folder, tokens=tokens, limit=self.config.limit)
 
     def probe_data(self, medium: Medium) -> str:
         """The data of a profile: that of the study if it is of this medium, else the embedded data."""

@@ -148,12 +148,6 @@ def probe_figure(model: ModelNumbers, stem: str, **variant: str) -> Figure:
     return files(stem, panels, most=99, size=1.9)
 
 
-def geometry_figure(model: ModelNumbers, stem: str) -> Figure:
-    """The geometry of the same rows, raw and repaired."""
-    panels = [by_repair(model, name, metric, alt=f"{name} over depth by repair.") for metric, name in GEOMETRY.items()]
-    return files(stem, panels, layout="pairs", columns=2, size=1.9)
-
-
 def course_figure(model: ModelNumbers, stem: str) -> Figure:
     """Anisotropy, the loss of a readout and probe accuracy over checkpoints, one line per layer."""
     x = [float(n) for n in range(len(model.steps))]  # steps are roughly log-spaced, with step 0
@@ -206,9 +200,8 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     deck += f", {run.about['data'].get('contexts')} contexts ({data})" if data else ""
     note = (
         "Repairs, readouts and probes are fitted on one half of the contexts; every number is about the other half, "
-        "and its interval leaves out one of eight folds of those contexts at a time. Effects of repairs are paired "
-        "with raw rows, token by token, at the last checkpoint, and averaged over sites. A verdict is about its model "
-        "alone."
+        "its interval over eight folds of them. Effects of repairs are paired with raw rows, token by token, at the "
+        "last checkpoint, and averaged over sites. A verdict is about its model alone."
     )
     subjects = "Model" if len(models) > 1 else ""
     sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, first="Statement")]
@@ -219,16 +212,17 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
 
 def _model_section(model: ModelNumbers, of: str) -> Section:
     losses = (
-        "(a) The rows of one site are repaired, given their usual mean norm back, and the rest of the network runs "
-        "on: what the network itself relies on. (b) A fresh softmax readout from the rows to the token that the "
-        "model predicts there: what is linearly there to be read. Dashed: the model as it is. Whiskers: 95&nbsp;% "
-        "over contexts."
+        "(a) The rows of one site are repaired, given their mean norm back, and the rest of the network runs on: what "
+        "the network relies on. (b) A fresh softmax readout from the rows to the token that the model predicts there: "
+        "what can be read linearly. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."
     )
     key = [*KEY, Swatch("the model itself", "@ink", "dash")]
     parts = shown(loss_figure(model, f"performance-loss{of}"), losses, title="Loss", key=key)
     parts += [Fold("Numbers", [_loss_table(model)]), *(_probe_parts(model, of) if model.tasks else [])]
     fitted = "The geometry of the test rows, raw and repaired; the repairs were fitted on other contexts."
-    parts += shown(geometry_figure(model, f"performance-geometry{of}"), fitted, title="Geometry", key=KEY)
+    panels = [by_repair(model, name, metric, alt=f"{name} over depth by repair.") for metric, name in GEOMETRY.items()]
+    figure = files(f"performance-geometry{of}", panels, layout="pairs", columns=2, size=1.9)
+    parts += shown(figure, fitted, title="Geometry", key=KEY)
     parts += [Heading("Geometry and performance")]
     if len(model.steps) > 1:
         lines = "Over checkpoints, raw rows, a line for each site; dashed in (b): the model’s own loss."
@@ -259,14 +253,13 @@ def _loss_table(model: ModelNumbers) -> DataTable:
 
 def _probe_parts(model: ModelNumbers, of: str) -> list[Any]:
     lead = (
-        "With a free intercept a shift changes nothing, so mean-removed rows give the very same linear probe as raw "
-        "ones. Without a penalty no invertible affine map would: what whitening changes here, it changes through the "
-        "penalty, which is chosen on held contexts of the fit half for every repair from the same grid. The nearest "
-        "class mean by cosine has no such invariance."
+        "With a free intercept a shift changes nothing: mean-removed rows give the same linear probe as raw ones. "
+        "Whitening acts through the penalty alone, which is chosen for every repair on held contexts of the fit half. "
+        "The nearest class mean by cosine has no such invariance."
     )
     linear = (
-        "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), and the "
-        "same probe on shuffled labels (dotted). Mean removed lies on raw by construction."
+        "Linear probes (multinomial logistic regression). Grey: always the most frequent class (dashed), the same "
+        "probe on shuffled labels (dotted). Mean removed lies on raw by construction."
     )
     near = "The nearest class mean by cosine, for the same tasks and rows."
     key = [*KEY, Swatch("most frequent class", "@soft", "dash"), Swatch("shuffled labels", "@soft", "dot")]
@@ -314,12 +307,11 @@ def _correlation_parts(model: ModelNumbers) -> list[Any]:
         return []
     lead = (
         "Spearman’s correlation with two intervals: over contexts (measurement noise), and over the points (each "
-        "checkpoint or layer left out once). Checkpoints of one run share their history and layers of one model their "
-        "weights: they are no independent samples, both quantities may simply move with time or depth, and a p-value "
-        "only describes."
+        "checkpoint or layer left out once). Checkpoints of one run and layers of one model are not independent: both "
+        "quantities may simply move with time or depth, and a p-value only describes."
     )
-    heads: list[Any] = ["Geometry of raw rows", TableCell("Performance"), TableCell("Over")]
-    heads += ["Spearman", "Over contexts", "Over the points", "Pearson"]
+    heads = ["Geometry of raw rows", TableCell("Performance"), TableCell("Over"), "Spearman", "Over contexts"]
+    heads += ["Over the points", "Pearson"]
     table = DataTable([heads], [body], "Rank correlations", "plain wide")
     return [Prose(lead), Fold("Rank correlations", [table], open=len(body) <= 24)]
 

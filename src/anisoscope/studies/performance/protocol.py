@@ -77,7 +77,15 @@ class Performance(Study):
             )
         for subject in subjects:
             self._subject(subject)
-        self._judge(names)
+        measured, found, verdicts = Table.concat(self.tables), [], []
+        for name in names:
+            results = PerformanceResults(measured, name)
+            columns = {"run": self.folder.path.name, "model": name, "seed": self.config.seed, "revision": ""}
+            found += [{**columns, "data": self.config.data, **row} for row in row_set.correlations(results)]
+            verdicts += performance_verdicts(results)
+        self.tables += [Table.from_records(found)] if found else []
+        self.folder.write_table(Table.concat(self.tables))
+        self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
     def _trained(self) -> PerformanceSubject:
         """Train a small model and return it with its checkpoints."""
@@ -150,7 +158,10 @@ class Performance(Study):
             )
         length = min(size["context"], loaded.max_context)
         if (corpus := self._held_out(subject)) is not None:
-            documents: Iterable[Document] = held_out_documents(corpus)
+            tokenizer, part = Corpus.open(corpus).tokenizer, Corpus.open(corpus).held_out
+            pairs = zip(part.starts.tolist(), part.ends.tolist(), strict=True)
+            texts = (tokenizer.decode(part.tokens[start:end].tolist()) for start, end in pairs)
+            documents: Iterable[Document] = [Document(text, source="held-out") for text in texts]
         else:
             field_ = "text" if c.labels else c.text_field
             documents = read_documents("embedded" if c.data == AUTO else c.data, text_field=field_)
@@ -166,20 +177,6 @@ class Performance(Study):
         shown = row_set.make_material(loaded, units, tasks, asked=natural, batch_size=c.batch_size, seed=c.seed)
         self.material = {known: shown}  # keep only one in memory
         return shown
-
-    def _judge(self, names: Sequence[str]) -> None:
-        """Write correlations and verdicts."""
-        measured = Table.concat(self.tables)
-        found, verdicts = [], []
-        for name in names:
-            results = PerformanceResults(measured, name)
-            columns = {"run": self.folder.path.name, "model": name, "seed": self.config.seed, "revision": ""}
-            found += [{**columns, "data": self.config.data, **row} for row in row_set.correlations(results)]
-            verdicts += performance_verdicts(results)
-        if found:
-            self.tables.append(Table.from_records(found))
-        self.folder.write_table(Table.concat(self.tables))
-        self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
 
 def _subject(spec: str, revisions: Sequence[str]) -> PerformanceSubject:
@@ -197,14 +194,6 @@ def _subject(spec: str, revisions: Sequence[str]) -> PerformanceSubject:
 
 def _series(spec: str, revisions: Sequence[str] = ()) -> tuple[Checkpoint, ...]:
     return tuple(find_series([spec], list(revisions)).checkpoints)
-
-
-def held_out_documents(corpus: Path) -> list[Document]:
-    """The documents of a training run that were held out from training."""
-    found = Corpus.open(corpus)
-    part = found.held_out
-    pairs = zip(part.starts.tolist(), part.ends.tolist(), strict=True)
-    return [Document(found.tokenizer.decode(part.tokens[a:b].tolist()), source="held-out") for a, b in pairs]
 
 
 # -- one model: geometry and performance of raw and repaired rows at every site ----------------------------------------

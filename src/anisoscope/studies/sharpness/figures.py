@@ -19,7 +19,6 @@ from anisoscope.studies.page_parts import (
     numeric,
     over_seeds,
     page_of,
-    prose,
     shown,
     verdict_section,
     words_of,
@@ -162,24 +161,30 @@ def _series(arm: str, x: Sequence[float], marks: Sequence[Mark], where: Sequence
 
 
 def over_training(numbers: ArmNumbers, place: tuple[str, str], title: str, name: str = "") -> Panel:
-    """One line per arm over the measured steps, evenly spaced; arms are offset so that whiskers do not overlap."""
-    steps, drawn = numbers.steps, []
-    for i, arm in enumerate(numbers.arms):
-        x, marks = [n + 0.07 * (i - 2) for n in range(len(steps))], [numbers.mark(arm, step, *place) for step in steps]
-        drawn.append(_series(arm, x, marks, [f"step {step:,}" for step in steps]))
+    """One line per arm over the measured steps, evenly spaced."""
+    steps = numbers.steps
+    marks = {arm: [numbers.mark(arm, step, *place) for step in steps] for arm in numbers.arms}
+    drawn = _lines(marks, range(len(steps)), [f"step {step:,}" for step in steps], apart=0.07)
     labelled = strided(len(steps), 8)
     ticks = [float(n) for n in labelled], [step_words(steps[n]) for n in labelled]
-    x_axis = Axis("step", ticks=ticks, bounds=(-0.4, len(steps) - 0.6))
-    return Panel(x_axis, Axis(name, rules=True), tuple(drawn), title=title, alt=f"{title} of every arm over training.")
+    x = Axis("step", ticks=ticks, bounds=(-0.4, len(steps) - 0.6))
+    return Panel(x, Axis(name, rules=True), drawn, title=title, alt=f"{title} of every arm over training.")
 
 
 def over_depth(numbers: ArmNumbers, step: int, title: str) -> Panel:
-    blocks, drawn = numbers.blocks, []
-    for i, arm in enumerate(numbers.arms):
-        marks = [numbers.mark(arm, step, *COSINE, block) for block in blocks]
-        drawn.append(_series(arm, [b + 0.04 * (i - 2) for b in blocks], marks, [f"block {b}" for b in blocks]))
-    x = Axis("block", ticks=([float(b) for b in blocks], [str(b) for b in blocks]))
-    return Panel(x, series=tuple(drawn), title=title, alt=f"{title}: average cosine by block.")
+    blocks = numbers.blocks
+    marks = {arm: [numbers.mark(arm, step, *COSINE, block) for block in blocks] for arm in numbers.arms}
+    drawn = _lines(marks, blocks, [f"block {block}" for block in blocks], apart=0.04)
+    x = Axis("block", ticks=([float(block) for block in blocks], [str(block) for block in blocks]))
+    return Panel(x, series=drawn, title=title, alt=f"{title}: average cosine by block.")
+
+
+def _lines(
+    marks: Mapping[str, Sequence[Mark]], x: Sequence[int], where: Sequence[str], *, apart: float
+) -> tuple[Series, ...]:
+    """One line per arm; arms are offset so that whiskers do not overlap."""
+    arms = enumerate(marks.items(), start=-2)
+    return tuple(_series(arm, [place + apart * i for place in x], line, where) for i, (arm, line) in arms)
 
 
 def loss_figure(numbers: ArmNumbers, stem: str) -> Figure:
@@ -247,9 +252,8 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     deck = f"One decoder with five kinds of attention: {', '.join(facts)}"
     deck += f"; trained on {data_name(run)}" if data_name(run) else ""
     note = (
-        "Arms of one seed have the same initial weights, the same text and the same batches. Seeds are the replicates: "
-        "intervals are over three or more of them (Student’s t), and with fewer both questions stay undecided. "
-        "Differences of losses are paired by seed."
+        "Arms of one seed have the same initial weights, text and batches, and differences of losses are paired by "
+        "seed. Intervals are Student’s over three or more seeds; with fewer both questions stay undecided."
     )
     claims = [_with_seeds(claim, run.verdicts) for claim in verdict_claims(run.verdicts)]
     asked, others = ([c for c in claims if (c["name"] in QUESTIONS) == wanted] for wanted in (True, False))
@@ -279,10 +283,9 @@ def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) ->
 
 def _size_section(numbers: ArmNumbers, of: str) -> Section:
     """A table of one size, and its figures; losses and scores only where they were measured."""
-    beneath = prose(
-        "Means over blocks and heads, with 95&nbsp;% intervals over three or more seeds. Drift is relative: ‖mean‖ / "
-        "mean ‖·‖ of queries and of keys as they meet. The step in the middle is the one at which ordinary attention "
-        "is most anisotropic."
+    beneath = Prose(
+        "Means over blocks and heads, with 95 % intervals over three or more seeds. Drift is relative: ‖mean‖ / mean "
+        "‖·‖ of queries and of keys as they meet. In the middle: where ordinary attention is most anisotropic."
     )
     figures: dict[str, tuple[bool, Callable[..., Figure], str]] = {
         "Loss": (
@@ -300,9 +303,9 @@ def _size_section(numbers: ArmNumbers, of: str) -> Section:
         "Drift of queries and keys": (
             True,
             partial(multiples_figure, places=DRIFTS, columns=3, size=1.9),
-            "Queries and keys as they meet (after rotation and whatever the arm does to them), means over heads and "
-            "blocks. Uniform attention has neither: its queries and keys are zero, which have no direction. The cosine "
-            "of two means that are next to nothing says nothing (means removed).",
+            "Queries and keys as they meet (after rotation and what the arm does to them), means over heads and "
+            "blocks. Those of uniform attention are zero, without direction; the cosine of means that are next to "
+            "nothing says nothing (means removed).",
         ),
         "Sharpness": (
             numbers.measured("attention_sharpness"),

@@ -402,9 +402,9 @@ def _three(value: float) -> str:
 def _reference_section(curves: BiasCurves) -> list[Section]:
     lead = (
         f"A post-norm block of BERT-base size (width 768, 12 heads), weights N(0, 0.02²), length 512. Large: the mean "
-        f"over {curves.seeds} seeds here; small: where one further seed falls 95 times in 100; ✓ where the reference "
-        "does. Only the embeddings of tokens are used: the token-type embedding of BERT is itself a shared bias "
-        "(average cosine ⅓ without any N), and position embeddings would double the variance of plain inputs."
+        f"over {curves.seeds} seeds; small: where one further seed falls 95 times in 100; ✓ where the reference does. "
+        "Token embeddings alone: BERT's token-type embedding is itself a shared bias (average cosine ⅓ without any N), "
+        "and position embeddings would double the variance of plain inputs."
     )
     pairs = ("Average cosine in", "Average cosine out", "Entropy / log m")
     first = [TableCell("Inputs", rows=2), *numeric("Bias N", rows=2), *numeric(*pairs, columns=2)]
@@ -422,9 +422,8 @@ def _growth_section(curves: BiasCurves) -> list[Section]:
             name, ends = TableCell(f"{arm.family}, {arm}", head=True), f"{biases[0]:g} to {biases[-1]:g}"
             body.append([name, ends, words_of(mark)])
     lead = (
-        "The slope of log mean |score| over log N at the largest biases. Where queries and keys are linear in the "
-        "inputs it tends to 2 as N outgrows ‖x‖: both grow with N. Where a norm stands before the attention it is near "
-        "0: the norm takes the size of the bias away and leaves its direction."
+        "The slope of log mean |score| over log N at the largest biases. It tends to 2 as N outgrows ‖x‖ where queries "
+        "and keys are linear in the inputs, and is near 0 where a norm before the attention removes the bias’s size."
     )
     table = DataTable([["Block", "N from … to", "Exponent"]], [body], "How fast scores grow")
     return [Section("growth", "How fast scores grow", [Prose(lead), table], "Scores")] if body else []
