@@ -101,20 +101,20 @@ class ArmsConfig(ABC):
         when = self.when or self.size.when
         return {"monitor": self.metrics, "when": when, "contexts": contexts, "rank": getattr(self, "rank", None)}
 
-    def check_preset(self) -> None:
-        """Raise for an unknown preset."""
-        known = [*self.presets, PAPER] if self.measures_published else list(self.presets)
-        check_known("preset", self.preset, known)
+    @abstractmethod
+    def check_arms(self) -> None:
+        """Raise for wrong names of arms and the like."""
 
-    def check_runs(self) -> None:
-        """Validate all runs before training, and raise for duplicates; a preset without training has no runs."""
-        if self.preset == PAPER:
-            return
-        runs = self.runs()
+    def __post_init__(self) -> None:
+        check_known("preset", self.preset, [*self.presets, PAPER] if self.measures_published else list(self.presets))
+        self.check_arms()
+        runs = [] if self.preset == PAPER else self.runs()  # validates every training
         named = [(run.model, run.seed) for run in runs]
-        for model, seed in named:
-            if named.count((model, seed)) > 1:
-                raise AnisoscopeError(f"{model!r} of seed {seed} is named twice; name arms, sizes and seeds once.")
+        for run in runs:
+            if named.count((run.model, run.seed)) > 1:
+                raise AnisoscopeError(
+                    f"{run.model!r} of seed {run.seed} is named twice; name arms, sizes and seeds once."
+                )
         for run in runs:
             schedule_of(self.watch["when"], run.training.steps)
 
@@ -138,13 +138,11 @@ class SizedArmsConfig(ArmsConfig):
 
     differences: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # training fields of each arm
 
-    def __post_init__(self) -> None:
-        self.check_preset()
+    def check_arms(self) -> None:
         for arm in self.arms:
             check_known("arm", arm, self.differences)
         if not self.arms:
             raise AnisoscopeError("a study needs at least one arm.")
-        self.check_runs()
 
     def runs(self) -> list[ArmRun]:
         """Every run: all arms of a size and seed after each other."""

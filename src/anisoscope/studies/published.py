@@ -34,7 +34,12 @@ class PaperModel:
 
 
 def _series(spec: str, revisions: Sequence[str]) -> PaperModel:
-    return PaperModel(spec, series=bool(revisions), revisions=tuple(revisions))
+    return PaperModel(spec, series=True, revisions=tuple(revisions))
+
+
+def _models(form: str, names: str, **fields: Any) -> list[PaperModel]:
+    """One model for each of the names, put into the form of an id."""
+    return [PaperModel(form.format(name), **fields) for name in names.split()]
 
 
 # names of revisions as on the hub
@@ -49,8 +54,7 @@ _MULTIBERTS = tuple(  # thousands of steps
     f"google/multiberts-seed_0-step_{step}k" for step in (0, 20, 40, 80, 120, 160, 200, 400, 600, 800, 1200, 1600, 2000)
 )
 REVISITING_MODELS: tuple[PaperModel, ...] = (
-    PaperModel("EuroBERT/EuroBERT-210m"),
-    PaperModel("EuroBERT/EuroBERT-610m"),
+    *_models("EuroBERT/EuroBERT-{}", "210m 610m"),
     PaperModel("almanach/moderncamembert-base"),
     _series("allenai/OLMo-1B-hf", _OLMO),
     *(_series(f"EleutherAI/pythia-{size}", _PYTHIA_FEW) for size in ("160m", "410m", "1b")),
@@ -59,30 +63,23 @@ REVISITING_MODELS: tuple[PaperModel, ...] = (
     _series(_SMOLLM.format("1.7B"), ("step-125000", "step-2500000", "step-4875000")),
 )
 SHAPE_MODELS: tuple[PaperModel, ...] = (
-    *(PaperModel(name) for name in ("bert-base-uncased", "roberta-base", "albert-base-v2")),
-    *(PaperModel(name) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
-    *(PaperModel(f"facebook/opt-{size}") for size in ("125m", "350m", "1.3b", "2.7b")),
-    *(PaperModel(f"facebook/opt-{size}", large=True) for size in ("6.7b", "13b")),
-    PaperModel("meta-llama/Llama-2-7b-hf", large=True),
-    PaperModel("EleutherAI/gpt-j-6b", large=True),
-    PaperModel("tiiuae/falcon-7b", large=True),
-    *(PaperModel(f"bigscience/bloom-{size}") for size in ("560m", "1b1", "3b")),
+    *_models("{}", "bert-base-uncased roberta-base albert-base-v2 gpt2 gpt2-medium gpt2-large gpt2-xl"),
+    *_models("facebook/opt-{}", "125m 350m 1.3b 2.7b"),
+    *_models("facebook/opt-{}", "6.7b 13b", large=True),
+    *_models("{}", "meta-llama/Llama-2-7b-hf EleutherAI/gpt-j-6b tiiuae/falcon-7b", large=True),
+    *_models("bigscience/bloom-{}", "560m 1b1 3b"),
     PaperModel("bigscience/bloom-7b1", large=True),
     _series("EleutherAI/pythia-2.8b", [f"step{step}" for step in _PYTHIA]),
     _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA),
 )
-_TEXT = ("bert-base-uncased", "roberta-base", "albert-base-v2", "gpt2", "t5-base")
-_CHARACTERS = ("google/canine-c", "google/canine-s", "google/byt5-base")
-_AUDIO = ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base")
-_IMAGES = (
-    *("google/vit-base-patch16-224", "microsoft/beit-base-patch16-224", "facebook/deit-base-patch16-224"),
-    *("nvidia/mit-b0", "microsoft/resnet-50", "google/efficientnet-b0", "microsoft/cvt-13"),
-    "facebook/convnext-tiny-224",
-)
 INHERENT_MODELS: tuple[PaperModel, ...] = (
-    *(PaperModel(name) for name in (*_TEXT, *_CHARACTERS)),
-    *(PaperModel(name, data=SOUNDS_DATA) for name in _AUDIO),
-    *(PaperModel(name, data=IMAGES_DATA) for name in _IMAGES),
+    *_models("{}", "bert-base-uncased roberta-base albert-base-v2 gpt2 t5-base"),
+    *_models("google/{}", "canine-c canine-s byt5-base"),  # characters
+    *_models("facebook/{}", "wav2vec2-base hubert-base-ls960", data=SOUNDS_DATA),
+    PaperModel("openai/whisper-base", data=SOUNDS_DATA),
+    *_models("{}", "google/vit-base-patch16-224 microsoft/beit-base-patch16-224", data=IMAGES_DATA),
+    *_models("{}", "facebook/deit-base-patch16-224 nvidia/mit-b0 microsoft/resnet-50", data=IMAGES_DATA),
+    *_models("{}", "google/efficientnet-b0 microsoft/cvt-13 facebook/convnext-tiny-224", data=IMAGES_DATA),
     PaperModel(_MULTIBERTS[0], series=True, others=_MULTIBERTS[1:]),  # for queries and keys over training
 )
 _ELSEWHERE = "transformers has no such model; load it as a plain module and give it to anisoscope.measure"
@@ -119,7 +116,7 @@ def measure_models(
             gc.collect()  # free the memory of this model before the next one is loaded
             torch.cuda.empty_cache()  # no effect without CUDA
             study.join(path, **({"name": model.spec.split("/")[-1], "seed": 0} if named else {}))
-    if not study.tables:
+    if not study.joined:
         raise AnisoscopeError(
             f"none of the {len(models)} models of the paper could be loaded (the first: "
             f"{study.about['skipped'][0]['reason'].rstrip('.')}); this preset needs their weights from the hub or its "

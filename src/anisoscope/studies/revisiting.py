@@ -56,8 +56,7 @@ class RevisitingConfig(ArmsConfig):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     measures_published: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self.check_preset()
+    def check_arms(self) -> None:
         if not self.arms or not self.seeds:
             raise AnisoscopeError("a study needs at least one arm and one seed.")
         for arm in self.arms:
@@ -66,7 +65,6 @@ class RevisitingConfig(ArmsConfig):
                     f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
                     "corpus."
                 )
-        self.check_runs()
 
     @property
     def watch(self) -> dict[str, Any]:

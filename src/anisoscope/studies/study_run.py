@@ -46,8 +46,8 @@ class Study(ABC):
         old = self.folder.about()
         if old.get("status") == "complete" and not old.get("skipped"):  # skipped models are tried again
             return self.folder.path
-        fields = self.manifest_fields()
-        self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old, **fields)
+        config, seed = asdict(self.config), self.config.seed
+        self.about = new_manifest(config, command=self.command, seed=seed, old=old, kind="study", study=self.name)
         self.folder.write_about(self.about)
         started = time.monotonic()
         try:
@@ -57,10 +57,6 @@ class Study(ABC):
             raise
         self._end(started)
         return self.folder.path
-
-    def manifest_fields(self) -> dict[str, Any]:
-        """Fields of run.json that are written at the start."""
-        return {"kind": "study", "study": self.name}
 
     def conclude(self) -> None:
         """Process what was measured (tables, verdicts); also called after a failure or interruption."""
@@ -107,12 +103,12 @@ class ArmsStudy(Study):
 
     jobs: int | None = None
     executor: Executor | None = None
-    tables: list[Table] = field(default_factory=list)
-    joined: list[Path] = field(default_factory=list)
+    joined: list[RunFolder] = field(default_factory=list)  # of arms that were measured
     paper: ClassVar[str] = REVISITING  # arXiv number of the paper whose claims are always evaluated
 
     def measure(self) -> None:
         """Train the arms of the preset, or measure the published models of the paper."""
+        self.about["skipped"] = []
         if self.config.preset == PAPER:
             self.measure_published()
         else:
@@ -166,8 +162,7 @@ class ArmsStudy(Study):
         if not (path / "table.parquet").is_file():
             return
         arm = RunFolder.open(path)
-        self.tables.append(arm.table())
-        self.joined.append(path)
+        self.joined.append(arm)
         about = arm.about()
         self.about["models"] += [{**model, **fields, "key": ""} for model in about.get("models", [])]
         name = fields.get("name") or path.name
@@ -189,28 +184,25 @@ class ArmsStudy(Study):
             return
         self.about["warnings"] += [f"{name} failed: {reason}" for name, reason in failed.items()]
         name, reason = next(iter(failed.items()))
-        rest = "the others were measured and judged" if self.tables else "nothing is left to judge"
+        rest = "the others were measured and judged" if self.joined else "nothing is left to judge"
         raise AnisoscopeError(
             f"{len(failed)} of {number} arms failed (the first, {name}: {reason.rstrip('.')}), and {rest}; mend that, "
             "and the same command with --resume goes on."
         )
-
-    def manifest_fields(self) -> dict[str, Any]:
-        """As in the base class, with an empty list of skipped models."""
-        return {**super().manifest_fields(), "skipped": []}
 
     def conclude(self) -> None:
         """Write the joint table of the arms, evaluate the claims on it, and join the maps of rows of the arms."""
         from anisoscope.results.folder import MAP_FILE, write_joined
         from anisoscope.results.query import Table
 
-        if not self.tables:
+        if not self.joined:
             return
-        table = Table(Table.concat(self.tables).arrow, self.about)
+        table = Table(Table.concat(arm.table() for arm in self.joined).arrow, self.about)
         self.folder.write_table(table)
         judge(self.folder, table, paper=self.paper)
-        if any((path / MAP_FILE).is_file() for path in self.joined):
-            self.about["map"] = write_joined(self.folder.path, self.joined)
+        paths = [arm.path for arm in self.joined]
+        if any((path / MAP_FILE).is_file() for path in paths):
+            self.about["map"] = write_joined(self.folder.path, paths)
 
 
 def _unfinished(about: Mapping[str, Any]) -> list[str]:

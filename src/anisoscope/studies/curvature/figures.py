@@ -259,7 +259,7 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     config = run.about["config"]
     deck = f"Manifolds of dimension {config['dim']} in {config['ambient']}, whose second fundamental form is known"
     note = (
-        "It must do so on every curved manifold; the numbers are those of the manifold that decides. Intervals are "
+        "It has to hold on every curved manifold; the numbers are those of the one that decides. Intervals are "
         "Student’s, over independent repetitions. All this is about geometry and sampling, not about a trained model: "
         "β, how widely types spread, has to be measured in one; unless --beta was given, it is assumed here."
     )

@@ -282,15 +282,10 @@ class Curvature(Study):
     records: list[dict[str, Any]] = field(default_factory=list)
     name: ClassVar[str] = "curvature"
 
-    def manifest_fields(self) -> dict[str, Any]:
-        """As in the base class, with the Zipf exponent and β used for the verdicts."""
-        zipf, beta = self.config.reference
-        reference = {"zipf": zipf, "beta": beta, "given": self.config.beta is not None}
-        return {"study": self.name, "reference": reference, "device": "cpu"}
-
     def measure(self) -> None:
         """Measure every manifold, then the parabola, and write the verdicts."""
-        c = self.config
+        c, (zipf, beta) = self.config, self.config.reference  # the verdicts are about these
+        self.about |= {"reference": {"zipf": zipf, "beta": beta, "given": c.beta is not None}, "device": "cpu"}
         with one_thread():
             for number, name in enumerate(c.manifolds):
                 manifold = manifolds.make_manifold(name, dim=c.dim, ambient=c.ambient, seed=c.seed)
@@ -305,10 +300,9 @@ class Curvature(Study):
         self.folder.write_json("verdicts.json", verdicts_to_dicts(curvature_verdicts(table)))
 
     def _add(self, model: str, metric: str, found: Estimate, variant: str = "", **options: Any) -> None:
-        columns = {k: getattr(found, k) for k in ("value", "low", "high", "sd", "n", "contexts", "note")}
         row = {"model": model, "metric": metric, "variant": _variant(variant, **options), "seed": self.config.seed}
-        place = {"data": "synthetic", "stack": "single", "kind": "manifold", "group": "", "dropped": 0}
-        self.records.append({**place, **row, **columns, "replicates": list(found.replicates)})
+        place = {"data": "synthetic", "stack": "single", "kind": "manifold", "group": ""}
+        self.records.append({**place, **row, **vars(found)})
 
     def _scales(self, manifold: Manifold) -> None:
         """Part 1: variance against scale."""

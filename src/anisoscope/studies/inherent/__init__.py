@@ -206,8 +206,7 @@ class InherentConfig(ArmsConfig):
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     measures_published: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self.check_preset()
+    def check_arms(self) -> None:
         for what, names, known in (("arm", self.arms, ARMS), ("family", self.families or (), FAMILIES)):
             for name in names:
                 check_known(what, name, known)
@@ -217,7 +216,6 @@ class InherentConfig(ArmsConfig):
             raise AnisoscopeError("there is nothing to do: name some arms or some families.")
         if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
             raise AnisoscopeError(f"seed {twice[0]} is named twice; name it once.")
-        self.check_runs()
 
     @property
     def size(self) -> InherentPreset:

@@ -8,7 +8,7 @@ and the correlation of both over layers and checkpoints. docs/performance-study.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,7 +42,6 @@ from anisoscope.training.loop import train
 
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer")
 GEOMETRY = ("svd_ratio", "average_cosine", "two_nn", "iso_score", "participation_ratio")
-COLUMNS = ("value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 MEMORY = 1 << 29  # bytes of rows held in memory at a time
 AS_RAW = "the same fit as raw: the intercept is free, so a shift changes nothing"
 Found = tuple[str, dict[str, Any], Estimate]  # metric, variant, estimate
@@ -55,7 +54,7 @@ class PerformanceSubject:
     name: str
     spec: str
     checkpoints: tuple[Checkpoint, ...]
-    corpus: Path | None = None  # of a run of `anisoscope train`, whose held-out part is read
+    corpus: Path | None = None  # of a run of `anisoscope train`, whose held-out part is read unless data is given
 
 
 @dataclass
@@ -76,7 +75,7 @@ class Performance(Study):
                 f"two models are called {twice[0]!r}; rename a folder, so that the table tells them apart."
             )
         for subject in subjects:
-            self._subject(subject)
+            self._subject(subject if self.config.data == AUTO else replace(subject, corpus=None))
         measured, found, verdicts = Table.concat(self.tables), [], []
         for name in names:
             results = PerformanceResults(measured, name)
@@ -137,14 +136,10 @@ class Performance(Study):
         described |= {"fingerprint": loaded.fingerprint, "revision": loaded.revision}
         about: dict[str, Any] = {"model": subject.name, "described": described, "device": str(loaded.device)}
         about["warnings"] = [*loaded.notes, *measurement.notes]
-        name = self.config.data if self.config.data != AUTO else "embedded"
-        name = name if self._held_out(subject) is None else "held-out part of the training text"
+        name = "embedded" if self.config.data == AUTO else self.config.data
+        name = name if subject.corpus is None else "held-out part of the training text"
         about["data"] = {"name": name, "contexts": len(material.key.unique()), "tasks": list(material.tasks)}
         return Table.from_records(records, about)
-
-    def _held_out(self, subject: PerformanceSubject) -> Path | None:
-        """The corpus of a run of `anisoscope train` whose held-out part is read, unless other data was given."""
-        return subject.corpus if self.config.data == AUTO else None
 
     def _material(self, subject: PerformanceSubject, loaded: Any) -> Material:
         """Contexts and labels, cached for all checkpoints that share a tokenizer."""
@@ -157,10 +152,10 @@ class Performance(Study):
                 f"--context {c.context} is more than {loaded.name} takes ({loaded.max_context}); give less."
             )
         length = min(size["context"], loaded.max_context)
-        if (corpus := self._held_out(subject)) is not None:
-            tokenizer, part = Corpus.open(corpus).tokenizer, Corpus.open(corpus).held_out
-            pairs = zip(part.starts.tolist(), part.ends.tolist(), strict=True)
-            texts = (tokenizer.decode(part.tokens[start:end].tolist()) for start, end in pairs)
+        if subject.corpus is not None:
+            corpus = Corpus.open(subject.corpus)
+            ends = zip(corpus.held_out.starts.tolist(), corpus.held_out.ends.tolist(), strict=True)
+            texts = (corpus.tokenizer.decode(corpus.held_out.tokens[a:b].tolist()) for a, b in ends)
             documents: Iterable[Document] = [Document(text, source="held-out") for text in texts]
         else:
             field_ = "text" if c.labels else c.text_field
@@ -254,8 +249,7 @@ class Measurement:
                 place = {"stack": site.stack, "layer": site.layer, "kind": site.kind, "group": ""}
                 place |= {"depth": site.layer / depths[site.stack]}
                 for metric, variant, found in self._site(site, predicting.pop(site), shown.pop(site)):
-                    numbers = {name: getattr(found, name) for name in COLUMNS} | {"replicates": list(found.replicates)}
-                    yield {**place, "metric": metric, "variant": variant_name(variant), **numbers}
+                    yield {**place, "metric": metric, "variant": variant_name(variant), **vars(found)}
                 if self.tell is not None:
                     self.tell(self.label, number, len(sites))
 

@@ -34,6 +34,7 @@ from anisoscope.measurement.bank import Bank, Setup, chosen_rows, make_plan
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.metrics.attention import SMALLEST_ROW, attention_median, attention_min, score_magnitude
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.hashing import FOLDS, fold_of
@@ -152,7 +153,8 @@ class ScoreRows:
         }
         for metric, values in found.items():
             sums = torch.where(enough, values, 0.0).double().sum((1, 2))
-            yield {"metric": metric, "group": "", "variant": "", **_mean(sums, enough.sum((1, 2)).double(), few)}
+            mean = _mean(sums, enough.sum((1, 2)).double(), few)
+            yield {"metric": metric, "group": "", "variant": "", **vars(mean)}
 
     def histogram(self) -> np.ndarray:
         """Counts of all scores between `EDGES`; the outermost bins include what lies beyond."""
@@ -160,14 +162,13 @@ class ScoreRows:
         return np.histogram(np.clip(seen, EDGES[0], EDGES[-1]), bins=EDGES)[0]
 
 
-def _mean(sums: Tensor, counts: Tensor, dropped: int) -> dict[str, Any]:
-    """Columns of the table for a mean, with a leave-one-sequence-out jackknife."""
+def _mean(sums: Tensor, counts: Tensor, dropped: int) -> Estimate:
+    """A mean over rows, with a leave-one-sequence-out jackknife."""
     total, count = float(sums.sum()), float(counts.sum())
     value = total / count if count else math.nan
     without = [(total - a) / (count - b) for a, b in zip(sums.tolist(), counts.tolist(), strict=True) if 0 < b < count]
-    low, high = jackknife(value, without, bounds=(0.0, None))
-    columns = {"value": value, "low": low, "high": high, "sd": math.nan, "dropped": dropped, "replicates": []}
-    return {**columns, "n": int(count), "contexts": len(without), "note": "mean over heads and sampled rows"}
+    ends, note = jackknife(value, without, bounds=(0.0, None)), "mean over heads and sampled rows"
+    return Estimate(value, *ends, n=int(count), contexts=len(without), dropped=dropped, note=note)
 
 
 def score_rows(call: Call, index: Index, rows: int) -> ScoreRows:
@@ -202,13 +203,9 @@ class Untrained(Study):
     done: int = 0
     name: ClassVar[str] = "untrained"
 
-    def manifest_fields(self) -> dict[str, Any]:
-        """As in the base class, with the device and the sizes of the preset."""
-        device = str(choose_device(self.config.device))
-        return {**super().manifest_fields(), "device": device, "size": asdict(self.config.size)}
-
     def measure(self) -> None:
         """Measure every block except finished ones, then write the verdicts."""
+        self.about |= {"device": str(choose_device(self.config.device)), "size": asdict(self.config.size)}
         for family in self.config.families:  # check all names before the first is measured
             fresh_block.known_family(family)
         arms, parts = self.config.arms(), []
