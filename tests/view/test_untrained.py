@@ -14,8 +14,8 @@ from anisoscope.commands.drawing import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.quantity import over_seeds
 from anisoscope.results.query import Table
-from anisoscope.studies.page_parts import over_seeds
 from anisoscope.studies.untrained.figures import (
     LINES,
     REFERENCE,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from anisoscope.results.quantity import Mark
 from anisoscope.results.query import Query, Row
-from anisoscope.studies.page_parts import Mark, files, numeric, page_of, prose, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import files, numeric, page_of, prose, shown, verdict_section, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
 from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.sections.findings import verdict_claims

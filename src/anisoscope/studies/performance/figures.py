@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from anisoscope.results.quantity import mean
+from anisoscope.results.quantity import Mark, mean
 from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.studies.page_parts import Mark, data_name, files, numeric, page_of, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import data_name, files, numeric, page_of, shown, verdict_section, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series
 from anisoscope.view.matplotlib_renderer import slug

@@ -9,20 +9,10 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
-from anisoscope.claims.engine.claim import Bounds
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.quantity import Bounds, Mark, over_seeds
 from anisoscope.results.query import Query
-from anisoscope.studies.page_parts import (
-    Mark,
-    data_name,
-    files,
-    numeric,
-    over_seeds,
-    page_of,
-    shown,
-    verdict_section,
-    words_of,
-)
+from anisoscope.studies.page_parts import data_name, files, numeric, page_of, shown, verdict_section, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, numbers_in, points, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell, Verdicts, text
 from anisoscope.view.sections.findings import common_scope, verdict_claims

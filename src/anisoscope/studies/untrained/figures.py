@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table as RichTable
 
-from anisoscope.claims.engine.claim import Bounds
+from anisoscope.results.quantity import Bounds, Mark, over_seeds
 from anisoscope.results.query import Query
-from anisoscope.studies.page_parts import Mark, files, numeric, over_seeds, page_of, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import files, numeric, page_of, shown, verdict_section, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug
