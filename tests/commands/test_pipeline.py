@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anisoscope
 from anisoscope import cli
-from anisoscope.commands import pipeline
+from anisoscope.commands import drawing, pipeline
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.training.config import TrainConfig
@@ -42,6 +43,23 @@ def test_python_and_the_command_line_write_the_same_folder(tmp_path: Path, monke
     assert not end.value.code
     files = [sorted(p.relative_to(out) for p in out.rglob("*") if p.is_file()) for out in sorted(tmp_path.iterdir())]
     assert files[0] == files[1] and Path("report.html") in files[0]
+
+
+def test_a_finished_run_is_drawn_again_from_what_it_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(256, 8)) + 1)
+    out = tmp_path / "run"
+    anisoscope.profile(str(tmp_path / "rows.npy"), out=out, report=True)
+    assert set(json.loads((out / "comparison.json").read_text())) == {"cka", "drift"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(drawing, "compare", forbidden)
+    assert drawing.report_runs([out]).read_text(encoding="utf-8") == page
+    (out / "comparison.json").unlink()
+    with pytest.raises(AssertionError, match="computed again"):  # an older run: computed on demand
+        drawing.report_runs([out])
 
 
 def test_what_was_finished_is_drawn_when_the_rest_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

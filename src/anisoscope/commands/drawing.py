@@ -9,12 +9,14 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anisoscope.claims.catalogue import evaluate_claims
-from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.claims.engine.claim import json_safe, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.inherent.drift import FEWEST_LAYERS, METRICS, NEAR_IDENTITY, correlations, pooled
 from anisoscope.claims.inherent.modalities import BEYOND, modality_table
@@ -31,18 +33,20 @@ from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import Catalogue, finite
 
+COMPARISON = "comparison.json"
+
 
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
-    about, table = folder.about(), folder.table()
+    about, table, stored = folder.about(), folder.table(), _stored(folder)
     spectra: dict[str, Any] = {}
-    cka = {}
+    cka = stored.get("cka", {})
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
     for entry in entries:
         prefix = f"{entry['name']}/" if len(entries) > 1 else ""
         arrays = folder.arrays(entry["key"])
         spectra |= {prefix + k.removesuffix("/spectrum"): v for k, v in arrays.items() if k.endswith("/spectrum")}
-        if (found := run_cka(folder, entry["key"])) is not None:
+        if not stored and (found := run_cka(folder, entry["key"])) is not None:
             cka[entry["name"]] = found
     arms = sorted((folder.path / "arms").glob("*/concepts.json"))  # a study shows the concepts of all its arms
     concepts = _read_records(folder.path / "concepts.json") or [
@@ -50,6 +54,21 @@ def run_view(folder: RunFolder) -> RunView:
     ]
     verdicts = _read_records(folder.path / "verdicts.json")
     return RunView(table, about, spectra, cka or None, str(folder.path), verdicts, concepts, folder.row_map())
+
+
+def write_comparison(folder: RunFolder) -> None:
+    """Store what the page of a finished run compares (layers by CKA, drift with cosine); drawing then only reads."""
+    if _figures_of(str(folder.about().get("study") or "")) is not None:
+        return  # this study has a page of its own
+    view = run_view(folder)
+    cka = {model: (layers, np.asarray(matrix).tolist()) for model, (layers, matrix) in (view.cka or {}).items()}
+    folder.write_json(COMPARISON, json_safe({"cka": cka, "drift": asdict(compare([view]))}))
+
+
+def _stored(folder: RunFolder) -> dict[str, Any]:
+    """What `write_comparison` stored; empty for a run without it."""
+    path = folder.path / COMPARISON
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
@@ -66,13 +85,18 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def write_report(
-    folder: Path, runs: Sequence[RunView], *, catalogue: Mapping[str, Any] | None = None, name: str = PAGE
+    folder: Path,
+    runs: Sequence[RunView],
+    *,
+    catalogue: Mapping[str, Any] | None = None,
+    comparison: Comparison | None = None,
+    name: str = PAGE,
 ) -> Path:
     """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page."""
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
     declared = Catalogue(registry() if catalogue is None else catalogue)
-    return write_page(folder, report_page(runs, declared, compare(runs)), name=name)
+    return write_page(folder, report_page(runs, declared, comparison or compare(runs)), name=name)
 
 
 def compare(runs: Sequence[RunView]) -> Comparison:
@@ -113,8 +137,9 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _with_joint_verdicts(views)
-    page = _page_path(folders, out)
-    return write_report(page.parent, views, name=page.name)
+    page, stored = _page_path(folders, out), _stored(folders[0]) if len(folders) == 1 else {}
+    comparison = Comparison(**stored["drift"]) if stored else None
+    return write_report(page.parent, views, comparison=comparison, name=page.name)
 
 
 def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:

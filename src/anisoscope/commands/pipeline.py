@@ -67,7 +67,7 @@ def _carry_out(
     request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
 ) -> FinishedRun:
     """Run, evaluate claims, write the page; a run that fails still gets a page of what it had finished."""
-    from anisoscope.commands.drawing import report_runs
+    from anisoscope.commands.drawing import report_runs, write_comparison
 
     folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)
     try:
@@ -86,6 +86,7 @@ def _carry_out(
     if request.report:
         tell("report", 0, 1)
         try:
+            write_comparison(RunFolder.open(folder))
             page = report_runs([folder])
         except Exception as error:  # the table is complete, only the page is missing
             raise AnisoscopeError(

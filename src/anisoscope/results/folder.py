@@ -5,6 +5,7 @@
     arrays/*.safetensors   spectra, a few sampled rows (for CKA and comparisons), their keys
     rows/MODEL/*.safetensors   every row of every site, with --save-rows
     map.parquet       the same few rows at every measured step, on fixed axes; tangent/row_map.py makes it
+    comparison.json   what the page compares within the run: drift with average cosine, CKA between layers
     report.html, figures/
     partial/          what an interrupted pass had gathered; gone when the run is complete
 
@@ -31,7 +32,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
-_OURS |= {"state", "verdicts.json", "concepts.json", "map.parquet", "every_step.parquet"}
+_OURS |= {"state", "verdicts.json", "comparison.json", "concepts.json", "map.parquet", "every_step.parquet"}
 _PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
 _FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
 
