@@ -245,7 +245,7 @@ def test_a_large_study_is_cut_to_what_a_page_carries_and_says_so(monkeypatch: py
     cut = make_shape(history(table), Catalogue())
     assert cut is not None
     assert len(json.dumps(cut.arrays)) < len(json.dumps(whole.arrays))
-    assert "measures" in cut.left_out["shape measures"]
+    assert "measures" in cut.left_out["measures"]
 
 
 def test_names_never_become_markup(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ strings are parsed only in this module.
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -361,6 +363,17 @@ class Query:
         """Rows whose value is a number."""
         return self._only(self._rows[np.isfinite(self._columns.floats("value")[self._rows])])
 
+    def at_last_step(self, *by: str) -> Query:
+        """The rows of the last step of each group, and rows without a step.
+
+        >>> found = Query(Table.from_records([{"model": "a", "step": 0}, {"model": "a", "step": 9}, {"model": "b"}]))
+        >>> [row.step for row in found.at_last_step("model")]
+        [9, None]
+        """
+        groups = self.where(step=...).groups(*by).values()
+        kept = [self.where(step=None), *(rows.where(step=max(rows.values("step"))) for rows in groups)]
+        return self._only(np.sort(np.concatenate([part.positions for part in kept])))
+
     @property
     def positions(self) -> np.ndarray:
         """The indices of its rows in the concatenated tables."""
@@ -423,6 +436,18 @@ class Query:
         if len(found) > 1:
             raise LookupError(f"{len(found)} rows match {fields}, expected at most one")
         return next(iter(found), None)
+
+    def csv(self, columns: Sequence[str]) -> str:
+        """The rows as text with comma-separated values, numbers with nine digits; what is missing is empty."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        for row in self:
+            values = [getattr(row, name) for name in columns]
+            missing = [v is None or (isinstance(v, float) and not math.isfinite(v)) for v in values]
+            plain = [f"{v:.9g}" if isinstance(v, float) else v for v in values]
+            writer.writerow(["" if gone else v for v, gone in zip(plain, missing, strict=True)])
+        return out.getvalue()
 
     def table(self, about: Mapping[str, Any] | None = None) -> Table:
         """The same rows as a table of their own."""
@@ -495,6 +520,20 @@ def median_ratio(pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> float 
             numerators[row.step] / row.value for row in below if row.known and row.value and numerators.get(row.step)
         ]
     return median(ratios) if ratios else None
+
+
+def envelope(lines: Iterable[Sequence[Row]]) -> dict[int, tuple[float, float]]:
+    """The lowest and the highest end of the intervals of several lines, by step in order."""
+    ends: dict[int, list[float]] = {}
+    for row in (row for line in lines for row in line if row.interval):
+        ends.setdefault(row.step or 0, []).extend((row.low, row.high))
+    return {step: (min(ends[step]), max(ends[step])) for step in sorted(ends)}
+
+
+def largest_gap(line: Iterable[Row], other: Iterable[Row]) -> float | None:
+    """The largest difference of two lines at the steps that both have."""
+    values = {row.step: row.value for row in other if row.known}
+    return max((abs(row.value - values[row.step]) for row in line if row.known and row.step in values), default=None)
 
 
 def is_missing(value: float | None) -> bool:

@@ -53,7 +53,7 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
         profiles.cka_section(runs, rows),
         profiles.groups_section(rows, catalogue),
         provenance.table_section(rows.query),
-        provenance.dropped_section(rows.abouts, provenance.profile_notes(rows, catalogue)),
+        provenance.dropped_section(rows, catalogue),
         provenance.record_section(runs),
         provenance.glossary_section(catalogue, rows.metrics()),
     ]

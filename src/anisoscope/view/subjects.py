@@ -20,7 +20,7 @@ import numpy as np
 from anisoscope.results.folder import MappedSite
 from anisoscope.results.modality import modality_in
 from anisoscope.results.query import Query, Row, Table, options_of
-from anisoscope.view.words import site_name
+from anisoscope.view.words import LOOP, site_name
 
 STREAM = ("embed", "resid", "final")
 APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # key of a profile's subject
@@ -61,6 +61,11 @@ class Subject:
     blocks: int
     seed: int | None = None
     source: int = 0
+
+    @property
+    def line(self) -> int:
+        """The index of its entry in the page's legend."""
+        return self.index
 
     @property
     def marker(self) -> str:
@@ -215,6 +220,8 @@ class TrainingRows(RunRows):
             self.lines[key] = by_step(rows)
         measured_lines = [line for key, line in self.lines.items() if key.site.kind != "training"]
         self.steps = sorted({row.step or 0 for line in measured_lines for row in line})
+        loop = [line for key, line in self.lines.items() if key.metric in LOOP]
+        self.logged_steps = {row.step or 0 for line in loop for row in line}
 
     def _owner(self, key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Query]) -> tuple[Any, ...]:
         """Rows of the training log have no stack or seed and are assigned to their model's first subject."""

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from anisoscope.results.quantity import share_by_chance
-from anisoscope.results.query import median_ratio, options_of, variant_name
+from anisoscope.results.query import envelope, median_ratio, options_of, variant_name
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
@@ -25,6 +25,7 @@ ENERGY, ENRICHMENT = "gradient_energy", "gradient_enrichment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
 DEPTH_STEPS = 14
 FILE_PANELS = 4
+MAP_ALT = "Map of steps by layers of {}; the table below holds its numbers."
 IN_FILES: dict[str, Any] = {"most": FILE_PANELS, "columns": 4, "shared": True}  # of figures with a panel per model
 IN_SAMPLE = "in-sample"  # note of a step that the frozen proxy was fitted on
 ONE = (Level(1.0, "chance", colour="@ink"),)
@@ -131,23 +132,17 @@ class Gradients:
         """The last row with a value of a line; None without values."""
         return next(reversed(known(self.whole(subject, metric, site, **how))), None)
 
-    def limited(self, values: Sequence[Any], most: int, what: str, *, evenly: bool = True) -> list[Any]:
-        """At most `most` of the values, evenly chosen or the first; the page says what was left out."""
-        if len(values) > most:
-            self.left_out[what] = f"{most} of {len(values)} {what}"
-        return [values[i] for i in few(range(len(values)), most)] if evenly else list(values[:most])
-
     def thin(self, line: Sequence[Any]) -> list[Any]:
-        return self.limited(line, self.detail.steps, "steps")
+        return limited(line, self.detail.steps, "steps", left_out=self.left_out)
 
     def sites(self, sites: Sequence[DrawnSite]) -> Options:
-        shown = self.limited(sites, self.detail.sites, "layers")
+        shown = limited(sites, self.detail.sites, "layers", left_out=self.left_out)
         default = self.rows.middle(shown) if shown else 0
         return Options(shown, choice("Layer", [site.name for site in shown], default))
 
     def readings(self, keys: Iterable[LineKey]) -> Options:
-        every = readings_of(keys)
-        shown = self.limited(every, self.detail.readings, "ways to fit and average", evenly=False)
+        look: Look = {"left_out": self.left_out, "evenly": False}
+        shown = limited(readings_of(keys), self.detail.readings, "ways to fit and average", **look)
         return Options(shown, choice("Proxy", map(reading_words, shown)))
 
     def proxies(self, metric: str) -> list[str]:
@@ -232,18 +227,17 @@ class Gradients:
         for subject in self.rows.subjects:
             scaled = {}
             for key, view in views[subject.index].items():
-                if view.series:
-                    scaled[key] = replace(view, y=figure.value_axis(values[key], title, log=False))
+                if view.series or view.grid:
+                    y = figure.value_axis(values[key], title, log=False) if view.series else view.y
+                    scaled[key] = replace(view, y=y)
             if scaled:
-                told = f"{alt.format(subject.label)} {courses(scaled.get(default, next(iter(scaled.values()))).series)}"
+                shown = scaled.get(default) or next(iter(scaled.values()))
+                told = f"{alt.format(subject.label)} {courses(shown.series)}".strip()
                 panels.append(self.named(subject, Panel(views=scaled, by=by, height=height, alt=told)))
         return tuple(panels)
 
     def named(self, subject: Subject, panel: Panel) -> Panel:
-        """A panel linked to the legend entry of its subject; with several subjects its title is the label."""
-        several = len(self.rows.subjects) > 1
-        role = subject.role if several and subject.role not in subject.label else ""
-        return replace(panel, title=subject.label if several else "", owner=role, line=subject.index)
+        return linked(panel, subject, several=len(self.rows.subjects) > 1)
 
     def tables(self, make: Callable[[Subject], DataTable]) -> list[Any]:
         """One table per subject that has rows, below its label if there are several."""
@@ -252,6 +246,20 @@ class Gradients:
             if table.groups[0]:
                 parts += [*([Heading(subject.label, 4, css="apart")] if several else []), table]
         return parts
+
+
+def linked(panel: Panel, one: Any, *, several: bool, aside: str = "") -> Panel:
+    """A panel with the legend entry of a subject or arm; its title is the label if there are several."""
+    role = one.role if several and one.role not in one.label else ""
+    title, owner = one.label if several or aside else "", ", ".join(part for part in (role, aside) if part)
+    return replace(panel, title=title, owner=owner, line=one.line)
+
+
+def limited(values: Sequence[Any], most: int, what: str, *, left_out: dict[str, str], evenly: bool = True) -> list[Any]:
+    """At most `most` of the values, evenly chosen or the first; notes in `left_out` what is not on the page."""
+    if len(values) > most:
+        left_out[what] = f"{most} of {len(values)} {what}"
+    return [values[i] for i in few(range(len(values)), most)] if evenly else list(values[:most])
 
 
 def readings_of(keys: Iterable[LineKey]) -> list[str]:
@@ -342,14 +350,9 @@ def _overview(found: Gradients) -> list[Any]:
 
     def draw(one: Subject, reading: str) -> Panel:
         drawn = []
-        ends: dict[int, tuple[float, float]] = {}  # range of the bands by step
-        for site in sites:
-            for row in found.whole(one, ENERGY, site, reading=reading, control="normal"):
-                if row.interval:
-                    low, high = ends.get(row.step, row.interval)
-                    ends[row.step] = (min(low, row.low), max(high, row.high))
+        ends = envelope(found.whole(one, ENERGY, site, reading=reading, control="normal") for site in sites)
         if len(ends) > 1:
-            steps = found.thin(sorted(ends))
+            steps = found.thin(list(ends))
             lows, highs = ([brief(ends[step][i]) for step in steps] for i in (0, 1))
             look: Look = {"colour": "@s3", "low": lows, "high": highs, "band": 0.26, "width": 0, "quiet": True}
             drawn.append(Series("normal control, all layers", [*map(found.time.place, steps)], lows, **look))
@@ -430,50 +433,47 @@ def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
         for variant in names:
             label = f"{entry.title} · {reading_words(reading_of(variant))}" if len(names) > 1 else entry.title
             measures.append(Measure(metric, variant, label, words.sentences(entry.formula, entry.description)))
-    shown = found.limited(measures, found.detail.measures, "measures", evenly=False)
+    shown = limited(measures, found.detail.measures, "measures", left_out=found.left_out, evenly=False)
     return sorted(shown, key=lambda measure: measure.metric != ENRICHMENT)
 
 
 def map_section(found: Gradients) -> Section | None:
     """The section of maps of gradient metrics, steps by layers."""
-    rows = found.rows
-    measures = _measures(found, {*TANGENT, "amplification"} & rows.metrics())
-    if not measures or len(rows.steps) < 2:
+    measures = _measures(found, {*TANGENT, "amplification"} & found.rows.metrics())
+    if not measures or len(found.rows.steps) < 2:
         return None
-    maps = {one.index: [_cells(found, one, measure) for measure in measures] for one in rows.subjects}
-    panels = []
-    for one in rows.subjects:
-        views = {}
-        for i, (steps, sites, z) in enumerate(maps[one.index]):
-            values = [v for of_subject in maps.values() for row in of_subject[i][2] for v in row if v is not None]
-            if any(v is not None for row in z for v in row):
-                views[str(i)] = step_map(steps, sites, z, (min(values), max(values)), measures[i].label)
-        most = max(len(sites) for _, sites, _ in maps[one.index])
-        panels += [found.named(one, map_panel(views, "map.0", one.label, most))] if views else []
-    if not panels:
-        return None
-    lead = "Every layer at every measured step. Columns are measured steps, not evenly spaced in time."
-    lead += " Maps of one measure share their colour scale." if len(panels) > 1 else ""
+
+    @cache
+    def cells(one: Subject, measure: Measure) -> dict[DrawnSite, dict[int, float | None]]:
+        lines = {}
+        for site in found.rows.sites([measure.metric]):
+            if line := found.thin(found.rows.line(one, measure.metric, site, measure.variant)):
+                lines[site] = {row.step or 0: brief(row.value) for row in line}
+        return lines
+
+    def draw(one: Subject, measure: Measure) -> Panel:
+        lines, every = cells(one, measure), [cells(other, measure) for other in found.rows.subjects]
+        values = [v for of_subject in every for line in of_subject.values() for v in line.values() if v is not None]
+        steps = sorted({step for line in lines.values() for step in line})
+        z = [[line.get(step) for step in steps] for line in lines.values()]
+        known_cells = any(v is not None for row in z for v in row)
+        ends = (min(values), max(values)) if known_cells else (0.0, 1.0)
+        return step_map(steps, list(lines), z, ends, measure.label) if known_cells else Panel()
+
+    lead = (
+        "Every layer at every measured step. Columns are measured steps, not evenly spaced in time. Maps of one "
+        "measure share their colour scale."
+    )
     files: Look = {"enrichment-map": {}} if measures[0].metric == ENRICHMENT else {}
-    switch = Switch("map", (measure_choice(measures),))
-    drawn = Figure(tuple(panels), layout="pairs", most=FILE_PANELS, files=files, each=True)
-    parts = [Prose(lead), Key(), Controls(switch), drawn, page.Says(switch)]
-    return Section("maps", "Gradients, steps by layers", parts, "Gradients by layers")
+    how: Look = {"heading": "", "lead": lead, "key": Key(), "alt": MAP_ALT}
+    how |= {"look": {"most": FILE_PANELS, "files": files, "each": True}}
+    how |= {"height": map_height(len(found.rows.sites(measure.metric for measure in measures)))}
+    parts = found.parts("map", [Options(measures, measure_choice(measures))], draw, **how)
+    return Section("maps", "Gradients, steps by layers", parts, "Gradients by layers") if parts else None
 
 
-def map_panel(views: dict[str, Panel], by: str, label: str, most: int) -> Panel:
-    """The panel of maps of one subject by measure, with the height for `most` sites."""
-    alt = f"Map of steps by layers of {label}; the table below holds its numbers."
-    return Panel(views=views, by=(by,), height=max(220, min(420, 90 + 19 * most)), alt=alt)
-
-
-def _cells(found: Gradients, subject: Subject, measure: Measure) -> tuple[list[int], list[DrawnSite], list[list[Any]]]:
-    cells = {}
-    for site in found.rows.sites([measure.metric]):
-        if line := found.thin(found.rows.line(subject, measure.metric, site, measure.variant)):
-            cells[site] = {row.step or 0: brief(row.value) for row in line}
-    steps = sorted({step for by_step in cells.values() for step in by_step})
-    return steps, list(cells), [[by_step.get(step) for step in steps] for by_step in cells.values()]
+def map_height(sites: int) -> int:
+    return max(220, min(420, 90 + 19 * sites))
 
 
 def step_map(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import re
 import shlex
 from collections import defaultdict
@@ -14,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from anisoscope.results.modality import MODALITIES, TEXT
-from anisoscope.results.query import Query, Row
+from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view import page
 from anisoscope.view.page import DataTable, Heading, Prose, Section, TableCell, text
 from anisoscope.view.subjects import (
@@ -30,10 +27,7 @@ from anisoscope.view.subjects import (
 )
 from anisoscope.view.words import Catalogue, listed, number, plural, shortened, spans
 
-COLUMNS = (
-    "model", "revision", "data", "step", "stack", "layer", "kind", "group", "metric", "variant",
-    "value", "low", "high", "sd", "n", "contexts", "dropped", "seed", "note",
-)  # fmt: skip
+COLUMNS = [name for name in SCHEMA.names if name not in ("schema", "run", "depth", "head", "replicates")]
 STACK = re.compile(r"(encoder|decoder): ")
 SEED = re.compile(r" \(seed (\d+)\)$")
 WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is")
@@ -51,7 +45,6 @@ CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("tests", lambda row: row.metric.endswith(("_p", "_p_holm"))),
     ("means of row ratios", lambda row: row["average"] is not None),
 )
-Notes = dict[str, list[tuple[str, ...]]]  # keys "missing" and "remarks": (model, metric, where, note)
 
 
 def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
@@ -248,14 +241,13 @@ def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(shortened(list(names)), list(reasons)) for reasons, names in by_reasons.items() if reasons]
 
 
-def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
+def dropped_section(rows: RunRows, catalogue: Catalogue) -> Section:
     """The section on dropped rows, warnings, and values that could not be computed."""
-    lost, warned, remarks = dropped(abouts), warnings(abouts), notes["remarks"]
+    lost, warned = dropped(rows.abouts), warnings(rows.abouts)
     tables = {}
-    for name, rows in notes.items():
-        cells = [[*map(TableCell, row[:3]), TableCell(row[3], css="prose")] for row in rows]
-        heads = [["Model", "Metric", "Where", "Note"]]
-        tables[name] = DataTable(heads, [cells], "Notes", "plain notes", numeric=9)
+    for name, notes in notes_of(rows, catalogue).items():
+        cells = [[*map(TableCell, note[:3]), TableCell(note[3], css="prose")] for note in notes]
+        tables[name] = DataTable([["Model", "Metric", "Where", "Note"]], [cells], "Notes", "plain notes", numeric=9)
     parts: list[Any] = []
     if lost:
         words = "<strong>{name}</strong>: {why}"
@@ -265,32 +257,39 @@ def dropped_section(abouts: Sequence[About], notes: Notes) -> Section:
         every: Any = page.Piece("listing", warned)
         every = page.Fold(f"All {len(warned)} warnings", [every], css="behind") if len(warned) > 8 else every
         parts += [Heading("Warnings"), every]
-    if notes["missing"]:
+    if tables["missing"].groups[0]:
         parts += [Heading("Values that could not be computed"), tables["missing"]]
-    if remarks:
-        words = f"Remarks on computed values ({len(remarks)})"
-        parts.append(page.Fold(words, [tables["remarks"]], open=len(remarks) <= 12))
+    if count := len(tables["remarks"].groups[0]):
+        parts.append(page.Fold(f"Remarks on computed values ({count})", [tables["remarks"]], open=count <= 12))
     nothing = [Prose("Nothing was dropped, nothing was warned about, and every value was computed.")]
     return Section("dropped", "Dropped, warned about, not computed", parts or nothing, "Dropped, warned")
 
 
-def profile_notes(rows: RunRows, catalogue: Catalogue) -> Notes:
-    """The distinct notes of a profile with their sites; missing values separate from remarks."""
+def notes_of(rows: RunRows, catalogue: Catalogue) -> dict[str, list[tuple[str, ...]]]:
+    """The distinct notes (model, metric, where, note), those of missing values separate from remarks.
 
-    def title(row: Row) -> str:
-        return " · ".join(part for part in (catalogue.entry(row.metric).title, row.variant, row.group) if part)
-
-    return _notes(rows, title, str, _where)
-
-
-def _notes(
-    rows: RunRows, title: Callable[[Row], str], reported: Callable[[str], str], where: Callable[[Sequence[Row]], str]
-) -> Notes:
+    Of a training run: with their steps, without what figures show, and only the first ones.
+    """
+    over_steps = isinstance(rows, TrainingRows)
     books: dict[str, dict[tuple[str, ...], list[Row]]] = {"missing": defaultdict(list), "remarks": defaultdict(list)}
-    for row in rows.query.where(lambda row: not row.known or bool(reported(row.note))):
-        key = rows.subjects[row["subject"]].label, title(row), reported(row.note) or "no reason was recorded"
-        books["remarks" if row.known else "missing"][key].append(row)
-    return {name: [(*key[:2], where(found), key[2]) for key, found in book.items()] for name, book in books.items()}
+    for row in rows.query:
+        note = unusual(row.note) if over_steps else row.note
+        if note or not row.known:
+            parts = (catalogue.entry(row.metric).title, *(() if over_steps else (row.variant, row.group)))
+            title = " · ".join(part for part in parts if part)
+            key = rows.subjects[row["subject"]].label, title, note or "no reason was recorded"
+            books["remarks" if row.known else "missing"][key].append(row)
+    notes = {}
+    for name, book in books.items():
+        told = [(*key[:2], _when(found) if over_steps else _where(found), key[2]) for key, found in book.items()]
+        more = ("", "", "", f"{len(told) - NOTES:,} further notes are in table.parquet.")
+        notes[name] = [*told[:NOTES], more] if over_steps and len(told) > NOTES else told
+    return notes
+
+
+def _when(rows: Sequence[Row]) -> str:
+    steps = dict.fromkeys(f"{pick(row.step or 0 for row in rows):,}" for pick in (min, max))
+    return f"{plural(len(rows), 'row')}, step{'s' if len(steps) > 1 else ''} {' to '.join(steps)}"
 
 
 def _where(rows: Sequence[Row]) -> str:
@@ -305,21 +304,6 @@ def _where(rows: Sequence[Row]) -> str:
         parts.append(place_of(found[0]) if len(layers) == 1 else blocks)
     heads = {row.head for row in rows if row.head is not None}
     return ", ".join(parts) + (f" ({plural(len(heads), 'head')})" if heads else "")
-
-
-def step_notes(rows: TrainingRows, catalogue: Catalogue) -> Notes:
-    """The distinct notes that figures do not show, with their steps; missing values separate from remarks."""
-
-    def when(found: Sequence[Row]) -> str:
-        steps = [row.step or 0 for row in found]
-        low, high = min(steps), max(steps)
-        return f"{plural(len(steps), 'row')}, " + (f"step {low:,}" if low == high else f"steps {low:,} to {high:,}")
-
-    notes = _notes(rows, lambda row: catalogue.entry(row.metric).title, unusual, when)
-    for name, book in notes.items():
-        more = ("", "", "", f"{len(book) - NOTES:,} further notes are in table.parquet.")
-        notes[name] = [*book[:NOTES], *([more] if len(book) > NOTES else [])]
-    return notes
 
 
 def unusual(note: str) -> str:
@@ -418,22 +402,10 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
             fewer = kept.where(lambda row, unwanted=unwanted: not unwanted(row))  # type: ignore[misc]
             left_out += [words] if len(fewer) < len(kept) else []
             kept = fewer
-    if len(kept) > most:  # keep the last step of each model and seed, and rows without a step
-        dated = kept.where(step=...).groups("source", "model", "seed")
-        ends = {key: max(rows.values("step")) for key, rows in dated.items()}
-        kept = kept.where(lambda row: row.step is None or row.step == ends[row.source, row.model, row.seed])
+    if len(kept) > most:
+        kept = kept.at_last_step("source", "model", "seed")
         left_out.append("all steps but the last")
     shown = kept.first(most)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_plain(getattr(row, name)) for name in COLUMNS] for row in shown)
-    href = "data:text/csv;charset=utf-8," + quote(out.getvalue(), safe=",;=:/()")
+    href = "data:text/csv;charset=utf-8," + quote(shown.csv(COLUMNS), safe=",;=:/()")
     sizes = {"rows": len(shown), "total": len(plain), "heads": len(query) - len(plain)}
     return {"href": href, "gone": left_out, "cut": len(kept) > most, **sizes}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.9g}" if math.isfinite(value) else ""
-    return "" if value is None else value

@@ -99,9 +99,11 @@ def arms_of(rows: TrainingRows) -> list[Arm]:
     return arms
 
 
-def arm_hue(rows: TrainingRows, arm: Arm) -> int:
-    """The colour of an arm in the page's legend; by subject if there are gradient sections, which show each."""
-    return arm.index if rows.metrics().isdisjoint(TANGENT) else arm.line
+def legend_arms(rows: TrainingRows) -> list[Arm]:
+    """The entries of the page's legend: arms or, if there are gradient sections, which show each seed, subjects."""
+    if rows.metrics().isdisjoint(TANGENT):
+        return arms_of(rows)
+    return [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
 
 
 def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
@@ -153,17 +155,20 @@ class Shape:
     @property
     def default(self) -> int:
         """The index of the measure shown initially."""
-        there = [(i, m.metric) for i, m in enumerate(self.measures) if not m.variant and m.family == "stream"]
-        found = {metric: i for i, metric in reversed(there)}
-        return next((found[name] for name in FIRST if name in found), 0)
+        plain = {m.metric: i for i, m in self._plain if m.family == "stream"}
+        return next((plain[name] for name in FIRST if name in plain), 0)
 
     @property
     def in_files(self) -> list[int]:
         """The indices of the few measures that have vector files."""
-        found = {m.metric: i for i, m in reversed(list(enumerate(self.measures))) if not m.variant}
-        if "svd_ratio" in found:
-            found.pop("average_cosine", None)
-        return [found[name] for name in IN_FILES if name in found][:FILE_MEASURES]
+        plain = {m.metric: i for i, m in self._plain}
+        names = [name for name in IN_FILES if name in plain and (name != "average_cosine" or "svd_ratio" not in plain)]
+        return [plain[name] for name in names][:FILE_MEASURES]
+
+    @property
+    def _plain(self) -> list[tuple[int, Measure]]:
+        """The measures in their default variant, the first of each metric last."""
+        return [(i, measure) for i, measure in reversed(list(enumerate(self.measures))) if not measure.variant]
 
     @property
     def moments(self) -> list[str]:
@@ -200,12 +205,6 @@ class Shape:
         reach = "seeds from" if f"{name}/seeds" in self.arrays else "interval"
         return {"low": Ref(f"{name}/lo", at), "high": Ref(f"{name}/hi", at), "reach": reach}
 
-    def spread(self, m: int, arm: Arm, at: tuple[Any, ...]) -> dict[str, Any]:
-        """Series fields for whiskers of one standard deviation of an estimator."""
-        low, high = (f"shape/{m}/{arm.index}/{end}" for end in ("sd0", "sd1"))
-        ends = {"low": Ref(low, at), "high": Ref(high, at), "bars": "y", "reach": "one sd over batches:"}
-        return ends if low in self.arrays else {}
-
     def line(self, m: int, arm: Arm, at: tuple[Any, ...], **look: Any) -> list[Series]:
         """The mean of an arm at some sites and steps, above thin lines of its seeds if `thin` gives their style."""
         name, thin = f"shape/{m}/{arm.index}", look.pop("thin", {})
@@ -235,21 +234,15 @@ def make_shape(rows: TrainingRows, catalogue: Catalogue) -> Shape | None:
 
 
 def _shape(rows: TrainingRows, every: list[Measure], most_steps: int, most_sites: int, most: int) -> Shape:
-    steps, measures, arms = few(rows.steps, most_steps), every[:most], arms_of(rows)
     left_out: dict[str, str] = {}
-    if len(steps) < len(rows.steps):
-        left_out["shape steps"] = f"{len(steps)} of {len(rows.steps)} steps"
-    if len(measures) < len(every):
-        left_out["shape measures"] = f"{most} of {len(every)} measures"
-    logs = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
-    time = figure.Time.of([*rows.steps, *logs])
+    arms = arms_of(rows)
+    steps = gradients.limited(rows.steps, most_steps, "steps", left_out=left_out)
+    measures = gradients.limited(every, most, "measures", left_out=left_out, evenly=False)
+    time = figure.Time.of({*rows.steps, *rows.logged_steps})
     arrays: dict[str, Any] = {"shape/x": [time.place(step) for step in steps]}
     drawn_sites, there = [], {}
     for m, measure in enumerate(measures):
-        measured = sites_of(rows, measure)
-        sites = [measured[i] for i in few(range(len(measured)), most_sites)]
-        if len(sites) < len(measured):
-            left_out["shape places"] = f"{most_sites} of {len(measured)} layers"
+        sites = gradients.limited(sites_of(rows, measure), most_sites, "layers", left_out=left_out)
         drawn_sites.append(sites)
         for arm in arms:
             numbers = _numbers(rows, arm, measure, sites, steps)
@@ -301,11 +294,8 @@ def beside(panels: Sequence[Panel]) -> str:
 
 def arm_panel(rows: TrainingRows, arm: Arm, panel: Panel, *, seeds: bool = True) -> Panel:
     """A panel linked to the legend entry of its arm; with several arms its title is the label."""
-    several = len({one.model for one in rows.subjects}) > 1
-    role = arm.role if several and arm.role not in arm.label else ""
     count = words.plural(len(arm.subjects), "seed") if len(arm.subjects) > 1 and seeds else ""
-    owner = ", ".join(part for part in (role, count) if part)
-    return replace(panel, title=arm.label if several or count else "", owner=owner, line=arm.line)
+    return gradients.linked(panel, arm, several=len({one.model for one in rows.subjects}) > 1, aside=count)
 
 
 def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section:
@@ -413,21 +403,22 @@ def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
             if there:
                 at, sites = (there, "*"), [shape.sites[m][i] for i in there]
                 z, scale = Ref(f"shape/{m}/{arm.index}/mean", at), (min(values), max(values))
-                views[str(m)] = gradients.step_map(
-                    shape.steps, sites, z, scale, measure.label, **shape.ends(m, arm, at)
-                )
-        most = max(map(len, shape.sites))
-        panels += [arm_panel(rows, arm, gradients.map_panel(views, "shape.0", arm.label, most))] if views else []
+                ends = shape.ends(m, arm, at)
+                views[str(m)] = gradients.step_map(shape.steps, sites, z, scale, measure.label, **ends)
+        alt, height = gradients.MAP_ALT.format(arm.label), gradients.map_height(max(map(len, shape.sites)))
+        panels += [arm_panel(rows, arm, Panel(views=views, by=("shape.0",), height=height, alt=alt))] if views else []
     files = {f"steps-by-layers-{shape.measures[m].metric}": {"shape.0": m} for m in shape.in_files}
-    lead = "The same numbers as maps" + (", on one colour scale" if len(panels) > 1 else "")
-    lead += "; means over seeds" if shape.seeds > 1 else ""
-    lead += ". Columns are measured steps, not evenly spaced in time."
+    lead = (
+        "The same numbers as maps, on one colour scale; of several seeds the means. Columns are measured steps, not "
+        "evenly spaced in time."
+    )
     maps = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
     return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True)
 
 
 def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
-    looks = {a.index: {"label": a.label, "colour": series(arm_hue(rows, a)), "owner": a.line} for a in shape.arms}
+    hues = {arm.line: arm.index for arm in legend_arms(rows)}
+    looks = {a.index: {"label": a.label, "colour": series(hues[a.line]), "owner": a.line} for a in shape.arms}
     views = {str(m): arms_profile(shape, m, shape.arms, looks) for m in range(len(shape.measures))}
     alt = "Profiles over depth at the chosen step, all models together."
     panel = Panel(views=views, by=("shape.0",), height=340, alt=alt)
@@ -532,8 +523,12 @@ def _dimension(
             indices = tuple(i for i in there if sites[i].kind == place[2] and sites[i].layer in layers)
             at, x, where = (*indices[:1], "*"), shape.arrays["shape/x"], shape.moments
             heading = f"over steps, {sites[indices[0]].name}" if indices else heading
-        look = {"label": label, "colour": series(hue), "dash": dash, "width": width, "size": 4.0, "join": True}
-        drawn += shape.line(m, arm, at, x=x, where=where, **look, **shape.spread(m, arm, at)) if indices else []
+        look: dict[str, Any] = {"label": label, "colour": series(hue), "dash": dash, "width": width}
+        look |= {"size": 4.0, "join": True}
+        if f"shape/{m}/{arm.index}/sd0" in shape.arrays:  # whiskers of one standard deviation
+            low, high = (Ref(f"shape/{m}/{arm.index}/{end}", at) for end in ("sd0", "sd1"))
+            look |= {"low": low, "high": high, "bars": "y", "reach": "one sd over batches:"}
+        drawn += shape.line(m, arm, at, x=x, where=where, **look) if indices else []
     # the embedding of a character model has few distinct rows and is far off: it has a scale of its own
     embed = place is not None and place[2] == "embed"
     cells = [(m, other.index, i) for m in measured for other in shape.arms for i in shape.there[m, other.index]

@@ -10,7 +10,7 @@ import html
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from anisoscope.results.folder import MappedSite
 from anisoscope.view.figure import Axis, Figure, Panel, Ref, Series, Switch, brief, choice, series
@@ -134,15 +134,8 @@ def _rows_view(site: MappedSite, name: str, wanted: str) -> Panel:
 BUDGET = 2_500_000  # limit of the JSON of all cards in characters
 
 
-class Room(NamedTuple):
-    """The size of a card: numbers of tokens, of examples, and of context characters on either side."""
-
-    tokens: int
-    examples: int
-    context: int
-
-
-FULL, SHORT = Room(10, 5, 48), Room(6, 3, 30)  # for the last step, and for earlier ones
+Room = tuple[int, int, int]  # the size of a card: tokens, examples, and characters of context on either side
+FULL, SHORT = (10, 5, 48), (6, 3, 30)  # for the last step, and for earlier ones
 SIGNS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥", "\u00a0": "⍽"})
 SIGNS_IN_TEXT = {code: sign for code, sign in SIGNS.items() if code != ord(" ")}
 EMPTY = "∅"
@@ -218,13 +211,14 @@ def by_importance(steps: Sequence[int]) -> list[int]:
 
 def _card(concept: Mapping[str, Any], room: Room) -> dict[str, Any]:
     """The record of one concept, shortened to the size of a card."""
+    most_tokens, most_examples, most = room
     examples = []
-    for example in [e for e in concept.get("examples") or [] if isinstance(e, Mapping)][: room.examples]:
+    for example in [e for e in concept.get("examples") or [] if isinstance(e, Mapping)][:most_examples]:
         before, token, after = (str(example.get(name) or "") for name in ("before", "token", "after"))
-        left = "… " * (len(before) > room.context) + visible(before[-room.context :], spaces=False)
-        right = visible(after[: room.context], spaces=False) + " …" * (len(after) > room.context)
+        left = "… " * (len(before) > most) + visible(before[-most:], spaces=False)
+        right = visible(after[:most], spaces=False) + " …" * (len(after) > most)
         examples.append([left, visible(token), right, _brief(example.get("code"))])
-    tokens = [[visible(str(token)), _brief(share)] for token, share in list(concept.get("tokens") or [])[: room.tokens]]
+    tokens = [[visible(str(token)), _brief(share)] for token, share in list(concept.get("tokens") or [])[:most_tokens]]
     card = {"concept": int(concept.get("concept") or 0), "share": _brief(concept.get("share")), "tokens": tokens}
     origin = concept.get("from") or {}
     steps = [int(origin.get("step") or 0), int(origin.get("concept") or 0), _brief(origin.get("cosine"))]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from anisoscope.results.query import Query, seeds_mean
+from anisoscope.results.query import Query, largest_gap, seeds_mean
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
@@ -25,10 +25,10 @@ from anisoscope.view.sections.findings import apart
 from anisoscope.view.sections.frequency import frequency_section
 from anisoscope.view.sections.gradients import ENERGY, Gradients
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
-from anisoscope.view.sections.shape import Arm, arms_of
+from anisoscope.view.sections.shape import Arm, legend_arms
 from anisoscope.view.sections.single_rows import concepts_section, row_parts
 from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
-from anisoscope.view.words import LOOP, OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
+from anisoscope.view.words import OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
 SPECS = 4_000_000  # limit of the JSON of gradient figures in characters
 SHOWN, ARMS = 4, 9  # numbers of subjects, or of arms (all seeds in one line), shown initially
@@ -64,7 +64,7 @@ def training_page(
         None if shape else _last_profiles(runs, catalogue, rows),
         _left_out([*found.left_out.values(), *(shape.left_out.values() if shape else ())]),
         provenance.table_section(Query(*(run.table for run in runs)), most=provenance.PAGE_ROWS),
-        provenance.dropped_section(rows.abouts, provenance.step_notes(rows, catalogue)),
+        provenance.dropped_section(rows, catalogue),
         provenance.record_section(runs),
         provenance.glossary_section(catalogue, rows.metrics()),
     ]
@@ -111,17 +111,14 @@ def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
 
     Without gradient metrics the seeds of a model are drawn as one line and have one entry.
     """
-    if rows.metrics().isdisjoint(TANGENT):
-        arms = [(arm.subjects[0], arm.label, arm.index) for arm in arms_of(rows)]
-        shown = {one.index for one, *_ in arms[:ARMS]}
-    else:
-        arms = [(one, one.label, one.index) for one in rows.subjects]
-        firsts = list({one.model: one.index for one in reversed(rows.subjects)}.values())
-        shown = set(sorted(firsts)[:SHOWN] if len(arms) > SHOWN else range(len(arms)))
+    arms = legend_arms(rows)
+    shown = {arm.line for arm in arms[: ARMS if rows.metrics().isdisjoint(TANGENT) else SHOWN]}
+    if len(arms) > SHOWN and not rows.metrics().isdisjoint(TANGENT):
+        shown = {*sorted({one.model: one.index for one in reversed(rows.subjects)}.values())[:SHOWN]}
     entries = []
-    for one, label, hue in arms if len(arms) > 1 else ():
-        role = one.role if one.role not in label else ""
-        entries.append(page.LegendEntry(one.index, label, hue % 8 + 1, role, one.marker, one.index in shown))
+    for arm in arms if len(arms) > 1 else ():
+        role, marker = arm.role if arm.role not in arm.label else "", arm.subjects[0].marker
+        entries.append(page.LegendEntry(arm.line, arm.label, arm.index % 8 + 1, role, marker, arm.line in shown))
     return entries
 
 
@@ -203,8 +200,7 @@ def _flag_parts(flags: Sequence[tuple[str, int | None, str]]) -> list[Any]:
 
 def _loss_section(rows: TrainingRows, catalogue: Catalogue) -> Section | None:
     """The section with what the training loop logged, for all models."""
-    steps = [row.step or 0 for name in LOOP for key in rows.keys.get(name, []) for row in rows.lines[key]]
-    time = Time.of(steps)
+    time = Time.of(rows.logged_steps)
     panels = [panel for names in LOGS if (panel := _log_panel(rows, catalogue, names, time))] if time.long else []
     if not panels:
         return None
@@ -219,10 +215,8 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue) -> Section | None:
 
 def _log_panel(rows: TrainingRows, catalogue: Catalogue, names: Sequence[str], time: Time) -> Panel | None:
     """A panel of what was logged under some names: the mean of the seeds, above thin lines of each."""
-    arms, drawn, both = arms_of(rows), [], "loss" in names and len(names) > 1
-    if not rows.metrics().isdisjoint(TANGENT):  # gradient sections show each seed
-        arms = [Arm(one.index, one.label, one.model, one.role, one.blocks, (one,)) for one in rows.subjects]
-    for arm, name in product(arms, names):
+    drawn, both = [], "loss" in names and len(names) > 1
+    for arm, name in product(legend_arms(rows), names):
         lines = [rows.logged(one, name) for one in arm.subjects]
         look = _log_look(rows, catalogue, arm, name, both=both)
         if len(lines) > 1 and look["width"] > THIN:  # seeds are drawn only for the main line
@@ -248,7 +242,7 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
     pale = both and not probe
     return {
         "label": " · ".join(part for part in parts if part) or catalogue.entry(metric).title,
-        "colour": series(shapes.arm_hue(rows, arm), 0.55 if pale else 1.0),
+        "colour": series(arm.index, 0.55 if pale else 1.0),
         "width": THIN if pale and seeds else 1.9 if probe else 1.3,
         "size": 5.0 if probe else 0.0,
         "interval": probe and not seeds,
@@ -258,14 +252,9 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
 
 def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: TrainingRows) -> Section | None:
     """Profiles over depth at the last step, as in the report of a single model."""
-    last = []
-    for run in runs:
-        query = Query(run.table).where(head=None, kind=[*STREAM, "stage"], metric=lambda m: m not in OF_TRAINING)
-        ends = {model: max((s for s in part.values("step") if s is not None), default=None)
-                for model, part in query.groups("model").items()}  # fmt: skip
-        kept = query.where(lambda row, ends=ends: row.step is None or row.step == ends[row.model])  # type: ignore[misc]
-        last.append(replace(run, table=kept.table(run.about)))
-    profiles = ProfileRows(last)
+    kept = {"head": None, "kind": [*STREAM, "stage"], "metric": lambda metric: metric not in OF_TRAINING}
+    last = [Query(run.table).where(**kept).at_last_step("model").table(run.about) for run in runs]
+    profiles = ProfileRows([replace(run, table=table) for run, table in zip(runs, last, strict=True)])
     if not len(profiles.query):
         return None
     shown = [p for p in main_profiles(profiles, catalogue) if p.values and not p.variant]
@@ -334,10 +323,8 @@ def _energy(found: Gradients, subject: Subject) -> str:
     words += f"; chance is {number(chance)}." if chance else "."
     normal = [row.high for row in found.whole(subject, ENERGY, site, control="normal") if row.interval]
     words += f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
-    pca = {row.step: row.value for row in known(found.whole(subject, ENERGY, site, proxy="pca"))}
-    gaps = [abs(row.value - pca[row.step]) for row in line if row.step in pca]
-    with_pca = gaps and found.proxy != "pca"
-    return words + (f" PCA of the same rank differs by at most {number(max(gaps), 2)}." if with_pca else "")
+    gap = largest_gap(line, found.whole(subject, ENERGY, site, proxy="pca")) if found.proxy != "pca" else None
+    return words + (f" PCA of the same rank differs by at most {number(gap, 2)}." if gap is not None else "")
 
 
 def _layers(found: Gradients, subject: Subject) -> str:
