@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.query import Query, Table, pairs, with_options
+from anisoscope.results.query import (
+    Query,
+    Row,
+    Table,
+    envelope,
+    largest_gap,
+    last_mean,
+    median_ratio,
+    pairs,
+    seeds_mean,
+    with_options,
+)
 
 
 def row(step: int | None, layer: int, value: float | None, variant: str = "", **more: Any) -> dict[str, Any]:
@@ -116,3 +127,26 @@ def test_the_room_loads_no_torch(room: str) -> None:
     done = subprocess.run([sys.executable, "-c", code.format(room)], capture_output=True, text=True, check=True)
     rooms = sorted({"errors", "moved", "results", room})  # the package itself loads `moved`
     assert done.stdout.strip() == f"{rooms} False"
+
+
+def test_lines_are_averaged_compared_and_bounded_at_the_steps_they_have() -> None:
+    def line(values: dict[int, float], half: float = 0.5) -> list[Row]:
+        rows = [{"step": s, "value": v, "low": v - half, "high": v + half} for s, v in values.items()]
+        return list(Query(Table.from_records(rows)))
+
+    one, other = line({0: 1.0, 4: 3.0}), line({0: 2.0, 4: math.nan, 8: 6.0})
+    means = seeds_mean([one, other])
+    assert [(row.step, row.value) for row in means] == [(0, 1.5), (4, 3.0), (8, 6.0)]
+    assert (means[0].low, means[0].high) == (1.0, 2.0) and math.isnan(means[1].low)
+    assert seeds_mean([one]) is one
+    assert (last_mean([one, line({4: 5.0})]), last_mean([one, other]), last_mean([])) == (4.0, 6.0, None)
+    assert (largest_gap(one, other), largest_gap(one, line({9: 1.0}))) == (1.0, None)
+    assert envelope([one, other])[0] == (0.5, 2.5)
+    assert (median_ratio([(one, other)]), median_ratio([])) == (0.5, None)
+
+
+def test_a_query_as_text_leaves_missing_values_empty() -> None:
+    rows = [{"model": "a, b", "layer": 1, "value": 1 / 3}, {"model": "c", "value": math.nan}]
+    assert Query(Table.from_records(rows)).csv(["model", "layer", "value"]) == (
+        'model,layer,value\n"a, b",1,0.333333333\nc,,\n'
+    )

@@ -267,7 +267,7 @@ def by_step(rows: Query) -> list[Row]:
 
 
 def known(rows: Iterable[Any]) -> list[Any]:
-    """Rows or dots that have a value."""
+    """The rows that have a value."""
     return [row for row in rows if math.isfinite(row.value)]
 
 
