@@ -142,7 +142,7 @@ def test_rows_that_are_not_finite_are_left_out_and_rows_of_large_numbers_are_not
     x = cloud(400, 16)
     x[3, 2], x[7, 0], x[9, 1], x[9, 2] = torch.nan, torch.inf, torch.inf, -torch.inf
     x[5] = 3e38  # its sum is not finite, but it is
-    left = arrays.read_array(x, "a metric", torch.arange(400), None, interval=True).contexts.tolist()
+    left = arrays.finite_rows(x, "a metric", torch.arange(400))[1].tolist()
     assert sorted(set(range(400)) - set(left)) == [3, 7, 9]
     x[5] = 1.0
     kept = torch.tensor([i for i in range(400) if i not in (3, 7, 9)])
@@ -225,8 +225,8 @@ def test_spectra_and_cosines_make_no_copy_of_the_array() -> None:
 
 
 def test_every_fold_is_a_share_of_the_rows() -> None:
-    given = arrays.ArrayRows(cloud(900, 70), torch.arange(900), torch.full((900,), -1), 0)
-    found = arrays._by_fold(Moments, given)
+    rows, contexts = cloud(900, 70), torch.arange(900)
+    found = arrays._by_fold(Moments, rows, fold_of(contexts), contexts)
     assert sorted(found) == list(range(FOLDS)) and sum(part.n for part in found.values()) == 900
 
 

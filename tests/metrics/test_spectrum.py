@@ -12,7 +12,7 @@ from torch import Tensor
 import anisoscope
 from anisoscope.metrics import spectrum as module
 from anisoscope.metrics.engine.estimation import evaluate
-from anisoscope.metrics.engine.metric import ArrayRows, array_view
+from anisoscope.metrics.engine.metric import array_view
 from anisoscope.metrics.spectrum import Clusters, k_means, local_anisotropy, silhouette, svd_ratio
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import largest_directions
@@ -151,7 +151,7 @@ def test_the_value_and_every_fold_left_out_are_those_of_the_same_clusters() -> N
     rows, _ = planted(400)
     contexts = torch.arange(400) // 8
     for partition in ("clusters", "random", "none"):
-        view = array_view([(local_anisotropy, {})], ArrayRows(rows, contexts, torch.full((400,), -1), 0), 0)
+        view = array_view([(local_anisotropy, {})], (rows, contexts, torch.full((400,), -1), 0), seed=0, interval=True)
         found = evaluate(local_anisotropy, view, {"partition": partition})
         cloud = view.stat(Clusters)
         labels = cloud.labels()
@@ -185,7 +185,7 @@ def test_on_a_gpu_every_partition_goes_through_one_product(monkeypatch: pytest.M
     found = []
     for at_once in (False, True):
         monkeypatch.setattr(module, "_at_once", lambda rows, way=at_once: way)
-        view = array_view([(local_anisotropy, {})], ArrayRows(rows, contexts, torch.full((300,), -1), 0), 0)
+        view = array_view([(local_anisotropy, {})], (rows, contexts, torch.full((300,), -1), 0), seed=0, interval=True)
         calls.clear()
         for partition in ("clusters", "random", "none"):
             seen = evaluate(local_anisotropy, view, {"partition": partition})
@@ -200,7 +200,9 @@ def test_the_three_partitions_share_one_clustering(monkeypatch: pytest.MonkeyPat
     chosen = module._chosen
     monkeypatch.setattr(module, "_chosen", lambda rows: calls.append(len(rows)) or chosen(rows))  # type: ignore[func-returns-value]
     rows, _ = planted(300)
-    view = array_view([(local_anisotropy, {})], ArrayRows(rows, torch.arange(300), torch.full((300,), -1), 0), 0)
+    view = array_view(
+        [(local_anisotropy, {})], (rows, torch.arange(300), torch.full((300,), -1), 0), seed=0, interval=True
+    )
     for partition in ("clusters", "random", "none"):
         evaluate(local_anisotropy, view, {"partition": partition})
     assert calls == [300], "once, also with eight folds left out of each"

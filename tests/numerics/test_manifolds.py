@@ -17,7 +17,7 @@ from anisoscope.numerics.manifolds import (
     displace,
     ellipsoid,
     expected_variances,
-    flat,
+    flat_space,
     largest_curvature,
     make_manifold,
     paraboloid,
@@ -105,7 +105,7 @@ def test_closed_forms_of_the_other_manifolds() -> None:
     radii = torch.tensor([1.0, 2.0, 4.0])
     form = torus(3, radii=radii).frames(torch.tensor([0.3, 1.0, 2.0])).form
     torch.testing.assert_close(form.square().sum(0), torch.diag(1 / radii.double() ** 2), atol=1e-12, rtol=0)
-    assert float(flat(3).rotated(8).frames(torch.ones(3)).form.abs().max()) == 0
+    assert float(flat_space(3).rotated(8).frames(torch.ones(3)).form.abs().max()) == 0
     assert quadratic_patch(3, codim=5, curvature=2.5).curvature(torch.zeros(3)) == pytest.approx(2.5)
 
 

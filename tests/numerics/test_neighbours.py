@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,7 +124,7 @@ def test_a_proof_that_always_failed_would_change_nothing_but_time(monkeypatch: p
 def test_a_wrong_bound_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bound, candidates of coarse keys miss neighbours: the test above can fail."""
     x = clouds()["tight clusters"]
-    monkeypatch.setattr(screening, "_gamma", lambda *args, **more: 0.0)
+    monkeypatch.setattr(neighbors, "rounded", lambda *args, **more: replace(rounded(*args, **more), gamma=0.0))
     found = search(x, K, precision="bfloat16")
     assert not torch.allclose(found.distance, brute(x), rtol=1e-6)
 

@@ -21,7 +21,7 @@ from anisoscope.metrics import (
     training,
 )
 from anisoscope.metrics.engine.estimation import Estimate, evaluate, missing
-from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, is_of_rows, read_array
+from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, finite_rows, is_of_rows
 
 _OF_ROWS = (attention, anisotropy, dimension, similarity, spectrum)
 _MODULES = (*_OF_ROWS, tangent, frequency, training, curvature, performance)
@@ -30,7 +30,6 @@ _MODULES = (*_OF_ROWS, tangent, frequency, training, curvature, performance)
 def registry() -> dict[str, Metric]:
     """Every declared metric by name, in the order of tables, which does not depend on the order of imports."""
     places = {module.__name__: place for place, module in enumerate(_MODULES)}
-
     modules = {name: (metric.batch or metric.function).__module__ for name, metric in REGISTRY.items()}
     return {name: REGISTRY[name] for name in sorted(REGISTRY, key=lambda name: places.get(modules[name], len(places)))}
 
@@ -86,8 +85,8 @@ def measure_rows(
     requests = [r for r in parse_requests(metrics) if r.named or is_of_rows(r.metric)]
     if not requests:
         raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
-    rows = read_array(x, "measure_rows", contexts, tokens, interval=interval)
-    view = array_view([(request.metric, request.options) for request in requests], rows, seed)
+    wanted = [(request.metric, request.options) for request in requests]
+    view = array_view(wanted, finite_rows(x, "measure_rows", contexts, tokens), seed=seed, interval=interval)
     found: dict[str, Estimate] = {}
     for request in requests:
         options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())

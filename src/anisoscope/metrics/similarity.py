@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.anisotropy import average_cosine, pair_cosines
-from anisoscope.metrics.engine.metric import STREAM_KINDS, as_rows, metric
+from anisoscope.metrics.engine.metric import STREAM_KINDS, array_rows, metric
 from anisoscope.stats.directions import Coherence, Directions
 from anisoscope.stats.sample import Sample
 
@@ -51,7 +51,6 @@ def _types(sample: Sample) -> list[Tensor]:
 
 
 def _mean_cosine(rows: Tensor) -> float:
-    """The mean cosine over all pairs of rows."""
     units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return float(pair_cosines(units.sum(0), torch.tensor(len(rows), dtype=torch.float64)))
 
@@ -119,11 +118,12 @@ def linear_cka(first: Any, second: Any) -> float:
 
 def hollow_kernel(rows: Any) -> Tensor:
     """The linear kernel of centred rows with its diagonal set to 0."""
-    x = as_rows(rows).double()
+    x = array_rows(rows).double()
     bad = len(x) - int(x.isfinite().all(1).sum())
     if bad:
-        words = "rows of the array are not finite; expected the same finite rows in both, drop them"
-        raise AnisoscopeError(f"{bad} {words}")
+        raise AnisoscopeError(
+            f"{bad} rows of the array are not finite; expected the same finite rows in both, drop them"
+        )
     if len(x) < 4:
         raise TooFewRows(f"debiased CKA needs at least 4 rows, seen {len(x)}; give more")
     x = x - x.mean(0)

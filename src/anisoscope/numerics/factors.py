@@ -15,7 +15,6 @@ import math
 import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,10 +55,7 @@ class Factors:
 
     @property
     def iterations(self) -> int:
-        """Passes over the rows (products with X and Xᵀ): `passes` of the initialisation, then one per iteration.
-
-        The initialisation counts because each of its passes costs as much as an iteration.
-        """
+        """Passes over the rows (products with X and Xᵀ): `passes` of the initialisation, then one per iteration."""
         return self.passes + len(self.history) - 1
 
     @property
@@ -330,7 +326,8 @@ def _tiles(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor
     tile has the mean size of a group, a compromise between the number of matrices and the padding.
     """
     # groups are told apart by random 64-bit hashes; a collision would only make the optimality test fail
-    weights = _weights(passive.shape[1] + 1).to(owner.device)
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (passive.shape[1] + 1,), generator=random).to(owner.device)
     order = ((passive * weights[1:]).sum(1) + owner * weights[0]).sort(stable=True)
     _, counts = torch.unique_consecutive(order.values, return_counts=True)
     size = max(1, len(owner) // len(counts))
@@ -340,11 +337,6 @@ def _tiles(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor
     place[order.indices] = torch.arange(len(owner), device=owner.device) + shift.repeat_interleave(counts)
     sets = torch.arange(len(counts), device=owner.device)
     return order.indices[before], sets.repeat_interleave(tiles), (place, size)
-
-
-@lru_cache(maxsize=16)
-def _weights(count: int) -> Tensor:
-    return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(0))
 
 
 def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:

@@ -128,9 +128,8 @@ def orthonormal_bases(rows: Tensor) -> list[Tensor]:
 def _bases(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     Q1, Q2 = orthonormal_basis(first), orthonormal_basis(second)
     if len(Q1) != len(Q2):
-        raise AnisoscopeError(
-            f"the rows have widths {len(Q1)} and {len(Q2)}; expected the same space, align them first"
-        )
+        widths = f"{len(Q1)} and {len(Q2)}"
+        raise AnisoscopeError(f"the rows have widths {widths}; expected the same space, align them first")
     return Q1, Q2
 
 
@@ -258,8 +257,7 @@ def largest_directions(x: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     spread = torch.linspace(-1.0, 1.0, len(x), dtype=x.dtype, device=x.device).add(0.37).cos()  # an arbitrary start
     basis = x.new_zeros(len(member), _BLOCK + 1, x.shape[1])
     basis[:, 0], _ = _unit(scatter((member * spread) @ x))
-    diagonal, beside = x.new_zeros(0, len(member)), x.new_zeros(0, len(member))
-    before = torch.zeros_like(member[:, 0])
+    diagonal, beside, before = x.new_zeros(0, len(member)), x.new_zeros(0, len(member)), torch.zeros_like(member[:, 0])
     while True:
         more_diagonal, more_beside = _extend(scatter, basis, diagonal)
         diagonal, beside = torch.cat([diagonal, more_diagonal]), torch.cat([beside, more_beside])
@@ -308,5 +306,4 @@ def _ritz(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
         power = power @ power
     best = power.diagonal(dim1=1, dim2=2).argmax(1)
     weight, _ = _unit(power[torch.arange(len(power), device=power.device), :, best])
-    top = ((band @ weight.unsqueeze(2)).squeeze(2) * weight).sum(1)
-    return top, weight.T
+    return ((band @ weight.unsqueeze(2)).squeeze(2) * weight).sum(1), weight.T

@@ -10,19 +10,16 @@ eigenvalues λ. A repair is an affine map r(x) = (x − m) M, fitted on some row
     whitened     m = μ, M = U Λ^(−½) Uᵀ, Λ = (1−s) λ + s·median λ   (ZCA; Bell and Sejnowski 1997)
 
 The shrinkage is s = d/(n + d) unless it is given, about the relative sampling error of an eigenvalue. It is towards the
-median and not, as in Ledoit and Wolf (2004), towards the mean of the eigenvalues: whitening is used where one direction
-has nearly all the variance; that direction then determines the mean, and shrinking towards it would leave the others
-as unequal as before. Directions without variance hold only rounding errors, which whitening would amplify to the size
-of everything else: they are mapped to 0.
+median and not, as in Ledoit and Wolf (2004), the mean of the eigenvalues, which one direction with nearly all the
+variance would determine. Directions without variance hold only rounding errors: they are mapped to 0.
 
 Linear probes are multinomial logistic regression, and the nearest class mean by cosine.
 Notation: X n×d rows, y their classes 0 … K−1, W d×K weights, b K intercepts, λ penalty.
 
     minimise  (1/n) Σᵢ −log softmax(xᵢ W + b)[yᵢ]  +  (λ v/2) ‖W‖²,   v = tr C/d the mean variance of the fit rows
 
-The intercept is not penalised, so a shift of the rows changes nothing. Without a penalty no invertible affine map of
-the rows changes the minimum: raw, mean-removed and whitened rows give the same probabilities, and differences between
-them come from the penalty alone. λ is relative to the variance, so that scaling all rows changes nothing.
+The intercept is not penalised and λ is relative to the variance, so a shift or a scaling of all rows changes nothing.
+Without a penalty no invertible affine map does: differences between repairs come from the penalty alone.
 
 The minimum is found by L-BFGS in float64, in the coordinates W = U (S ∘ V): U the principal axes of the rows, and
 S_jk = (λ_j π_k (1 − π_k) + λ v)^(−½) with λ_j the variance along axis j and π_k the share of class k. There the problem
@@ -34,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,10 +84,9 @@ def fit_repair(name: str, x: Tensor, *, directions: int | None = None, shrinkage
         raise AnisoscopeError("a repair was to be fitted on rows that are not all finite; leave those out first.")
     if name == "raw":
         return Repair(name)
-    mean = rows.mean(0)
+    (n, d), mean = rows.shape, rows.mean(0)
     if name == "mean":
         return _scaled(Repair(name, mean), rows)
-    n, d = rows.shape
     centred = rows - mean
     values, vectors = torch.linalg.eigh(centred.T @ centred / n)
     values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
@@ -134,7 +129,6 @@ def directions_of(width: int, directions: int | None) -> int:
 
 
 def _scaled(repair: Repair, rows: Tensor) -> Repair:
-    """The same repair with `scale` set from the rows that it was fitted on."""
     before, after = (float(torch.linalg.vector_norm(r, dim=1).mean()) for r in (rows, repair(rows)))
     return replace(repair, scale=before / after if after > 0 else 1.0)
 
@@ -309,13 +303,13 @@ def choose_probe(x: Tensor, y: Tensor, held: Tensor, *, classes: int, grid: Sequ
     Without held-out rows the middle of the grid is used.
     """
     ordered = sorted(grid, reverse=True)
-    fit_rows, held_rows = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
-    rough: dict[str, Any] = {"classes": classes, "tolerance": ROUGH * TOLERANCE}
+    rest, rough = ~held, ROUGH * TOLERANCE
     probe = chosen = None
     best, least, worse = ordered[len(ordered) // 2], math.inf, 0
-    for penalty in ordered if len(held_rows) and len(fit_rows) > 1 and len(ordered) > 1 else ():
-        probe = fit_probe(x[fit_rows.to(x.device)], y[fit_rows], penalty=penalty, start=probe, **rough)
-        loss = float(probe.losses(x[held_rows.to(x.device)], y[held_rows]).mean())
+    for penalty in ordered if bool(held.any()) and int(rest.sum()) > 1 and len(ordered) > 1 else ():
+        fitted, labels = x[rest.to(x.device)], y[rest]
+        probe = fit_probe(fitted, labels, classes=classes, penalty=penalty, start=probe, tolerance=rough)
+        loss = float(probe.losses(x[held.to(x.device)], y[held]).mean())
         worse = worse + 1 if loss >= least else 0
         if worse == 2:
             break

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,8 +44,7 @@ class Frames:
     def take(self, index: Tensor | int, *, bases: bool = True) -> Frames:
         """The frames at these batch indices; `bases=False` keeps only what `displace` needs, to save memory."""
         bulky = () if bases else ("position", "tangent", "normal", "form")
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Frames(**{name: value[:0] if name in bulky else value[index] for name, value in picked.items()})
+        return Frames(**{name: value[:0] if name in bulky else value[index] for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -149,10 +148,8 @@ def unit_sample(*shape: int, dim: int, kind: str = "gaussian", generator: torch.
     normal = torch.randn(*shape, dim, dtype=torch.float64, generator=generator)
     if kind == "gaussian":
         return normal
-    shell = torch.nn.functional.normalize(normal, dim=-1)
-    if kind == "shell":
-        return shell
-    return shell * torch.rand(*shape, 1, dtype=torch.float64, generator=generator) ** (1 / dim)
+    radius = torch.rand(*shape, 1, dtype=torch.float64, generator=generator) ** (1 / dim) if kind == "ball" else 1.0
+    return torch.nn.functional.normalize(normal, dim=-1) * radius
 
 
 def displace(manifold: Manifold, frames: Frames, u: Tensor) -> Tensor:
@@ -178,17 +175,16 @@ def expected_variances(form: Tensor, *, scale: float | Tensor, kind: str = "gaus
     >>> expected_variances(torch.eye(2)[None], scale=0.1)
     (tensor(0.0200, dtype=torch.float64), tensor(0.0001, dtype=torch.float64))
     """
-    m = form.shape[-1]
-    t = torch.as_tensor(scale, dtype=torch.float64)
+    if kind not in KINDS:
+        raise unknown_name("kind of sampling", kind, KINDS)
+    m, t = form.shape[-1], torch.as_tensor(scale, dtype=torch.float64)
     F = form.double().square().sum((-3, -2, -1))
     S = form.double().diagonal(dim1=-2, dim2=-1).sum(-1).square().sum(-1)
     if kind == "gaussian":
         return m * t**2 + 0 * F, t**4 * F / 2
     if kind == "ball":
         return m * t**2 / (m + 2) + 0 * F, t**4 * (F - S / (m + 2)) / (2 * (m + 2) * (m + 4))
-    if kind == "shell":
-        return t**2 + 0 * F, t**4 * (F - S / m) / (2 * m * (m + 2))
-    raise unknown_name("kind of sampling", kind, KINDS)
+    return t**2 + 0 * F, t**4 * (F - S / m) / (2 * m * (m + 2))
 
 
 def _draw_normal(dim: int, scale: float) -> Draw:
@@ -203,9 +199,9 @@ def _ramp(first: float, last: float, count: int) -> Tensor:
     return torch.linspace(first, last, count, dtype=torch.float64)
 
 
-def _made(name: str, dim: int, embed: Embed, *, width: int, centre: Tensor, draw: Draw) -> Manifold:
+def _made(name: str, embed: Embed, centre: Tensor, *, draw: Draw) -> Manifold:
     """A manifold in the space its chart maps to, not yet placed in a larger one."""
-    return Manifold(name, dim, embed, torch.eye(width, dtype=torch.float64), centre, draw)
+    return Manifold(name, len(centre), embed, torch.eye(len(embed(centre)), dtype=torch.float64), centre, draw)
 
 
 def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
@@ -219,7 +215,7 @@ def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
         x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
         return x[:, :dim] / (1 + x[:, dim:].abs())  # one hemisphere: the chart is singular at the other pole
 
-    return _made(name, dim, embed, width=dim + 1, centre=0.3 * _ramp(1.0, -1.0, dim), draw=draw)
+    return _made(name, embed, 0.3 * _ramp(1.0, -1.0, dim), draw=draw)
 
 
 def sphere(dim: int, *, radius: float = 1.0) -> Manifold:
@@ -240,8 +236,7 @@ def paraboloid(dim: int, *, curvatures: Tensor | None = None) -> Manifold:
     def embed(w: Tensor) -> Tensor:
         return torch.cat([w, (k * w.square()).sum(-1, keepdim=True) / 2], -1)
 
-    centre = 0.2 * torch.ones_like(k)
-    return _made("paraboloid", dim, embed, width=dim + 1, centre=centre, draw=_draw_normal(dim, 0.5))
+    return _made("paraboloid", embed, 0.2 * torch.ones_like(k), draw=_draw_normal(dim, 0.5))
 
 
 def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
@@ -255,7 +250,7 @@ def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
     low[0], high[0] = 1.5 * math.pi, 4.5 * math.pi
     centre = 0.4 * high
     centre[0] = 2.5 * math.pi
-    return _made("swiss_roll", dim, embed, width=dim + 1, centre=centre, draw=_draw_box(low, high))
+    return _made("swiss_roll", embed, centre, draw=_draw_box(low, high))
 
 
 def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
@@ -266,7 +261,7 @@ def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
         return torch.cat([r * w.cos(), r * w.sin()], -1)
 
     draw = _draw_box(torch.zeros_like(r), 2 * math.pi * torch.ones_like(r))
-    return _made("torus", dim, embed, width=2 * dim, centre=_ramp(0.4, 1.1, dim), draw=draw)
+    return _made("torus", embed, _ramp(0.4, 1.1, dim), draw=draw)
 
 
 def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: int = 0) -> Manifold:
@@ -278,14 +273,12 @@ def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: i
     def embed(w: Tensor) -> Tensor:
         return torch.cat([w, torch.einsum("cab,...a,...b->...c", B, w, w) / 2], -1)
 
-    apex = torch.zeros(dim, dtype=torch.float64)
-    return _made("quadratic", dim, embed, width=dim + codim, centre=apex, draw=_draw_normal(dim, 0.3))
+    return _made("quadratic", embed, torch.zeros(dim, dtype=torch.float64), draw=_draw_normal(dim, 0.3))
 
 
-def flat(dim: int) -> Manifold:
+def flat_space(dim: int) -> Manifold:
     """R^m: the control without curvature."""
-    centre = 0.2 * torch.ones(dim).double()
-    return _made("flat", dim, lambda w: w * 1.0, width=dim, centre=centre, draw=_draw_normal(dim, 1))
+    return _made("flat", lambda w: w * 1.0, 0.2 * torch.ones(dim).double(), draw=_draw_normal(dim, 1))
 
 
 MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
@@ -295,7 +288,7 @@ MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
     "swiss_roll": swiss_roll,
     "torus": torus,
     "quadratic": quadratic_patch,
-    "flat": flat,
+    "flat": flat_space,
 }
 
 
@@ -368,9 +361,8 @@ def fit_groups(rows: Tensor, group: Tensor, *, groups: int, dim: int) -> LocalFi
     tangent, values = vectors[..., -dim:], values.clamp_min(0.0)
     form = _quadratic(centred, group, tangent, values[:, -dim:].clamp_min(1e-300).sqrt())
     few = count < fewest_rows(dim)
-    form[few] = torch.nan
-    within, across = values[:, -dim:].sum(1), values[:, :-dim].sum(1)
-    return LocalFits(count, tangent, within.masked_fill(few, torch.nan), across.masked_fill(few, torch.nan), form)
+    form[few], values[few] = torch.nan, torch.nan
+    return LocalFits(count, tangent, values[:, -dim:].sum(1), values[:, :-dim].sum(1), form)
 
 
 def _quadratic(centred: Tensor, group: Tensor, tangent: Tensor, spread: Tensor) -> Tensor:

@@ -104,8 +104,8 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
 def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
     """Search with plain matrix products for the screening."""
     chosen, wanted = _plan(x, k)
-    if precision not in (None, chosen):
-        chosen, wanted = precision or "", _LISTED * k + 14
+    if precision and precision != chosen:
+        chosen, wanted = precision, _LISTED * k + 14
     candidates = screen(rounded(x, chosen, pad=GROUP), k=k, wanted=min(wanted, len(x) - 1))
     return Search.among(x, candidates, chosen, k=k)
 
@@ -193,11 +193,9 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
         return distances(x, first, second)
     step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
-
     # pairs mostly occur in both orders: each distance is computed once
-    pairs, place = torch.unique(
-        torch.minimum(first, second) * len(x) + torch.maximum(first, second), return_inverse=True
-    )
+    both = torch.minimum(first, second) * len(x) + torch.maximum(first, second)
+    pairs, place = torch.unique(both, return_inverse=True)
     first, second = pairs // len(x), pairs % len(x)
 
     def some(start: int) -> Tensor:

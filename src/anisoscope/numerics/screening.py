@@ -105,14 +105,10 @@ def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool 
     half = torch.full((tall,), torch.inf, dtype=torch.float32, device=x.device)
     half[:n] = norm.square() / 2
     out = _BFLOAT if rows.dtype == torch.bfloat16 and not fused else 0.0  # the fused kernel accumulates in float32
-    return Rounded(rows, half, norm, _gamma(float(lost), wide, x.device.type), out, (wide + 8) * 2.0**-124, scale)
-
-
-def _gamma(eps: float, wide: int, device: str) -> float:
-    """γ of rows that were rounded by at most ε of their norm."""
     # tensor cores truncate instead of rounding and align 16 products at a time: at most twice the error
-    sums = (wide + 8) * (2.0**-24 if device == "cpu" else 2.0**-23)
-    return (2 * eps + 3 * eps**2 + sums * (1 + eps) ** 2) / 2 + 2.0**-23
+    eps, sums = float(lost), (wide + 8) * (2.0**-24 if x.device.type == "cpu" else 2.0**-23)
+    gamma = (2 * eps + 3 * eps**2 + sums * (1 + eps) ** 2) / 2 + 2.0**-23
+    return Rounded(rows, half, norm, gamma, out, (wide + 8) * 2.0**-124, scale)
 
 
 @cache
@@ -140,17 +136,43 @@ class _Block:
         self.columns = columns.view(-1, GROUP).T if turned else columns.view(GROUP, -1)  # [members, groups]
 
 
-class _Best:
-    """A running list of each row's largest keys; `bar` is an upper bound on the keys that are not listed."""
+class _Screening:
+    """A running list of each row's largest keys; `bar` is an upper bound on the keys that are not listed.
 
-    def __init__(self, n: int, wanted: int, device: torch.device) -> None:
-        self.wanted, capacity = wanted, _SPARE * wanted
+    Keys come from products of pairs of blocks; by symmetry each product serves the rows of both blocks.
+    """
+
+    def __init__(self, low: Rounded, wanted: int, side: int) -> None:
+        self.low, self.wanted, self.side = low, wanted, side
+        n, capacity, device = len(low.rows), _SPARE * wanted, low.rows.device
+        self.number = torch.arange(n, device=device)
         self.value = torch.full((n, capacity), -torch.inf, dtype=torch.float32, device=device)
         self.index = torch.zeros(n, capacity, dtype=torch.int64, device=device)
         self.count = torch.zeros(n, dtype=torch.int64, device=device)
         self.bar = torch.full((n,), -torch.inf, dtype=torch.float32, device=device)
 
-    def take(self, part: slice, block: _Block) -> None:
+    def within(self, start: int) -> None:
+        """Process a block with itself, which sets the first bars of its rows."""
+        part = slice(start, start + self.side)
+        keys = self._product(part, part).sub_(self.low.half[part]).fill_diagonal_(-torch.inf)
+        near, place = keys.topk(min(self.wanted, len(keys)), dim=1, sorted=False)
+        self._add(part, near, place + start)
+
+    def between(self, pair: tuple[int, int]) -> None:
+        upper, lower = (slice(start, start + self.side) for start in pair)
+        product, half = self._product(upper, lower), self.low.half
+        keys = _memory("keys", product.shape, product)
+        self._take(upper, _Block(torch.sub(product, half[lower], out=keys), self.number[lower]))
+        self._take(lower, _Block(product.sub_(half[upper].unsqueeze(1)), self.number[upper], turned=True))
+
+    def _product(self, first: slice, second: slice) -> Tensor:
+        """The products of two blocks of rows in float32."""
+        left, right = self.low.rows[first], self.low.rows[second]
+        shape = (len(left), len(right))
+        product = torch.mm(left, right.T, out=_memory("low", shape, left))
+        return product if left.dtype == torch.float32 else _memory("float", shape, self.low.half).copy_(product)
+
+    def _take(self, part: slice, block: _Block) -> None:
         """Add the keys of a block for some rows; fast if few of them are above the bar."""
         bar = self.bar[part]
         row, group = (block.peaks > bar.unsqueeze(1)).nonzero(as_tuple=True)
@@ -165,13 +187,13 @@ class _Best:
             self.count[part] += fresh
         elif bool((self.count[part] > self.wanted).any()):
             self._keep(part, self.value[part], self.index[part])  # raises the bar, so that fewer keys are added
-            self.take(part, block)
+            self._take(part, block)
         else:
             whole = block.keys.T.contiguous() if block.turned else block.keys
             near, place = whole.topk(self.wanted, dim=1, sorted=False)
-            self.add(part, near, place + block.columns[0, 0])
+            self._add(part, near, place + block.columns[0, 0])
 
-    def add(self, part: slice, near: Tensor, columns: Tensor) -> None:
+    def _add(self, part: slice, near: Tensor, columns: Tensor) -> None:
         """Add keys [rows, m] of some rows, with their columns."""
         self._keep(part, torch.cat([self.value[part], near], 1), torch.cat([self.index[part], columns], 1))
 
@@ -182,36 +204,6 @@ class _Best:
         self.index[part, : self.wanted] = index.gather(1, order)
         self.count[part] = self.wanted
         self.bar[part] = best.amin(1)
-
-
-class _Screening:
-    """Keys from products of pairs of blocks; by symmetry each product serves the rows of both blocks."""
-
-    def __init__(self, low: Rounded, wanted: int, side: int) -> None:
-        self.low, self.side = low, side
-        self.number = torch.arange(len(low.rows), device=low.rows.device)
-        self.best = _Best(len(low.rows), wanted, low.rows.device)
-
-    def within(self, start: int) -> None:
-        """Process a block with itself, which sets the first bars of its rows."""
-        part = slice(start, start + self.side)
-        keys = self._product(part, part).sub_(self.low.half[part]).fill_diagonal_(-torch.inf)
-        near, place = keys.topk(min(self.best.wanted, len(keys)), dim=1, sorted=False)
-        self.best.add(part, near, place + start)
-
-    def between(self, pair: tuple[int, int]) -> None:
-        upper, lower = (slice(start, start + self.side) for start in pair)
-        product, half = self._product(upper, lower), self.low.half
-        keys = _memory("keys", product.shape, product)
-        self.best.take(upper, _Block(torch.sub(product, half[lower], out=keys), self.number[lower]))
-        self.best.take(lower, _Block(product.sub_(half[upper].unsqueeze(1)), self.number[upper], turned=True))
-
-    def _product(self, first: slice, second: slice) -> Tensor:
-        """The products of two blocks of rows in float32."""
-        left, right = self.low.rows[first], self.low.rows[second]
-        shape = (len(left), len(right))
-        product = torch.mm(left, right.T, out=_memory("low", shape, left))
-        return product if left.dtype == torch.float32 else _memory("float", shape, self.low.half).copy_(product)
 
 
 def _memory(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -239,12 +231,12 @@ def screen(low: Rounded, *, k: int, wanted: int) -> Iterator[Candidates]:
     """Candidates for the k nearest neighbours of every row, a strip of rows at a time."""
     n, on_host = len(low.norm), low.rows.device.type == "cpu"
     work = _Screening(low, wanted, _SIDE if on_host else _DEVICE_SIDE)
-    best, starts = work.best, list(range(0, len(low.rows), work.side))
+    starts = list(range(0, len(low.rows), work.side))
     each_on_host(work.within, starts, low.rows.device.type)
     for pairs in _rounds(starts):
         each_on_host(work.between, pairs, low.rows.device.type)
     for part in work.number[:n].split(_STRIP):
-        yield _chosen(low, best.value[part], best.index[part], best.bar[part], rows=part, k=k)
+        yield _chosen(low, work.value[part], work.index[part], work.bar[part], rows=part, k=k)
 
 
 def _chosen(low: Rounded, value: Tensor, index: Tensor, bar: Tensor, *, rows: Tensor, k: int) -> Candidates:

@@ -36,6 +36,7 @@ STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
 _BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # statistics of plain rows that are computed by fold
+FiniteRows = tuple[Tensor, Tensor, Tensor, int]  # rows, their contexts and tokens, and the number of rows dropped
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -53,8 +54,8 @@ class Metric(Declaration):
         `interval=False` skips the interval, which is faster. Rows that are not finite are left out and counted.
         """
         chosen = self.check(options)
-        given = read_array(x, self.name, contexts, tokens, interval=interval)
-        return evaluate(self, array_view([(self, chosen)], given, seed), chosen)
+        given = finite_rows(x, self.name, contexts, tokens)
+        return evaluate(self, array_view([(self, chosen)], given, seed=seed, interval=interval), chosen)
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,9 @@ def _register(declared: Callable[..., Any], **fields: Any) -> Metric:
     return made
 
 
-@dataclass(frozen=True)
-class ArrayRows:
-    """The finite rows of an array with their labels, and the number of rows dropped."""
-
-    rows: Tensor
-    contexts: Tensor
-    tokens: Tensor
-    dropped: int
-    interval: bool = True  # False: all rows are one fold
-
-    @property
-    def fold(self) -> Tensor:
-        return fold_of(self.contexts) if self.interval else torch.zeros_like(self.contexts)
-
-
-def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool) -> ArrayRows:
+def finite_rows(x: Any, name: str, contexts: Any = None, tokens: Any = None) -> FiniteRows:
     """The finite rows of an array; an error that names the metric if there are none."""
-    rows = as_rows(x)
+    rows = array_rows(x)
     n = len(rows)
     labels = torch.arange(n) if contexts is None else _labels(contexts, n, "contexts")
     kinds = torch.full((n,), -1, dtype=torch.int64) if tokens is None else _labels(tokens, n, "tokens")
@@ -138,7 +124,7 @@ def read_array(x: Any, name: str, contexts: Any, tokens: Any, *, interval: bool)
             raise AnisoscopeError(
                 f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first"
             )
-    return ArrayRows(rows, labels, kinds, len(bad), interval)
+    return rows, labels, kinds, len(bad)
 
 
 def is_of_rows(metric: Declaration) -> bool:
@@ -146,8 +132,11 @@ def is_of_rows(metric: Declaration) -> bool:
     return not metric.measured_by and all(on_sample(need) or need in _BY_FOLD for need in metric.needs)
 
 
-def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: ArrayRows, seed: int) -> View:
-    """The statistics of plain rows that the wanted metrics need with their options, each computed once."""
+def array_view(
+    wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: FiniteRows, *, seed: int, interval: bool
+) -> View:
+    """The statistics that the wanted metrics need with their options, each computed once; one fold if no interval."""
+    rows, contexts, tokens, dropped = given
     for metric, _ in wanted:
         if metric.measured_by:
             raise metric.refusal()
@@ -155,29 +144,27 @@ def array_view(wanted: Sequence[tuple[Declaration, dict[str, Any]]], given: Arra
             raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     needs = {need for metric, options in wanted for need in metric.reads(options)}
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
+    fold = fold_of(contexts) if interval else torch.zeros_like(contexts)
     for need in needs & _BY_FOLD:
-        for j, found in _by_fold(need, given).items():
+        for j, found in _by_fold(need, rows, fold, contexts).items():
             folds[j][need] = found
     sample = graphs = None
     if any(map(on_sample, needs)):
-        labels = {"context": given.contexts, "position": torch.arange(len(given.rows)), "token": given.tokens}
-        sample = Sample(len(given.rows), seed).update(given.rows, **labels)
+        place = torch.arange(len(rows))
+        sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens)
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
-        graphs = _graph_maker(sample, max(read, default=0), spare=given.interval)
-    counts: dict[str, Any] = {"contexts": len(given.contexts.unique()), "dropped": given.dropped}
-    return View(folds, sample, graphs, interval=given.interval, **counts)
+        graphs = _graph_maker(sample, max(read, default=0), spare=interval)
+    return View(folds, sample, graphs, contexts=len(contexts.unique()), dropped=dropped, interval=interval)
 
 
-def _by_fold(need: type, given: ArrayRows) -> dict[int, Any]:
+def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[int, Any]:
     """One statistic for each fold that has rows."""
-    rows, fold = given.rows, given.fold
     if issubclass(need, Sums):
-        parts = need.split(rows, fold, FOLDS if given.interval else 1)
-        return {j: part for j, part in enumerate(parts) if part.n}
+        return {j: part for j, part in enumerate(need.split(rows, fold, int(fold.max()) + 1)) if part.n}
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     if need is Moments:
         return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
-    chosen = {j: (rows[members.to(rows.device)], given.contexts[members]) for j, members in index.items()}
+    chosen = {j: (rows[members.to(rows.device)], contexts[members]) for j, members in index.items()}
     return {j: Coherence().update(estimation.context_cosines(*part)) for j, part in chosen.items()}
 
 
@@ -215,7 +202,7 @@ def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], l
     return graphs
 
 
-def as_rows(x: Any) -> Tensor:
+def array_rows(x: Any) -> Tensor:
     """A NumPy or torch array as a float32 or float64 tensor [n, d]; otherwise an error that names the shape."""
     try:
         if not isinstance(x, Tensor):  # torch needs arrays that are contiguous and in native byte order
