@@ -18,7 +18,7 @@ from anisoscope.metrics.frequency import (
     TemporalSpread,
     bin_of,
     contextual_spread,
-    correlate,
+    correlate_types,
     equal_mass_bins,
 )
 from support import references
@@ -103,7 +103,7 @@ def test_the_order_of_the_rows_changes_nothing() -> None:
 def test_without_types_that_occur_often_enough_there_is_no_spread() -> None:
     found = contextual_spread(noise(50, 4), torch.arange(50), torch.ones(50), order=torch.arange(50))
     assert len(found.distance) == 0
-    assert math.isnan(correlate(found.frequency, found.distance).value)
+    assert math.isnan(correlate_types(found.frequency, found.distance).value)
 
 
 def test_temporal_spread_is_that_of_the_rows_over_time() -> None:
@@ -139,7 +139,7 @@ def test_correlations_are_scipys(method: str) -> None:
 
     x = noise(60)
     y = (0.5 * x + noise(60, seed=1)).round(decimals=1)  # with ties
-    found = correlate(x, y, method=method)
+    found = correlate_types(x, y, method=method)
     wanted = getattr(stats, f"{method}r")(x.numpy(), y.numpy()).statistic
     assert found.value == pytest.approx(wanted, abs=1e-12)
     assert found.low < wanted < found.high and found.types == 60
@@ -147,8 +147,8 @@ def test_correlations_are_scipys(method: str) -> None:
 
 def test_a_planted_relation_is_found_and_none_is_not() -> None:
     x = noise(200)
-    assert correlate(x, -x + 0.1 * noise(200, seed=1)).p == 1 / 1000
-    null = [correlate(noise(40, seed=2 * s), noise(40, seed=2 * s + 1), draws=99).p for s in range(200)]
+    assert correlate_types(x, -x + 0.1 * noise(200, seed=1)).p == 1 / 1000
+    null = [correlate_types(noise(40, seed=2 * s), noise(40, seed=2 * s + 1), draws=99).p for s in range(200)]
     assert 0.01 <= np.mean(np.array(null) <= 0.05) <= 0.1
 
 
@@ -158,7 +158,7 @@ def test_the_interval_covers_the_true_correlation() -> None:
     for s in range(200):
         x = noise(80, seed=3 * s)
         y = truth * x + math.sqrt(1 - truth**2) * noise(80, seed=3 * s + 1)
-        found = correlate(x, y, draws=199)
+        found = correlate_types(x, y, draws=199)
         inside += found.low <= truth <= found.high
     assert 0.88 <= inside / 200 <= 0.99
 
@@ -166,7 +166,7 @@ def test_the_interval_covers_the_true_correlation() -> None:
 def test_a_whole_vocabulary_is_resampled_in_parts() -> None:
     """Two thousand types and 1 999 draws are more than is held at once."""
     x = noise(2000)
-    found = correlate(x, 0.1 * x + noise(2000, seed=1), draws=1999)
+    found = correlate_types(x, 0.1 * x + noise(2000, seed=1), draws=1999)
     assert found.p == 1 / 2000 or found.p < 0.01
     assert found.low < found.value < found.high and found.high - found.low == pytest.approx(
         4 / math.sqrt(2000), rel=0.2
@@ -175,6 +175,6 @@ def test_a_whole_vocabulary_is_resampled_in_parts() -> None:
 
 @pytest.mark.parametrize("method", ["pearson", "spearman"])
 def test_without_points_or_variance_there_is_no_correlation(method: str) -> None:
-    assert math.isnan(correlate(noise(7), noise(7), method=method).value)
-    found = correlate(noise(20), torch.ones(20), method=method)
+    assert math.isnan(correlate_types(noise(7), noise(7), method=method).value)
+    found = correlate_types(noise(20), torch.ones(20), method=method)
     assert math.isnan(found.value) and math.isnan(found.p) and found.types == 20

@@ -13,7 +13,7 @@ import anisoscope
 from anisoscope.metrics import spectrum as module
 from anisoscope.metrics.engine.estimation import evaluate
 from anisoscope.metrics.engine.metric import array_view
-from anisoscope.metrics.spectrum import Clusters, k_means, local_anisotropy, silhouette, svd_ratio
+from anisoscope.metrics.spectrum import Clusters, divisive_k_means, local_anisotropy, silhouette, svd_ratio
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import largest_directions
 from anisoscope.stats.moments import Moments
@@ -103,16 +103,16 @@ def test_spectra_found_several_at_a_time_are_those_found_one_by_one() -> None:
 
 def test_planted_clusters_are_found_and_their_number_too() -> None:
     rows, label = planted()
-    for found in (k_means(rows, 5), Clusters.of(Sample(600).update(rows, context=torch.arange(600))).labels()):
+    for found in (divisive_k_means(rows, 5), Clusters.of(Sample(600).update(rows, context=torch.arange(600))).labels()):
         assert len(found.unique()) == 5
-    found = k_means(rows, 5)
+    found = divisive_k_means(rows, 5)
     assert all(len(found[label == k].unique()) == 1 for k in range(5))
 
 
 def test_the_order_of_rows_does_not_matter_and_nothing_is_drawn() -> None:
     rows = torch.cat([planted(300)[0], normal(300, 20, seed=5)])
     order = torch.randperm(600, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(k_means(rows, 4)[order], k_means(rows[order], 4))
+    assert torch.equal(divisive_k_means(rows, 4)[order], divisive_k_means(rows[order], 4))
     state = torch.get_rng_state()
     one, two, again = (anisoscope.local_anisotropy(x.numpy()) for x in (rows, rows[order], rows))
     assert one.value == again.value and torch.equal(state, torch.get_rng_state())
@@ -133,7 +133,7 @@ def test_k_means_is_no_worse_than_that_of_scipy() -> None:
 
     for k in (2, 5, 10):
         theirs = min(within(kmeans2(rows.numpy(), k, minit="++", seed=s, iter=25)[1]) for s in range(5))
-        assert within(k_means(rows, k)) < 1.03 * theirs
+        assert within(divisive_k_means(rows, k)) < 1.03 * theirs
 
 
 def test_silhouette_equals_that_of_scikit_learn() -> None:

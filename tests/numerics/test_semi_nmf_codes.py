@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.factors import _one_by_one, nonnegative_codes
-from anisoscope.numerics.linalg import leading, principal_angles, subspace_overlap
+from anisoscope.numerics.linalg import leading_axes, principal_angles, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal
 
@@ -79,12 +79,12 @@ def test_a_fit_shares_no_memory_with_its_rows_and_encoding_leaves_it_alone() -> 
 def test_leading_directions_are_the_singular_vectors(dtype: torch.dtype, n: int, d: int, rank: int) -> None:
     x = decaying(n, d, power=0.3).to(dtype)
     _, sigma, right = torch.linalg.svd(x.double(), full_matrices=False)
-    found = leading(x, rank)
+    found = leading_axes(x, rank)
     exact = 1e-4 if dtype == torch.float32 else 1e-9
     torch.testing.assert_close(found.energies, sigma[:rank].square(), rtol=exact, atol=0)
     assert subspace_overlap(found.directions.mT, right[:rank]) > 1 - exact
     torch.testing.assert_close(found.scores.double(), x.double() @ found.directions, rtol=1e-3, atol=1e-3)
-    rough = leading(x, rank, cycles=1)
+    rough = leading_axes(x, rank, cycles=1)
     assert float(rough.energies.sum()) <= float(found.energies.sum()) * (1 + 1e-6)
 
 

@@ -156,7 +156,7 @@ def _try(request: Request, view: View) -> Estimate:
     try:
         return estimation.evaluate(request.metric, view, request.options)
     except TooFewRows as error:
-        return estimation.missing(view, error)
+        return estimation.missing_estimate(view, error)
 
 
 def _mean_over_heads(estimates: list[Estimate], request: Request) -> Estimate:

@@ -20,7 +20,7 @@ from anisoscope.metrics import (
     tangent,
     training,
 )
-from anisoscope.metrics.engine.estimation import Estimate, evaluate, missing
+from anisoscope.metrics.engine.estimation import Estimate, evaluate, missing_estimate
 from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, finite_rows, is_of_rows
 
 _OF_ROWS = (attention, anisotropy, dimension, similarity, spectrum)
@@ -94,5 +94,5 @@ def measure_rows(
         try:
             found[word] = evaluate(request.metric, view, request.options)
         except TooFewRows as error:
-            found[word] = missing(view, error)
+            found[word] = missing_estimate(view, error)
     return found

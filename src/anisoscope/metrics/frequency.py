@@ -138,10 +138,10 @@ class Correlation:
     types: int
 
 
-def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999, seed: int = 0) -> Correlation:
+def correlate_types(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999, seed: int = 0) -> Correlation:
     """Pearson or Spearman correlation of two columns; NaN with fewer than 8 points or without variance.
 
-    >>> correlate(torch.arange(20.0), -torch.arange(20.0)).value
+    >>> correlate_types(torch.arange(20.0), -torch.arange(20.0)).value
     -1.0
     """
     x, y = x.double().cpu(), y.double().cpu()
@@ -163,7 +163,7 @@ def correlate(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int = 999
 def frequency_spread(found: TypeSpread, *, method: str, normalised: bool, seed: int = 0) -> Correlation:
     """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
     distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
-    return correlate(found.frequency, distance, method=method, seed=seed)
+    return correlate_types(found.frequency, distance, method=method, seed=seed)
 
 
 @_over_types(

@@ -222,7 +222,9 @@ class Clusters(SampleLines):
 
     def labels(self, clusters: int = 0) -> Tensor:
         """The k-means label of each row, with K given or (0) chosen by the silhouette of some rows."""
-        return once(self.known, clusters, lambda: k_means(self.rows, clusters) if clusters else _chosen(self.rows))
+        return once(
+            self.known, clusters, lambda: divisive_k_means(self.rows, clusters) if clusters else _chosen(self.rows)
+        )
 
     def _stretches(self, clusters: int, partition: str) -> Stretches:
         labels = torch.zeros(len(self.rows), dtype=torch.int64, device=self.rows.device)
@@ -298,11 +300,11 @@ def _chosen(rows: Tensor) -> Tensor:
     return max(labelled, key=lambda labels: silhouette(distances, labels[: len(few)]))
 
 
-def k_means(rows: Tensor, clusters: int) -> Tensor:
+def divisive_k_means(rows: Tensor, clusters: int) -> Tensor:
     """The cluster of each row [n]; deterministic and independent of the order of the rows.
 
     >>> rows = torch.tensor([[0.0], [9.0], [0.1], [9.2]], dtype=torch.float64)
-    >>> k_means(rows, 2).bincount().tolist()
+    >>> divisive_k_means(rows, 2).bincount().tolist()
     [2, 2]
     """
     return _lloyd(rows, _starts(rows, clusters)[-1:])[0]

@@ -22,7 +22,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.numerics import factors
 from anisoscope.numerics.factors import Factors
-from anisoscope.numerics.linalg import leading, norms_of
+from anisoscope.numerics.linalg import leading_axes, norms_of
 from anisoscope.numerics.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions
 
 Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
@@ -48,10 +48,10 @@ def decompose(
     [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     """
     if method == "semi_nmf":
-        found: Factors = semi_nmf(factors.as_rows(X), rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
-        return found
+        rows = factors.as_matrix(X)
+        return semi_nmf(rows, rank, seed=seed, init=init, max_iter=max_iter, tol=tol, mask=mask)
     fitted_by = _fit_of(method, init)
-    rows = factors.rows_to_fit(X, rank, mask)
+    rows = factors.matrix_to_fit(X, rank, mask)
     how: dict[str, Any] = {"seed": seed, "max_iter": max_iter, "tol": TOL_FAR if tol is None else tol}
     with factors.exact_products(rows.device):
         directions, means, past = fitted_by(rows.unsqueeze(0), rank, **how)
@@ -99,7 +99,7 @@ def _fit_of(method: str, init: Any) -> Fit:
 
 def _fit_svd(X: Tensor, rank: int, *, seed: int, **_: Any) -> Fitted:
     """The leading right singular vectors, with signs that make the entry of largest magnitude positive."""
-    found = leading(X, rank, seed=seed).directions[..., :rank].mT
+    found = leading_axes(X, rank, seed=seed).directions[..., :rank].mT
     largest = found.gather(-1, found.abs().argmax(-1, keepdim=True))
     return torch.where(largest < 0, -found, found).to(X.dtype), None, []
 
@@ -115,7 +115,7 @@ def _fit_ica(X: Tensor, rank: int, *, seed: int, max_iter: int, **_: Any) -> Fit
     Signs of sources are chosen so that their third moment is positive; sources are ordered by explained energy.
     """
     mean = X.mean(-2, dtype=torch.float64).to(X.dtype)
-    found = leading(X - mean.unsqueeze(-2), rank, seed=seed)
+    found = leading_axes(X - mean.unsqueeze(-2), rank, seed=seed)
     theta = found.energies[..., :rank] / X.shape[-2]
     spanned = int((theta > 1e-10 * theta[..., :1]).sum(-1).min())
     if spanned < rank:

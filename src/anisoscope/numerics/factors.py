@@ -65,7 +65,7 @@ class Factors:
 
     def encode(self, Y: Any) -> Tensor:
         """The codes of new rows: least squares (non-negative for semi-NMF), or one-hot of the nearest centroid."""
-        rows = as_rows(Y, width=self.directions.shape[1])
+        rows = as_matrix(Y, width=self.directions.shape[1])
         if rows.device != self.directions.device:
             raise AnisoscopeError(
                 f"the rows lie on {rows.device} and the directions on {self.directions.device}; move them together."
@@ -75,7 +75,7 @@ class Factors:
 
     def decode(self, Z: Any) -> Tensor:
         """The rows reconstructed from codes: Z D + m."""
-        codes = as_rows(Z, width=self.directions.shape[0]).to(self.directions.device)
+        codes = as_matrix(Z, width=self.directions.shape[0]).to(self.directions.device)
         dtype = torch.promote_types(codes.dtype, self.directions.dtype)
         with exact_products(codes.device):
             return codes.to(dtype) @ self.directions.to(dtype) + self.mean.to(dtype)
@@ -141,7 +141,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
         yield
 
 
-def as_rows(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor:
+def as_matrix(x: Any, *, width: int | None = None, layers: bool = False) -> Tensor:
     """A NumPy or torch array as a float32 or float64 tensor [n, d], with `layers` also [layers, n, d]; or an error."""
     try:
         rows = torch.as_tensor(x).detach()
@@ -167,12 +167,12 @@ def as_floats(rows: Tensor) -> Tensor:
     return rows.float() if rows.is_floating_point() else rows.double()
 
 
-def rows_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) -> Tensor:
+def matrix_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) -> Tensor:
     """The rows chosen by `mask`, checked: finite, not all zero, and enough of them for the rank.
 
     With `layers` they may be [layers, n, d]; the mask then selects the same rows of each layer.
     """
-    rows = as_rows(x, layers=layers)
+    rows = as_matrix(x, layers=layers)
     if mask is not None:
         n, chosen = rows.shape[-2], torch.as_tensor(mask)
         if chosen.dtype != torch.bool or tuple(chosen.shape) != (n,):

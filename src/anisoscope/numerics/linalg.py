@@ -162,12 +162,12 @@ class Leading:
     passes: int = 1  # passes over the rows: products with X and its transpose
 
 
-def leading(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cycles: int = _CYCLES) -> Leading:
+def leading_axes(X: Tensor, count: int, *, keep: int | None = None, seed: int = 0, cycles: int = _CYCLES) -> Leading:
     """The `count` leading directions of X [..., n, d] and, less accurately, those after them up to `keep`.
 
     With one cycle the result is an approximation; with more, each of the `count` directions satisfies XᵀXv = θv.
 
-    >>> found = leading(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    >>> found = leading_axes(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     >>> found.energies.tolist()
     [9.0, 4.0]
     """

@@ -133,12 +133,12 @@ def _has_kernels(device: str) -> bool:
     if device != "cuda" or torch.version.hip:
         return False
     try:
-        from anisoscope.numerics.screening_triton import distances, screen_fused
+        from anisoscope.numerics.screening_triton import pair_distances, screen_fused
 
         x = torch.arange(4096.0, device=device).view(1024, 4).cos()
         for precision in ("bfloat16", "tfloat32"):
             for found in screen_fused(x, precision, rows=torch.arange(1024, device=device), k=1, wanted=4):
-                distances(x, found.line, found.column).sum().item()
+                pair_distances(x, found.line, found.column).sum().item()
     except Exception:  # a broken compiler can raise anything; plain products need none
         return False
     return True
@@ -189,9 +189,9 @@ def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """‖x_i − x_j‖ of pairs of rows in float64, from differences."""
     if _has_kernels(x.device.type):
-        from anisoscope.numerics.screening_triton import distances
+        from anisoscope.numerics.screening_triton import pair_distances
 
-        return distances(x, first, second)
+        return pair_distances(x, first, second)
     step = max(1, (_PAIR_BYTES if x.device.type == "cpu" else _DEVICE_BYTES) // (8 * x.shape[1]))
     # pairs mostly occur in both orders: each distance is computed once
     both = torch.minimum(first, second) * len(x) + torch.maximum(first, second)

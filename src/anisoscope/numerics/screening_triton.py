@@ -75,7 +75,7 @@ def _squared_differences(rows, one, two, out, width, stride, BLOCK: tl.constexpr
     tl.store(out + pair, tl.sum(total))
 
 
-def distances(x: Tensor, one: Tensor, two: Tensor) -> Tensor:
+def pair_distances(x: Tensor, one: Tensor, two: Tensor) -> Tensor:
     """‖x_i − x_j‖ of pairs of rows in float64; each row of x must be contiguous."""
     out = torch.empty(len(one), dtype=torch.float64, device=x.device)
     if len(one):

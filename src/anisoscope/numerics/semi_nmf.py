@@ -33,7 +33,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.numerics import factors
 from anisoscope.numerics.factors import Factors, descent, squares
-from anisoscope.numerics.linalg import Leading, leading, norms_of
+from anisoscope.numerics.linalg import Leading, leading_axes, norms_of
 
 INITS = ("svd", "random", "kmeans")
 MAX_ITER = 200
@@ -79,7 +79,7 @@ def semi_nmf(
     >>> [fit.codes.shape for fit in semi_nmf(torch.eye(4).expand(2, 4, 4), 2)]
     [torch.Size([4, 2]), torch.Size([4, 2])]
     """
-    rows = factors.rows_to_fit(X, rank, mask, layers=True)
+    rows = factors.matrix_to_fit(X, rank, mask, layers=True)
     top = float(rows.abs().max())
     # rows whose squares would overflow or underflow are divided by a power of two, which is exact
     scale = 1.0 if 1e-12 < top < 1e12 else 2.0 ** math.frexp(top)[1]
@@ -291,7 +291,7 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
     >>> codes.shape, passes
     (torch.Size([3, 2]), 1)
     """
-    found = leading(X, rank, keep=2 * rank, seed=seed, cycles=1)
+    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1)
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))

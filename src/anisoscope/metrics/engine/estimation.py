@@ -175,7 +175,7 @@ class View:
         """Views of the moments of consecutive batches of the (shuffled) sample, without folds; cached."""
 
         def build() -> list[View]:
-            batches = folds.batches(self.sample, NEIGHBOUR_BATCH) if self.sample is not None else []
+            batches = folds.sample_batches(self.sample, NEIGHBOUR_BATCH) if self.sample is not None else []
             return [View([{Moments: Moments().update(batch.rows.flatten(1))}], batch) for batch in batches]
 
         return once(self._known, "parts", build)
@@ -232,7 +232,7 @@ def evaluate_heads(
     """An estimate for each head, or NaN with a note that says why; `share` query heads share one key head."""
     assert metric.batch is not None
     if _is_empty(metric, view):
-        return [missing(view, _no_rows(metric, view))] * heads
+        return [missing_estimate(view, _no_rows(metric, view))] * heads
     shares = [share if need is Keys else 1 for need in metric.needs]
     stats = [_spread(view.lines(need), times) for need, times in zip(metric.needs, shares, strict=True)]
     values = metric.batch(*stats, **options).T.tolist()
@@ -247,7 +247,7 @@ def evaluate_heads(
                 metric.function(*of_head, **options)  # raises the error that explains the NaN
             found.append(_estimate(view, lines, n=whole[0].n - gone, left_out=gone, **about))
         except TooFewRows as error:
-            found.append(missing(view, error))
+            found.append(missing_estimate(view, error))
     return found
 
 
@@ -259,7 +259,7 @@ def _spread(lines: Any, times: int) -> Any:
     return type(lines)(n=lines.n, **values)
 
 
-def missing(view: View, error: TooFewRows) -> Estimate:
+def missing_estimate(view: View, error: TooFewRows) -> Estimate:
     """A NaN estimate with the error as its note."""
     return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
 

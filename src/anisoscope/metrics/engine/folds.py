@@ -276,19 +276,19 @@ class Graph:
 def sample_graphs(
     sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0, spare: bool = True
 ) -> list[Graph]:
-    """Graphs of consecutive batches of the sample, whose hash order is random; see `batches`.
+    """Graphs of consecutive batches of the sample, whose hash order is random; see `sample_batches`.
 
     Rows closer than `tolerance` times their norm are one row; without `spare` no rows can be left out later.
     """
-    parts = batches(sample, batch or max(1, len(sample)))
+    parts = sample_batches(sample, batch or max(1, len(sample)))
     return [Graph.of(part, wanted=wanted, tolerance=tolerance, spare=spare) for part in parts]
 
 
-def batches(sample: Sample, size: int) -> list[Sample]:
+def sample_batches(sample: Sample, size: int) -> list[Sample]:
     """Consecutive batches of `size` rows; a shorter last batch is dropped unless it is the only one.
 
     >>> ten = Sample(10).update(torch.eye(10), context=torch.arange(10))
-    >>> [len(part) for part in batches(ten, 4)], [len(part) for part in batches(ten, 12)]
+    >>> [len(part) for part in sample_batches(ten, 4)], [len(part) for part in sample_batches(ten, 12)]
     ([4, 4], [10])
     """
     count = max(1, len(sample) // size) if len(sample) else 0
