@@ -23,7 +23,8 @@ from anisoscope.stats.sample import Sample
 _NOISE = 1e-13  # centred rows below this share of the largest norm are rounding errors and have no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _RIGID = ("rotation", "scale")
-_everywhere = partial(metric, Directions, default=True, kinds=_EVERYWHERE, batched=True)
+_rigid = partial(metric, invariant=_RIGID, batched=True)
+_everywhere = partial(_rigid, Directions, default=True, kinds=_EVERYWHERE)
 _length = partial(_everywhere, invariant=("rotation",), bounds=(0.0, None))
 
 
@@ -37,10 +38,10 @@ def without_direction(directions: Directions, _: dict[str, Any]) -> Tensor:
     return directions.zeros
 
 
-def _too_few_directions(n: float) -> TooFewRows:
+def _too_few_directions(n: float) -> str:
     if n == 0:
-        return TooFewRows("every row is exactly zero, so none has a direction; look at the model")
-    return TooFewRows(f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more")
+        return "every row is exactly zero, so none has a direction; look at the model"
+    return f"an average over pairs needs at least 2 rows that are not zero, seen {int(n)}; give more"
 
 
 def _directed(directions: Directions) -> Tensor:
@@ -52,7 +53,6 @@ def _directed(directions: Directions) -> Tensor:
     formula="(‖Σ h/‖h‖‖² − n) / (n(n−1))",
     reference="Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs",
     convention="exact over all pairs, rows not centred; zero rows have no direction and are left out",
-    invariant=_RIGID,
     bounds=(-1.0, 1.0),
     left_out=without_direction,
 )
@@ -74,7 +74,6 @@ def drift(directions: Directions) -> Tensor:
     formula="‖mean(h)‖ / mean ‖h‖",
     reference="ours: a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
-    invariant=_RIGID,
     bounds=(0.0, 1.0),
 )
 def relative_drift(directions: Directions) -> Tensor:
@@ -89,15 +88,13 @@ def mean_norm(directions: Directions) -> Tensor:
     return directions.norms / directions.n
 
 
-@metric(
+@_rigid(
     Directions,
     title="Largest norm",
     formula="max ‖h‖ / √mean ‖h‖²",
     reference="Sun et al. 2024, arXiv:2402.17762 (massive activations)",
     convention="over all rows seen, not a sample",
-    invariant=_RIGID,
     bounds=(0.0, None),
-    batched=True,
 )
 def largest_norm(directions: Directions) -> Tensor:
     """Largest row norm in units of the root mean square norm: far above 1 when a few rows are outliers."""
@@ -106,7 +103,7 @@ def largest_norm(directions: Directions) -> Tensor:
     return unless(typical == 0.0, directions.largest_norm / typical, words)
 
 
-@metric(
+@_rigid(
     Directions,
     Coordinates,
     title="Rogue dimensions",
@@ -116,7 +113,6 @@ def largest_norm(directions: Directions) -> Tensor:
     invariant=("scale",),
     bounds=(0.0, 1.0),
     default=True,
-    batched=True,
 )
 def rogue_share(directions: Directions, coordinates: Coordinates, *, top: int = 3) -> Tensor:
     """Share of the average cosine that the few strongest coordinates contribute."""
@@ -182,7 +178,7 @@ def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     return weights.T @ rows - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
 
 
-@metric(
+@_rigid(
     Centred,
     title="Average cosine, centred",
     formula="average cosine of h − mean(h)",
@@ -190,23 +186,20 @@ def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     convention="on the sample, about the sample's own mean; near 0 by construction",
     invariant=("rotation", "scale", "shift"),
     bounds=(-1.0, 1.0),
-    batched=True,
 )
 def average_cosine_centred(rows: Centred) -> Tensor:
     """Average cosine that is left when the common mean is taken away."""
     return rows.average_cosine(centred=True)
 
 
-@metric(
+@_rigid(
     Centred,
     title="Explained by drift",
     formula="1 − A(centred) / A",
     reference="after Godey et al. 2024, arXiv:2401.12143",
     convention="both on the same sample; at most 1, or 1 + 1/((n − 1) A) where centred rows are opposed by chance",
-    invariant=_RIGID,
     bounds=(None, 1.0),
     default=True,
-    batched=True,
 )
 def explained_by_drift(rows: Centred) -> Tensor:
     """Share of the average cosine that vanishes when the mean is removed; unsteady where A is near 0."""
@@ -236,15 +229,13 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
     return float(gap if log else gap.exp())
 
 
-@metric(
+@_rigid(
     Moments,
     title="Mean direction",
     formula="mean(h)ᵀ C mean(h) / (‖mean(h)‖² λ₁)",
     reference="ours: how far the drift runs along the first principal direction",
     convention="centred covariance C, largest eigenvalue λ₁",
-    invariant=_RIGID,
     bounds=(0.0, 1.0),
-    batched=True,
 )
 def drift_alignment(moments: Moments) -> Tensor:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""

@@ -36,6 +36,7 @@ _SAME = {"gride": "gride:scale=2", "gride:scale=1": "two_nn:method=ml"}  # the s
 _RIGID = ("rotation", "scale", "shift")
 _neighbouring = partial(metric, Neighbours, invariant=_RIGID, batched=True)
 _dimension = partial(_neighbouring, bounds=(0.0, None))
+_NO_DIMENSION = "the nearest rows are all equally far (a lattice, or rounding), so there is no dimension"
 _BATCHES = "mean over shuffled batches of 4096 rows in a profile, all rows on an array; exact duplicates removed"
 
 
@@ -140,17 +141,16 @@ def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neig
 
     A near-copy of every tenth row is enough to bring TwoNN from 14 down to 0.2, with a narrow interval.
     """
-    said = [_bias_there(value, rows, options)]
+    remarks = [_bias_remark(value, rows, options)]
     with contextlib.suppress(TooFewRows):
         other = sum(float(gride.function(graph, scale=2)) for graph in graphs) / len(graphs)
         if not 0.5 <= value / other <= 2.0:
             words = "near-copies or noise decide one of the two"
-            said.append(f"the next scale (GRIDE, k = 2) gives {other:.3g}: {words}")
-    return "; ".join(filter(None, said))
+            remarks.append(f"the next scale (GRIDE, k = 2) gives {other:.3g}: {words}")
+    return "; ".join(filter(None, remarks))
 
 
-def _bias_there(value: float, rows: int, options: dict[str, Any]) -> str:
-    """Text on the bias of TwoNN at this value and number of rows."""
+def _bias_remark(value: float, rows: int, options: dict[str, Any]) -> str:
     if options.get("keep", DEFAULT_KEEP) != DEFAULT_KEEP:
         return ""
     if options.get("calibrated"):
@@ -165,23 +165,16 @@ def _near(neighbours: Neighbours, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """By line: distances to the k nearest, which rows have k neighbours, and their number (NaN if below FEWEST)."""
     near, usable = neighbours.near(k)
     count = usable.sum(-1)
-
-    def why() -> TooFewRows:
-        return TooFewRows(
-            f"a neighbour estimate needs at least {FEWEST} distinct rows with {k} neighbours each, seen {int(count)}; "
-            "give more tokens, or another layer"
-        )
-
-    return near, usable, unless(count < FEWEST, count.double(), why)
-
-
-def _no_dimension() -> TooFewRows:
-    return TooFewRows("the nearest rows are all equally far (a lattice, or rounding), so there is no dimension")
+    needed = f"a neighbour estimate needs at least {FEWEST} distinct rows with {k} neighbours each"
+    enough = unless(
+        count < FEWEST, count.double(), lambda: f"{needed}, seen {int(count)}; give more tokens, or another layer"
+    )
+    return near, usable, enough
 
 
 def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     """above / below; NaN or an error where `below` is 0 because the nearest rows are equally far."""
-    return unless(~((below > 0.0) & (below < torch.inf)), above / below, _no_dimension)
+    return unless(~((below > 0.0) & (below < torch.inf)), above / below, _NO_DIMENSION)
 
 
 @_dimension(
@@ -211,7 +204,7 @@ def two_nn(
     if keep != DEFAULT_KEEP:
         raise AnisoscopeError(f"two_nn has calibrated=1 with keep {keep}; the table is for keep {DEFAULT_KEEP} alone")
     pairs = zip(value.flatten().tolist(), count.flatten().tolist(), strict=True)
-    found = [math.nan if math.isnan(one) else calibrated_dimension(one, int(n), method=method) for one, n in pairs]
+    found = [math.nan if math.isnan(v) else calibrated_dimension(v, int(n), method=method) for v, n in pairs]
     return torch.tensor(found, dtype=torch.float64).reshape(value.shape)
 
 
@@ -248,7 +241,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     k = torch.arange(smallest, largest + 1, device=logs.device)
     inverse = logs[..., smallest - 1 :] - logs.cumsum(-1)[..., smallest - 2 : -1] / (k - 1)
     values = torch.where((inverse > 0.0) & inverse.isfinite(), 1.0 / inverse, torch.nan).mean(-1)
-    return unless(values.isnan(), values, _no_dimension)
+    return unless(values.isnan(), values, _NO_DIMENSION)
 
 
 @_dimension(
@@ -256,8 +249,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     formula="argmax_δ Π δ (μ^δ − 1)^{k−1} / μ^{(2k−1)δ+1}, μ = r₂ₖ/rₖ",
     reference="Denti et al. 2022, arXiv:2104.13832",
     convention=_BATCHES
-    + "; scale = k; scale=1 is TwoNN by maximum likelihood; biased low above about 8, more at wider "
-    "scales: at 4096 "
+    + "; scale = k; scale=1 is TwoNN by maximum likelihood; biased low above about 8, more at wider scales: at 4096 "
     "rows a flat cloud of 50 dimensions gives 31.8, 30.2, 28.7 at k = 2, 4, 8 (docs/dimension.md); a dimension that "
     "falls steeply from k = 1 to 8 is noise at the smallest scale",
     neighbours=4,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
+from anisoscope.stats.directions import UNSET
 
 STEPS = ("tangent", "sweep", "train")
 BINS = 5
@@ -103,9 +104,9 @@ class TemporalSpread:
     """The spread of each row of a weight table over evenly spaced training steps, from running sums."""
 
     n: int = 0
-    total: Tensor | None = None  # [V, d]
-    squares: Tensor | None = None  # [V]
-    norms: Tensor | None = None
+    total: Tensor = UNSET  # [V, d]
+    squares: Tensor = UNSET  # [V]
+    norms: Tensor = UNSET
 
     def update(self, table: Tensor) -> TemporalSpread:
         rows = table.detach().double()
@@ -118,9 +119,8 @@ class TemporalSpread:
 
     def spread(self, counts: Tensor) -> TypeSpread:
         """The spread of the types that occur."""
-        if self.total is None or self.squares is None or self.norms is None or self.n < 2:
-            empty = torch.empty(0, dtype=torch.float64)
-            return TypeSpread(empty, empty, empty)
+        if self.n < 2:
+            return TypeSpread(*torch.empty(3, 0, dtype=torch.float64))
         about = (self.squares - self.total.square().sum(1) / self.n).clamp_min(0.0) / (self.n - 1)
         counts = counts.cpu().double()[: len(about)]
         seen = (counts > 0).nonzero().squeeze(1)  # a table may be longer than the vocabulary
@@ -231,7 +231,6 @@ def _pearson(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Ranks along each row; ties have their average rank."""
+    """Ranks; ties have their average rank."""
     _, inverse, count = torch.unique(x, return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count.double() - 1) / 2)[inverse]
+    return (count.cumsum(0).double() - (count.double() - 1) / 2)[inverse]

@@ -40,14 +40,13 @@ Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every
 
 def _energies(moments: Moments, *, centred: bool) -> Tensor:
     """λ [..., d]; NaN, or an error for a single spectrum, if there is no variance."""
-    needed = 2 if centred else 1
-    n = torch.as_tensor(moments.n)
-    unless(n < needed, n, lambda: TooFewRows(f"a spectrum needs at least {needed} rows, seen {n}; give more tokens"))
+    needed, n = 2 if centred else 1, torch.as_tensor(moments.n)
+    unless(n < needed, n, lambda: f"a spectrum needs at least {needed} rows, seen {n}; give more tokens")
     energies = moments.eigenvalues(centred=centred)
     total = moments.scatter.diagonal(dim1=-2, dim2=-1).sum(-1) + moments.n * moments.mean.square().sum(-1)
     # the float64 mean of equal rows has a relative error of 1e-16, whose scatter must not count as a direction
     flat = energies[..., 0] <= 1e-28 * total
-    unless(flat, total, lambda: TooFewRows(f"all {n} rows are equal, so there is no spectrum; give rows that differ"))
+    unless(flat, total, lambda: f"all {n} rows are equal, so there is no spectrum; give rows that differ")
     return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
 
 
@@ -206,19 +205,16 @@ class Clusters(SampleLines):
 
     def stretch(self, *, clusters: int, partition: str) -> Tensor:
         """Σ_k (n_k/n) σ₁²/Σσ² over the parts with at least _SMALLEST rows, by line."""
-
-        def why() -> TooFewRows:
-            return TooFewRows(f"clusters need at least {FEWEST} sampled rows, seen {self.n}; give more tokens")
-
+        words = f"clusters need at least {FEWEST} sampled rows, seen {self.n}; give more tokens"
         left = self.staying(self.left_out or (-1,)).sum(0)
         few = left < FEWEST if self.left_out else left[0] < FEWEST
         if bool(few.all()):
-            return unless(few, torch.zeros(few.shape), why)
+            return unless(few, torch.zeros(few.shape), words)
         shares, sizes, folds = once(self.known, (clusters, partition), lambda: self._stretches(clusters, partition))
         # leaving out a fold without sampled rows changes nothing
         columns = [folds.index(fold) if fold in folds else 0 for fold in self.left_out] if self.left_out else 0
         share, size = shares[:, columns], sizes[:, columns] * (sizes[:, columns] >= _SMALLEST)
-        return unless(few, (share * size).sum(0) / size.sum(0), why)
+        return unless(few, (share * size).sum(0) / size.sum(0), words)
 
     def labels(self, clusters: int = 0) -> Tensor:
         """The k-means label of each row, with K given or (0) chosen by the silhouette of some rows."""

@@ -109,7 +109,9 @@ def gradient_ratio(energy: float, control: float) -> float:
     >>> gradient_ratio(0.6, 0.2), gradient_ratio(0.6, 0.0)
     (2.9999999999999996, inf)
     """
-    return energy / control if control > 0 else math.inf if control == 0 and energy > 0 else math.nan
+    if control > 0:
+        return energy / control
+    return math.inf if control == 0 and energy > 0 else math.nan
 
 
 @_share(

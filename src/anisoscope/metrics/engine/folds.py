@@ -26,14 +26,14 @@ _ROUNDS = 8  # rounds of removing near-duplicates; each finds at most as many pe
 _BLOCK = 2**22  # distances per batch of lines
 
 
-def unless(bad: Tensor, value: Tensor, why: str | Callable[[], TooFewRows]) -> Tensor:
+def unless(bad: Tensor, value: Tensor, why: str | Callable[[], str]) -> Tensor:
     """The values, NaN where `bad`; a single bad value raises `why` instead.
 
     >>> unless(torch.tensor([False, True]), torch.tensor([1.0, 2.0]), "the second is not there").tolist()
     [1.0, nan]
     """
     if not bad.ndim and bool(bad):
-        raise TooFewRows(why) if isinstance(why, str) else why()
+        raise TooFewRows(why if isinstance(why, str) else why())
     return torch.where(bad, torch.nan, value)
 
 
