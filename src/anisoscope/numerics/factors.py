@@ -1,9 +1,8 @@
 """The result of a decomposition of rows (`Factors`), and the solvers of its codes: non-negative least squares, k-means.
 
-Exact non-negative least squares for many rows at once is block principal pivoting (Fast Nonnegative Matrix
+Exact non-negative least squares for many rows at once is block principal pivoting in float64 (Fast Nonnegative Matrix
 Factorization: An Active-Set-Like Method and Comparisons, doi:10.1137/110821172): guess which codes are positive, solve
-for these alone, exchange all that violate the optimality conditions, or only one where exchanging all would cycle. Rows
-with the same guess share one inverse. All computations are in float64.
+for these alone, exchange all that violate the optimality conditions, or only one where exchanging all would cycle.
 Notation: X n×d rows, m their centre (0 unless the method centres), Z n×k codes, D k×d directions, X ≈ Z D + m; G = DDᵀ,
 b = Dx of a row, z ≥ 0 its code, y = Gz − b the gradient; at the optimum z ≥ 0, y ≥ 0, zᵀy = 0. For k-means D are the
 centroids and Z the one-hot memberships."""
@@ -15,7 +14,7 @@ import math
 import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,10 +65,9 @@ class Factors:
     def encode(self, Y: Any) -> Tensor:
         """The codes of new rows: least squares (non-negative for semi-NMF), or one-hot of the nearest centroid."""
         rows = as_matrix(Y, width=self.directions.shape[1])
-        if rows.device != self.directions.device:
-            raise AnisoscopeError(
-                f"the rows lie on {rows.device} and the directions on {self.directions.device}; move them together."
-            )
+        here, there = rows.device, self.directions.device
+        if here != there:
+            raise AnisoscopeError(f"the rows lie on {here} and the directions on {there}; move them together.")
         with exact_products(rows.device):
             return encode_rows(rows - self.mean.to(rows.dtype), self.directions, method=self.method).to(rows.dtype)
 
@@ -175,7 +173,7 @@ def matrix_to_fit(x: Any, rank: int, mask: Any = None, *, layers: bool = False) 
     rows = as_matrix(x, layers=layers)
     if mask is not None:
         n, chosen = rows.shape[-2], torch.as_tensor(mask)
-        if chosen.dtype != torch.bool or tuple(chosen.shape) != (n,):
+        if chosen.dtype != torch.bool or chosen.shape != (n,):
             seen = f"the mask has shape {tuple(chosen.shape)} and type {chosen.dtype}"
             raise AnisoscopeError(f"{seen}; expected one bool for each of {n} rows.")
         if not bool(chosen.any()):
@@ -230,10 +228,9 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
 
 
 def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
-    """Codes [..., n, k] ≥ 0 with a lower error than `start`, and the decrease of ‖R‖² [...].
+    """Codes [..., n, k] ≥ 0 with an error not above that of `start`, and the decrease of ‖R‖² [...].
 
-    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. Rows whose error
-    they raise keep their start.
+    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G.
     """
     bound = _largest_eigenvalue(gram)[..., None, None]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -320,10 +317,9 @@ def _solve(gram: Tensor, owner: Tensor, target: Tensor, passive: Tensor) -> tupl
 
 
 def _tiles(owner: Tensor, passive: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, int]]:
-    """Group the rows by (owner, passive set), in tiles of equal size, so that rows of a group share one inverse.
+    """Group the rows by (owner, passive set), in tiles of the mean size of a group: rows of a group share one inverse.
 
-    Returns the first row of each group, the group of each tile, and the place of each row with the rows per tile. A
-    tile has the mean size of a group, a compromise between the number of matrices and the padding.
+    Returns the first row of each group, the group of each tile, and the place of each row with the rows per tile.
     """
     # groups are told apart by random 64-bit hashes; a collision would only make the optimality test fail
     random = torch.Generator().manual_seed(0)
@@ -352,8 +348,7 @@ def _one_by_one(gram: Tensor, owner: Tensor, target: Tensor) -> Tensor:
     return torch.stack(found).to(target.device)
 
 
-@dataclass
-class KMeansFit:
+class KMeansFit(NamedTuple):
     """Centroids [..., k, d], one-hot memberships [..., n, k], and the inertia after each step."""
 
     centroids: Tensor

@@ -113,13 +113,10 @@ def orthonormal_basis(rows: Tensor) -> Tensor:
 
 
 def orthonormal_bases(rows: Tensor) -> list[Tensor]:
-    """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], batched.
-
-    Uses the k×k Gram matrices, which are accurate enough if every matrix has full rank; otherwise one SVD for each.
-    """
+    """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], batched."""
     rows = rows.double()
     values, vectors = torch.linalg.eigh(rows @ rows.mT)
-    if bool((values[:, 0] <= (100 * _EMPTY) ** 2 * values[:, -1]).any()):
+    if bool((values[:, 0] <= (100 * _EMPTY) ** 2 * values[:, -1]).any()):  # Gram matrices are too inaccurate
         return [orthonormal_basis(part) for part in rows]
     basis, _ = torch.linalg.qr(rows.mT @ (vectors / values.sqrt().unsqueeze(-2)))
     return list(basis)
@@ -198,11 +195,8 @@ def leading_axes(X: Tensor, count: int, *, keep: int | None = None, seed: int = 
 
 
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
-    """An orthonormal basis of the part of `block` that is orthogonal to `against`; a redundant column is 0.
-
-    Uses the eigenvectors of the small Gram matrix, which batch well on a GPU; a second round removes rounding errors.
-    """
-    for _ in range(2):
+    """An orthonormal basis of the part of `block` that is orthogonal to `against`; a redundant column is 0."""
+    for _ in range(2):  # the second round removes rounding errors
         block = block - against @ (against.mT @ block)
         values, vectors = torch.linalg.eigh(block.mT @ block)
         alive = values > 1e-14 * values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny)
@@ -294,14 +288,10 @@ def _unit(vectors: Tensor, *, floor: Tensor | float = 0.0) -> tuple[Tensor, Tens
 
 
 def _ritz(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """θ [r] and the coefficients of its eigenvector in the basis [m, r], from the entries of T.
-
-    By repeated squaring of T: batched small products are faster than batched small eigenvalue problems.
-    """
+    """θ [r] and the coefficients of its eigenvector in the basis [m, r], from the entries of T."""
     off = beside[:-1].T
-    band = torch.diag_embed(diagonal.T) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
-    power = band
-    for _ in range(_SQUARINGS):
+    band = power = torch.diag_embed(diagonal.T) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    for _ in range(_SQUARINGS):  # batched small products are faster than batched small eigenvalue problems
         power = power / power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)[:, None, None]
         power = power @ power
     best = power.diagonal(dim1=1, dim2=2).argmax(1)

@@ -147,8 +147,7 @@ def _has_kernels(device: str) -> bool:
 def _plan(x: Tensor, k: int) -> tuple[str, int]:
     """The precision of the products and the number of candidates per row, from a trial on a few rows.
 
-    bfloat16 if it is fast here, with lists long enough for 95 % of the tried rows, unless too many rows need longer
-    lists than are worthwhile.
+    bfloat16 if it is fast here and lists long enough for 95 % of the tried rows are worthwhile.
     """
     plain = "float32", k + 8
     if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
@@ -227,9 +226,8 @@ def _nearest_products(x: Tensor, rows: Tensor, wanted: int, *, shift: Tensor) ->
 
     By matrix products of rows minus `shift`, in its precision.
     """
-    dtype = shift.dtype
+    found, dtype = [], shift.dtype
     tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
-    found = []
     for part in rows.split(tall):
         left = (x[part] - shift).to(dtype)
         value = torch.full((len(part), 0), torch.inf, dtype=dtype, device=x.device)

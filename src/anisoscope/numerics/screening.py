@@ -124,10 +124,7 @@ def quick_precision() -> str:
 
 
 class _Block:
-    """Keys of a block with the maximum of each group of GROUP columns (of rows, if `turned`), for quick comparison.
-
-    Groups are strided along columns and contiguous along rows, whichever is faster to reduce.
-    """
+    """Keys of a block with the maximum of each group of GROUP columns (of rows, if `turned`), for quick comparison."""
 
     def __init__(self, keys: Tensor, columns: Tensor, *, turned: bool = False) -> None:
         self.keys, self.turned = keys, turned
@@ -255,5 +252,5 @@ def squared_range(low: Rounded, value: Tensor, index: Tensor, *, rows: Tensor) -
     """D [rows, listed] from keys and column indices of some rows, and the bound on its error."""
     norm, other = low.norm[rows].unsqueeze(1), low.norm[index]
     squared = norm.square() - 2.0 * value.double()
-    rounding = (norm.square() + other.square() - squared).abs()
-    return squared, low.gamma * (norm + other).square() + (low.out * rounding).nan_to_num_(0.0) + low.least
+    rounding = low.out * (norm.square() + other.square() - squared).abs()
+    return squared, low.gamma * (norm + other).square() + rounding.nan_to_num_(0.0) + low.least

@@ -1,9 +1,8 @@
 """Semi-non-negative matrix factorisation: X ≈ Z D with Z ≥ 0 (Ding, Li and Jordan 2010, doi:10.1109/TPAMI.2008.277).
 
 Alternates between the directions, by least squares, and the codes, by accelerated projected gradient on the r×r Gram
-matrix; the error of a row never increases in the second step, nor the objective in either. With the initialisation
-below a few iterations suffice, where the multiplicative updates of the paper need thousands.
-Notation: X n×d rows, Z n×r codes, D r×d directions, R = X − Z D, all with leading dimensions for batches of fits.
+matrix; no step raises the objective. With the initialisation below a few iterations suffice, where the multiplicative
+updates of the paper need thousands.
 
 Initialisation: X ≈ Z D with Z ≥ 0 means that the rows lie near the cone of r directions. The columns of Z span a space
 S of n-vectors, and the error is that of projecting X on S. S has a non-negative basis if it holds *one* positive vector
@@ -18,7 +17,8 @@ w = max(0, Xy) for the best y. Two initial cones are computed from the leading s
   (Fast and Robust Recursive Algorithms for Separable Nonnegative Matrix Factorization, arXiv:1208.1237). It is
   preferred where it fits, because then the factors are determined and not only their span.
 
-Notation: T n×q leading scores of the rows, θ their energies, w n ≥ 0, E q×(r−1) the free directions, W whitened scores
+Notation: X n×d rows, Z n×r codes, D r×d directions, ‖R‖² = ‖X − Z D‖² the error, with leading dimensions for batches
+of fits. T n×q leading scores of the rows, θ their energies, w n ≥ 0, E q×(r−1) the free directions, W whitened scores
 n×(r−1), S r×(r−1) corners of the simplex, R its rotation, P = W R Sᵀ."""
 
 from __future__ import annotations
@@ -191,8 +191,7 @@ def fit(
 def _refine(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
     """Iterate from a good start; a fit ends when the update of the codes shows that an iteration gains less than `tol`.
 
-    The gains of half-iterations decrease, so twice the gain of the codes bounds that of an iteration. Continuing would
-    take long for little: less than 1 % of the error on activations, up to a few per cent where noise is low.
+    The gains of half-iterations decrease, so twice the gain of the codes bounds that of an iteration.
     """
     floor = _rounding(X)
     done = state.value <= floor

@@ -49,8 +49,7 @@ class Additive:
         return {name: value for name, value in vars(self).items() if name != "n" and isinstance(value, Tensor)}
 
     def _add(self, other: Self) -> None:
-        self.n += other.n
-        present = self.tensors()
+        self.n, present = self.n + other.n, self.tensors()
         for name, value in other.tensors().items():
             if name in present:
                 value = value.to(present[name].device)  # statistics of a resumed run are on the host

@@ -47,10 +47,10 @@ class Moments:
         enough = max(x.shape[-1], 64)
         if not self._pending and len(x) >= enough:
             self._take(x)
-            return self
-        self._pending.append(x.clone())  # x may be a view of a batch, which would be kept alive or overwritten
-        if sum(map(len, self._pending)) >= enough:
-            self._fold()
+        else:  # a copy, because x may be a view of a batch, which would be kept alive or overwritten
+            self._pending.append(x.clone())
+            if sum(map(len, self._pending)) >= enough:
+                self._fold()
         return self
 
     def merge(self, other: Moments) -> Moments:
@@ -146,14 +146,12 @@ class Moments:
         if self._mean is None:
             self._n, self._mean, self._scatter = n, mean, mean.new_zeros(*mean.shape, mean.shape[-1])
             return
-        total = self._n + n
-        gap = mean.to(self._mean.device) - self._mean
+        total, gap = self._n + n, mean.to(self._mean.device) - self._mean
         if gap.ndim == 1:
             self._scatter.addr_(gap, gap, alpha=self._n * n / total)
         else:
             self._scatter += (self._n * n / total * gap).unsqueeze(-1) * gap.unsqueeze(-2)
-        self._mean = self._mean + gap * (n / total)
-        self._n = total
+        self._n, self._mean = total, self._mean + gap * (n / total)
 
 
 @dataclass(frozen=True)
@@ -233,8 +231,7 @@ class GradientMoments(Additive):
 
     def update(self, g: Tensor, *, context: Tensor, groups: Mapping[str, Tensor] | None = None) -> GradientMoments:
         """Add gradients [n, d]; `groups` are masks [n] on the host. A context in two calls is counted twice."""
-        rows, masks = g.double(), groups or {}
-        fold = fold_of(context.cpu())
+        rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu())
         folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
@@ -330,15 +327,14 @@ class Trace:
         kept = norm.isfinite() & valid  # a row that is not finite has no finite norm
         x = torch.where(kept.unsqueeze(-1), rows, 0.0).to(norm.dtype)  # converted last, to halve the memory traffic
         norm = torch.where(kept, norm, 0.0)
-        ones, directed = kept.to(x.dtype), norm > 0
-        n = ones.sum(-1)
+        ones, directed, n = kept.to(x.dtype), norm > 0, kept.to(x.dtype).sum(-1)
         # one product for both sums, of rows and of unit rows
         sums = torch.stack((ones, torch.where(directed, norm.reciprocal(), 0.0)), dim=1) @ x
         total, units = sums[:, 0], sums[:, 1]
         about = total[:centred] / n[:centred].clamp(min=1).unsqueeze(-1)
         x[:centred].addcmul_(ones[:centred].unsqueeze(-1), about.unsqueeze(1), value=-1)
-        counts = {"n": n, "dropped": valid.sum(-1) - n, "directed": directed.sum(-1).to(x.dtype)}
-        return cls(centred, **counts, norms=norm.sum(-1), total=total, units=units, scatter=x.mT @ x)
+        dropped, directions = valid.sum(-1) - n, directed.sum(-1).to(x.dtype)
+        return cls(centred, n, dropped, directions, norm.sum(-1), total, units, x.mT @ x)
 
     def merge(self, other: Trace) -> Trace:
         """The sums of both sets of rows (Chan, Golub and LeVeque 1983)."""
@@ -346,9 +342,8 @@ class Trace:
         weight = (self.n * other.n / (self.n + other.n).clamp(min=1))[: self.centred]
         scatter = self.scatter + other.scatter
         scatter[: self.centred] += (weight.unsqueeze(-1) * gap).unsqueeze(-1) * gap.unsqueeze(-2)
-        names = ("n", "dropped", "directed", "norms", "total", "units")
-        added = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return Trace(self.centred, **added, scatter=scatter)
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items() if name != "centred"}
+        return Trace(**{**sums, "centred": self.centred, "scatter": scatter})
 
     @property
     def mean(self) -> Tensor:
