@@ -69,12 +69,11 @@ def dimension_spread(dimension: float, n: int, *, estimator: str = "two_nn") -> 
     >>> 0.1 < dimension_spread(20, 4096) < 0.5
     True
     """
-    _check(dimension, n)
+    expected = expected_dimension(dimension, n, estimator=estimator)
     shares = (_columns("sd", estimator) / _columns("mean", estimator))[:, :_WELL_DRAWN]
     # the relative spread is c/√n, with c pooled over the sizes for which the table has many clouds
     pooled = np.sqrt((np.square(shares) * SIZES[:_WELL_DRAWN]).mean(1))
-    share = float(np.interp(np.log(dimension), np.log(DIMENSIONS), pooled)) / np.sqrt(n)
-    return float(share * expected_dimension(dimension, n, estimator=estimator))
+    return float(np.interp(np.log(dimension), np.log(DIMENSIONS), pooled) / np.sqrt(n) * expected)
 
 
 def stated_error(dimension: float, n: int, *, estimator: str = "two_nn") -> float:

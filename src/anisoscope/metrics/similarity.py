@@ -28,16 +28,11 @@ _similar = partial(
 _of_types = partial(_similar, Sample, convention=_TYPES)
 
 
-def _directed(sample: Sample) -> tuple[Tensor, Tensor]:
-    """Rows that are not zero, in float64, and their tokens."""
+def _types(sample: Sample) -> tuple[list[Tensor], Tensor]:
+    """The rows of each token type that occurs often enough, and the rows of all types, in float64 without zero rows."""
     rows = sample.rows.cpu().double()  # many small matrices follow, which are faster on the host
-    chosen = (rows != 0).any(1)
-    return rows[chosen], sample.label("token")[chosen.cpu()]
-
-
-def _types(sample: Sample) -> list[Tensor]:
-    """The rows of each token type that occurs often enough, without zero rows."""
-    rows, tokens = _directed(sample)
+    directed = (rows != 0).any(1)
+    rows, tokens = rows[directed], sample.label("token")[directed]
     values, inverse, counts = torch.unique(tokens, return_inverse=True, return_counts=True)
     chosen = [i for i in range(len(values)) if counts[i] >= OCCURRENCES and values[i] >= 0]
     if not chosen:
@@ -47,7 +42,7 @@ def _types(sample: Sample) -> list[Tensor]:
         )
     order = inverse.argsort(stable=True)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return [rows[order[starts[i] : starts[i + 1]].to(rows.device)] for i in chosen]
+    return [rows[order[starts[i] : starts[i + 1]]] for i in chosen], rows
 
 
 def _mean_cosine(rows: Tensor) -> float:
@@ -62,9 +57,8 @@ def _mean_cosine(rows: Tensor) -> float:
 )
 def self_similarity(sample: Sample, *, baseline: bool = True) -> float:
     """How alike a token is to itself in other contexts: near 1 when context changes nothing, 0 when it changes all."""
-    types = _types(sample)
-    value = sum(map(_mean_cosine, types)) / len(types)
-    return value - (_mean_cosine(_directed(sample)[0]) if baseline else 0.0)
+    types, rows = _types(sample)
+    return sum(map(_mean_cosine, types)) / len(types) - (_mean_cosine(rows) if baseline else 0.0)
 
 
 @_similar(
@@ -92,8 +86,7 @@ def _explained(rows: Tensor) -> float:
 )
 def max_explainable_variance(sample: Sample, *, baseline: bool = True) -> float:
     """How much of a token's occurrences one static vector could explain."""
-    types = _types(sample)
-    rows = _directed(sample)[0]
+    types, rows = _types(sample)
     values, start = [], 0
     for occurrences in types:
         m = len(occurrences)

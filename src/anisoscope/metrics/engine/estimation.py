@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -255,13 +255,12 @@ def _spread(lines: Any, times: int) -> Any:
     """The same statistic with every head (the second dimension) repeated."""
     if times == 1:
         return lines
-    values = {name: value.repeat_interleave(times, 1) for name, value in lines.tensors().items()}
-    return type(lines)(n=lines.n, **values)
+    return replace(lines, **{name: value.repeat_interleave(times, 1) for name, value in lines.tensors().items()})
 
 
 def missing_estimate(view: View, error: TooFewRows) -> Estimate:
     """A NaN estimate with the error as its note."""
-    return Estimate(math.nan, n=0, contexts=view.contexts, dropped=view.dropped, note=str(error))
+    return _estimate(view, [math.nan], bounds=None, left_out=0, note=str(error))
 
 
 def _estimate(view: View, values: list[float], *, bounds: Bounds | None, left_out: int, **about: Any) -> Estimate:
