@@ -206,7 +206,7 @@ def test_heads_of_further_seeds_go_before_steps_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attention, "SIZE", len(json.dumps(whole.arrays)) // 2)
     cut = carried(heads)
     assert cut is not None and len(cut.steps) == len(whole.steps)
-    assert cut.left_out == ["the first seed of each model"]
+    assert cut.left_out == ["1 of 3 models and seeds"]
 
 
 def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_step() -> None:

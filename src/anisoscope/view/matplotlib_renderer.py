@@ -45,8 +45,7 @@ def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, 
                 for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
                     folder.mkdir(parents=True, exist_ok=True)
                     drawing = draw(figure, shown, {**chosen, **changes})
-                    # append a number if another name gives the same slug
-                    taken = {path.name.rsplit(".", 1)[0] for path in written}
+                    taken = {path.stem for path in written}  # append a number if another name gives the same slug
                     names = [slug(name), *(f"{slug(name)}-{i}" for i in range(2, len(written) + 3))]
                     written += _save(drawing, folder / next(name for name in names if name not in taken))
     return written

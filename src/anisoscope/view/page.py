@@ -6,7 +6,6 @@ same form on every page (findings, notes, the record of a run, the table of resu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,8 +279,6 @@ def script_json(value: Any) -> str:
     >>> script_json(["</script>"])
     '["\\\\u003c/script\\\\u003e"]'
     """
-    found = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    unsafe: dict[str, str | int | None] = {
-        "<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029",
-    }  # fmt: skip
-    return found.translate(str.maketrans(unsafe))
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return str(htmlsafe_json_dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")))

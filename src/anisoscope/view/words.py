@@ -124,15 +124,24 @@ def plural(count: int, noun: str, many: str = "") -> str:
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
+SITES = {  # by kind: the name of a site on axes and in tables, and as a phrase
+    "embed": ("embedding", "at the embedding"),
+    "resid": ("block {}", "after block {}"),
+    "stage": ("block {} · stage", "after the stage that ends with block {}"),
+    "final": ("final norm", "after the final norm"),
+    "rows": ("rows", "in the rows"),
+    "unembed": ("output head", "in the output head"),
+    "embed_weight": ("embedding table", "in the embedding table"),
+}
+
+
 def site_name(layer: int, kind: str) -> str:
     """A short name of a site, for axes and table rows.
 
     >>> site_name(0, "embed"), site_name(3, "resid"), site_name(6, "final"), site_name(2, "mlp_out")
     ('embedding', 'block 3', 'final norm', 'block 2 · mlp_out')
     """
-    plain = {"embed": "embedding", "resid": f"block {layer}", "final": "final norm", "rows": "rows"}
-    plain |= {"unembed": "output head", "embed_weight": "embedding table"}
-    return plain.get(kind, f"block {layer} · {kind}")
+    return SITES.get(kind, (f"block {{}} · {kind}",))[0].format(layer)
 
 
 def site_phrase(layer: int, kind: str) -> str:
@@ -141,10 +150,7 @@ def site_phrase(layer: int, kind: str) -> str:
     >>> site_phrase(0, "embed"), site_phrase(3, "resid")
     ('at the embedding', 'after block 3')
     """
-    plain = {"embed": "at the embedding", "resid": f"after block {layer}", "final": "after the final norm"}
-    plain |= {"stage": f"after the stage that ends with block {layer}"}
-    plain |= {"rows": "in the rows", "unembed": "in the output head", "embed_weight": "in the embedding table"}
-    return plain.get(kind, f"at {kind} of block {layer}")
+    return SITES[kind][1].format(layer) if kind in SITES else f"at {kind} of block {layer}"
 
 
 def step_words(step: int) -> str:

@@ -194,11 +194,7 @@ def carried(everyone: Sequence[Heads]) -> Carried | None:
         if len(json.dumps(arrays)) <= SIZE:
             break
     left_out = [f"{len(steps)} of {len(every)} steps"] if len(steps) < len(every) else []
-    firsts, seeds = sum(not heads.turn for heads in there), 1 + max(heads.turn for heads in shown)
-    if len(shown) < firsts:
-        left_out.append(f"the heads of {len(shown)} of {firsts} models")
-    elif len(shown) < len(there):
-        left_out.append(f"the first {'seed' if seeds == 1 else f'{seeds} seeds'} of each model")
+    left_out += [f"{len(shown)} of {len(there)} models and seeds"] if len(shown) < len(there) else []
     return Carried(shown, steps, arrays, left_out, over_time)
 
 
