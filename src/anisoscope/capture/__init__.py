@@ -1,7 +1,4 @@
-"""Sites of a model, and how their activations are captured as rows.
-
-Names are loaded when first used, so that the vocabulary of sites can be read without importing torch.
-"""
+"""Sites of a model and their activations as rows; names load when first used, as the vocabulary needs no torch."""
 
 from __future__ import annotations
 

@@ -77,10 +77,7 @@ def _relay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unrotated(x: Tensor, rotations: list[Rotation]) -> Tensor | None:
-    """Queries or keys [B, H, T, d] of an attention call before their rotation; None if no rotation produced them.
-
-    Channels that are not rotated are taken from x.
-    """
+    """Queries or keys [B, H, T, d] before the rotation of all or some of their channels; None if none produced x."""
     for given, result in rotations:
         pairs = [(given, result)]
         if result.dim() == 4:  # positions may come before heads

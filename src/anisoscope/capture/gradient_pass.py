@@ -240,7 +240,8 @@ def gradient_rows(
             stack.callback(_watch_embedding(model, embedded).remove)
         capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
-        total = _total(model, inputs, out, reading=reading, loss=loss)
+        total, out.tokens = _total(model, inputs, reading=reading, loss=loss)
+        out.loss = float(total.detach()) if out.tokens or loss is not None else 0.0
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
         # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
@@ -268,35 +269,26 @@ def gradient_rows(
 
 
 def _total(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    out: GradientPass,
-    *,
-    reading: LabelConvention | None,
-    loss: LossRule | None,
-) -> Tensor:
-    """The summed loss, with its graph."""
+    model: nn.Module, inputs: Mapping[str, Any], *, reading: LabelConvention | None, loss: LossRule | None
+) -> tuple[Tensor, int]:
+    """The summed loss with its graph, and the number of target tokens."""
     labels = inputs.get("labels")
     if loss is not None:
         total = loss(model, inputs)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
-        out.tokens = reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
-    else:
-        if not isinstance(labels, Tensor):
-            raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
-        output = forward(model, inputs)
-        logits = output_part(output, "logits")
-        reading = reading or find_label_convention(model, output, labels)
-        out.tokens = reading.count(labels)
-        if not out.tokens:  # these contexts have no targets
-            return logits.sum() * 0.0
-        if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
-            total = reading.summed(logits, labels)
-        else:
-            total = output_part(output, "loss").double() * out.tokens
-    out.loss = float(total.detach())
-    return total
+        return total, reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
+    if not isinstance(labels, Tensor):
+        raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
+    output = forward(model, inputs)
+    logits = output_part(output, "logits")
+    reading = reading or find_label_convention(model, output, labels)
+    tokens = reading.count(labels)
+    if not tokens:  # these contexts have no targets
+        return logits.sum() * 0.0, 0
+    if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
+        return reading.summed(logits, labels), tokens
+    return output_part(output, "loss").double() * tokens, tokens
 
 
 def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:

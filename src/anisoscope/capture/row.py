@@ -1,7 +1,6 @@
 """Rows of activations without padding: which positions of a forward pass are data, and the sinks that take their rows.
 
 Which positions are data is read from the arguments of the model's own forward.
-
 Shapes: B contexts, T positions, n kept rows, d width, H heads. Indices are on the host; those that take rows from an
 activation are moved to its device once per pass."""
 
@@ -35,10 +34,8 @@ class Batch:
 class Index:
     """Which of the B·T positions are data, and what they are; the same for every site of one stack and resolution.
 
-    It is on the host whatever the device of the rows, so reading it needs no device–host synchronisation.
-
-    `context` is a hash of the context's unpadded content, which is independent of batch, order and padding side.
-    `position` counts real positions from 0.
+    It is on the host, so that reading it needs no device–host synchronisation. `context` is a hash of the context's
+    unpadded content, which is independent of batch, order and padding side; `position` counts real positions from 0.
     """
 
     batch: int
@@ -375,10 +372,7 @@ def stated_mask(
 
 
 def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
-    """Which positions are data [B, T] if no mask was given; None if all are.
-
-    Only unambiguous runs of the pad token at the ends are padding. Needs no device–host synchronisation.
-    """
+    """Which positions [B, T] are data without a mask: all but clear runs of the pad token at the ends; None: all."""
     pad = getattr(config, "pad_token_id", None)
     if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
         return None
@@ -412,10 +406,7 @@ def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels
 
 
 def with_masks(arguments: dict[str, Any], outer: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a stack, with masks of the outer model or batch that the stack was not given.
-
-    These are the pixel mask of images and the mask over frames of sound (Whisper passes none to its encoder).
-    """
+    """The arguments of a stack, with the pixel mask or mask over frames of sound that its model was given (Whisper)."""
     pixels = [given[PIXEL_MASK] for given in (arguments, outer, batch) if isinstance(given.get(PIXEL_MASK), Tensor)]
     masks = {PIXEL_MASK: pixels[0]} if pixels else {}
     sound = next((arguments[name] for name in SOUND if isinstance(arguments.get(name), Tensor)), None)

@@ -99,10 +99,7 @@ class StepCapture(Capture, ABC):
 
 
 class LiveGradients(StepCapture):
-    """Records the micro-batches of a training step with rows and gradients.
-
-    `scaled=False` skips the scale of the gradients, so that the loss may be of any kind.
-    """
+    """Records the micro-batches of a training step with rows and gradients; `scaled=False` allows any kind of loss."""
 
     def __init__(
         self,
@@ -289,7 +286,7 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
 
 
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
-    """Which positions are data [B, T], as by `read_contexts` but on their device; None if all are."""
+    """Which positions are data [B, T], as by `read_contexts` but without leaving their device; None if all are."""
     stated = row.stated_mask(arguments, content, [])
     return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
 

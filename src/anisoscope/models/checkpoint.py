@@ -45,10 +45,7 @@ class DamagedFile(AnisoscopeError):
 
 
 def read_state(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
-    """The weights of a file by name, without the prefixes of wrappers; pickles are read with `weights_only`.
-
-    With device `meta` only names and shapes are read.
-    """
+    """The weights of a file by name (on `meta` only shapes), read with `weights_only`, without wrappers' names."""
     weights = _weights(_contents(path, device=device)[0])
     if not weights:
         raise AnisoscopeError(f"{str(path)!r} holds no weights by name; expected a state_dict or a Lightning .ckpt.")
@@ -214,10 +211,7 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
 
 
 def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
-    """The model type inferred from the stated class, the first part of most weight names, or the folder's name.
-
-    Examples: a weight `bert.encoder.layer.0…`, or a folder `bert_ft`, where the longest known type in the name counts.
-    """
+    """The model type by the stated class, the first part of most weight names, or the longest in the folder's name."""
     import transformers
     from transformers import CONFIG_MAPPING
 

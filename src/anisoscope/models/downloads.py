@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
+from anisoscope.results.folder import replace_file
 
 LOG_REVISIONS = 16
 _NEVER = ("*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite", "*.pdf", "*.png", "optimizer*", "onnx/*", "coreml/*")
@@ -149,9 +149,6 @@ class Downloads:
         return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
     def _note(self, ours: list[str]) -> None:
-        if not self.remove:
-            return
-        self.journal.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
-        beside.write_text(json.dumps(list(dict.fromkeys(ours))), encoding="utf-8")
-        beside.replace(self.journal)
+        if self.remove:
+            text = json.dumps(list(dict.fromkeys(ours)))
+            replace_file(self.journal, lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,7 +1,4 @@
-"""Calling a model: names of its forward's arguments, wrappers around it, a forward pass over inputs, its modality.
-
-The modality is inferred from the main argument of its forward, its layers and its tokenizer.
-"""
+"""Calling a model: the arguments of its forward by name, wrappers around it, a pass over inputs, and its modality."""
 
 from __future__ import annotations
 

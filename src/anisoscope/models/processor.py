@@ -1,7 +1,4 @@
-"""Model inputs from sounds and pictures, by the model's processor or one built from the sizes in its configuration.
-
-torchvision is not needed: image processors are used in the form that works on arrays.
-"""
+"""Model inputs from sounds and pictures, by the model's processor or one built from the sizes in its configuration."""
 
 from __future__ import annotations
 
@@ -125,7 +122,7 @@ class ProcessorKind:
 
 
 def _on_arrays() -> dict[str, Any]:
-    """The option for image processors that work on arrays, by its name in this version of transformers."""
+    """The option for image processors that work on arrays, without torchvision, in this version of transformers."""
     backends = importlib.util.find_spec("transformers.image_processing_backends") is not None
     return {"backend": "pil"} if backends else {"use_fast": False}
 

@@ -13,16 +13,8 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError, missing_path
 from anisoscope.models.source import hub_reachable, looks_like_path
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "*.tiktoken",
-)
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+FILES = ("tokenizer*.json", "vocab.txt", "vocab.json", *_SENTENCEPIECE, "*.tiktoken")
 _PROBES = ("the", "a", "1", "C", ".")
 
 

@@ -183,10 +183,7 @@ def find_layout(model: nn.Module) -> Layout:
 
 
 def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
-    """Whether a pooling is meaningful for a model: a class token exists, or the last position is that of a text.
-
-    The first and last positions of sounds and pictures are ordinary frames or patches.
-    """
+    """Whether a pooling is meaningful: always for text, with a class token for `cls`, else not for `cls` and `last`."""
     if pool not in ("cls", "last") or modality_of(model).is_text:
         return True
     return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
