@@ -32,16 +32,26 @@ _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are
 
 
 @dataclass
-class MicroBatch:
-    """One forward and backward pass of a training step."""
+class StepPass:
+    """One forward and backward pass of a training step, and the gradients that arrive at its rows."""
 
-    arguments: dict[str, Any]
-    rows: dict[Site, Rows] = field(default_factory=dict)
     gradients: dict[Site, Tensor] = field(default_factory=dict)
+    awaited: set[Site] = field(default_factory=set)  # sites that will receive a gradient
+    unreached: list[Site] = field(default_factory=list)  # and those that will not
+
+    def receive(self, site: Site, gradient: Tensor) -> None:
+        self.gradients[site] = gradient
+
+
+@dataclass
+class MicroBatch(StepPass):
+    """A pass with all of its rows and what is known of its loss."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    rows: dict[Site, Rows] = field(default_factory=dict)
     seed: float | None = None  # gradient of the total loss in the loss that the model returned
     reading: LabelConvention | None = None
     loss: float = float("nan")  # as the model returned it
-    unreached: list[Site] = field(default_factory=list)
     shown: list[Rows | Scores] = field(default_factory=list)  # for metrics of geometry
     real: Tensor | None = None  # which positions are data [B, T], if a rule states it
     shared: bool = True  # whether the loss is divided by num_items_in_batch, if that is given
@@ -81,25 +91,48 @@ class StepCapture(Capture, ABC):
     It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink.
     """
 
-    def __init__(self, model: nn.Module, sites: Sequence[Site], *, layout: Layout, rows: Rule | None) -> None:
-        super().__init__(model, sites, self, layout=layout, watch=self._watch, idle=self._idle, rows=rows)
-        self.active = False
+    batches: list[Any]  # the passes of the current step
+
+    def __init__(
+        self, model: nn.Module, sites: Sequence[Site], extra: Sequence[Site] = (), *, layout: Layout, rows: Rule | None
+    ) -> None:
+        both = [*sites, *extra]  # those in `extra` get no gradients
+        super().__init__(model, both, self, layout=layout, watch=self._watch, idle=self._idle, rows=rows)
+        self.learning, self.batches, self.active = set(sites), [], False
+
+    def drop(self) -> None:
+        """Stop recording and discard the passes."""
+        self.batches, self.active = [], False
 
     @abstractmethod
     def rows(self, rows: Rows) -> None: ...
 
     def scores(self, scores: Scores) -> None: ...
 
-    @abstractmethod
-    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None: ...
-
     def _idle(self) -> bool:
         # evaluations inside the step (without gradients) and probes are not the training batch
         return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
 
+    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
+        if site not in self.learning or not self.batches:
+            return
+        if not torch.is_grad_enabled():
+            raise AnisoscopeError(
+                f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+                "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        batch = self.batches[-1]
+        if activation.requires_grad:
+            batch.awaited.add(site)
+            activation.register_hook(lambda g: batch.receive(site, rows_of(g)))
+        else:
+            batch.unreached.append(site)
+
 
 class LiveGradients(StepCapture):
     """Records the micro-batches of a training step with rows and gradients; `scaled=False` allows any kind of loss."""
+
+    batches: list[MicroBatch]
 
     def __init__(
         self,
@@ -111,9 +144,8 @@ class LiveGradients(StepCapture):
         scaled: bool = True,
         rows: Rule | None = None,
     ) -> None:
-        super().__init__(model, [*sites, *extra], layout=layout, rows=rows)
-        self.learning, self.scaled, self.geometry = set(sites), scaled, False
-        self.batches: list[MicroBatch] = []
+        super().__init__(model, sites, extra, layout=layout, rows=rows)
+        self.scaled, self.geometry = scaled, False
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
 
@@ -123,13 +155,9 @@ class LiveGradients(StepCapture):
 
     def end(self) -> list[MicroBatch]:
         """Stop recording and return the micro-batches."""
-        self.active, self.geometry = False, False
-        found, self.batches = self.batches, []
-        return found
-
-    def drop(self) -> None:
-        """Discard the passes of an interrupted step."""
-        self.end()
+        batches = self.batches
+        self.drop()
+        return batches
 
     # hooks
 
@@ -137,7 +165,7 @@ class LiveGradients(StepCapture):
         if not self._idle():
             more, real = by_rule(self.rule, args, kwargs)
             real = None if real is None else real.cpu()
-            self.batches.append(MicroBatch(by_name(module, args, kwargs) | more, real=real))
+            self.batches.append(MicroBatch(arguments=by_name(module, args, kwargs) | more, real=real))
         super()._begin(module, args, kwargs)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -191,29 +219,6 @@ class LiveGradients(StepCapture):
     def scores(self, scores: Scores) -> None:
         if self.batches and self.geometry:
             self.batches[-1].shown.append(scores)
-
-    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
-        if site not in self.learning or not self.batches:
-            return
-        refuse_graphless(site)
-        batch = self.batches[-1]
-
-        def arrived(g: Tensor) -> None:
-            batch.gradients[site] = rows_of(g)
-
-        if activation.requires_grad:
-            activation.register_hook(arrived)
-        else:
-            batch.unreached.append(site)
-
-
-def refuse_graphless(site: Site) -> None:
-    """Raise an error for a site without a graph in a training pass: it is inside a re-entrant checkpoint."""
-    if not torch.is_grad_enabled():
-        raise AnisoscopeError(
-            f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
-            "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
-        )
 
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
@@ -292,13 +297,15 @@ def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tenso
 
 
 @dataclass
-class SampledPass:
-    """Rows and gradients of one forward and backward pass."""
+class SampledPass(StepPass):
+    """A pass with some of its rows; the gradients of several backward passes add up."""
 
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
-    gradients: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
-    awaited: set[Site] = field(default_factory=set)  # sites that will receive a gradient
+
+    def receive(self, site: Site, gradient: Tensor) -> None:
+        earlier = self.gradients.get(site)
+        self.gradients[site] = gradient if earlier is None else earlier + gradient
 
     @property
     def learned_from(self) -> bool:
@@ -308,6 +315,8 @@ class SampledPass:
 
 class SampledRows(StepCapture):
     """Samples rows and gradients of every training pass and hands them to `take`; never waits for the device."""
+
+    batches: list[SampledPass]
 
     def __init__(
         self,
@@ -321,7 +330,6 @@ class SampledRows(StepCapture):
     ) -> None:
         super().__init__(model, sites, layout=layout, rows=rows)
         self.take, self.most, self.turn = take, most, 0.0
-        self.seen: list[SampledPass] = []
         self._number, self._start = 0, 0.0
 
     def __exit__(self, *error: Any) -> None:
@@ -330,30 +338,26 @@ class SampledRows(StepCapture):
 
     def begin(self, step: int) -> None:
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
-        self.seen, self._number, self.active = [], 0, True
+        self.batches, self._number, self.active = [], 0, True
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
         """Stop recording and hand over the passes that received gradients."""
-        passes = self.seen
+        batches = self.batches
         self.drop()
-        for seen in passes:
+        for seen in batches:
             if seen.learned_from:
                 self.take(seen)
-
-    def drop(self) -> None:
-        """Stop recording and discard the passes."""
-        self.seen, self.active = [], False
 
     # hooks
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
             # micro-batches are handed over one by one; those still waiting for gradients stay until the step ends
-            for seen in [seen for seen in self.seen if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
-                self.seen.remove(seen)
+            for seen in [seen for seen in self.batches if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
+                self.batches.remove(seen)
                 self.take(seen)
-            self.seen.append(SampledPass())
+            self.batches.append(SampledPass())
             self.turn = (self._start + self._number * _GOLDEN**2) % 1.0
             self._number += 1
         super()._begin(module, args, kwargs)
@@ -378,20 +382,7 @@ class SampledRows(StepCapture):
         return SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
 
     def rows(self, rows: Rows) -> None:
-        if self.seen and rows.x.ndim == 2:
+        if self.batches and rows.x.ndim == 2:
             assert isinstance(rows.index, SampledIndex)
-            self.seen[-1].rows[rows.site] = rows.x
-            self.seen[-1].valid[rows.site] = rows.index.valid
-
-    def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
-        refuse_graphless(site)
-        if not self.seen or not activation.requires_grad:
-            return
-        seen = self.seen[-1]
-        seen.awaited.add(site)
-
-        def arrived(g: Tensor) -> None:
-            found, earlier = rows_of(g), seen.gradients.get(site)  # several backward passes add up
-            seen.gradients[site] = found if earlier is None else earlier + found
-
-        activation.register_hook(arrived)
+            self.batches[-1].rows[rows.site] = rows.x
+            self.batches[-1].valid[rows.site] = rows.index.valid
