@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
 from anisoscope.capture.sites.layout import find_layout
-from anisoscope.capture.step_hooks import LiveGradients, MicroBatch, live_pass
+from anisoscope.capture.step_capture import LiveGradients, MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import (
     CAUSAL,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from anisoscope.capture.gradient_pass import IGNORED, find_label_convention, forward_rows, stream_readers
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_hooks import LiveGradients
+from anisoscope.capture.step_capture import LiveGradients
 from anisoscope.errors import AnisoscopeError
 from support.gradient_models import batch_of, by_name, captured, hooks_of, language_model, live_batches
 from support.tiny_models import PAD, tiny

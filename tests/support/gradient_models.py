@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.gradient_pass import IGNORED, GradientPass, LabelConvention, gradient_rows
 from anisoscope.capture.sites.layout import find_layout
-from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
+from anisoscope.capture.step_capture import LiveGradients, MicroBatch
 from support.tiny_models import FAMILIES, _config, contexts, padded, tiny
 
 MASK = 5

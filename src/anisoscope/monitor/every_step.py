@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from anisoscope.capture.sites.site import Site, flow_order
-from anisoscope.capture.step_hooks import SampledPass, SampledRows
+from anisoscope.capture.step_capture import SampledPass, SampledRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_alignment
 from anisoscope.results.folder import replace_file

@@ -21,7 +21,7 @@ from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule,
 from anisoscope.capture.row import Batch, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_hooks import MicroBatch, live_pass
+from anisoscope.capture.step_capture import MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_pass

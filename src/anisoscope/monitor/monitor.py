@@ -26,7 +26,7 @@ from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, original
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_hooks import LiveGradients, MicroBatch
+from anisoscope.capture.step_capture import LiveGradients, MicroBatch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
