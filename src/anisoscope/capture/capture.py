@@ -29,26 +29,25 @@ _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_out
 class StackPass:
     """The state of a stack during a forward pass: contexts, current layer, and which positions are patches."""
 
-    def __init__(self, stack: Stack | None, notes: list[str]) -> None:
+    def __init__(self, stack: Stack, notes: list[str]) -> None:
         self.stack, self.notes = stack, notes
         self.contexts: Contexts | None = None
         self.layer = 0
-        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)} if stack else {}
+        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)}
         self.counted = False  # whether positions that may be class tokens were counted as patches
         self._patches: list[int] = []  # possible numbers of patches of an image
-        self._tokens = stack.tokens if stack is not None else None  # by parameter names, then as seen in a pass
+        self._tokens = stack.tokens  # by parameter names, then as seen in a pass
         self._among: SpecialPositions | None = None  # in the current pass
         self._positions = 0
 
     def site(self, kind: str) -> Site:
         """The site of this kind at the current layer."""
-        return Site(self.layer, kind, self.stack.name if self.stack is not None else "single")
+        return Site(self.layer, kind, self.stack.name)
 
     def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
         """Start a pass over these contexts, given the arguments of the stack's forward."""
         self.contexts, self.layer, self._among = contexts, 0, None
-        if self.stack is not None:
-            self._patches = layouts.patch_counts(arguments, self.stack.config)
+        self._patches = layouts.patch_counts(arguments, self.stack.config)
 
     def end(self) -> None:
         self.contexts, self.layer = None, 0
@@ -64,8 +63,9 @@ class StackPass:
         Unless a family states which positions are patches, that is decided here: at the first block, and when the
         number of positions grows.
         """
-        assert self.stack is not None and self.contexts is not None
-        self.layer = self.layer + 1 if self.stack.shared else self.layers[path]
+        assert self.contexts is not None
+        apart = len(self.layers) == self.stack.depth  # else one module is applied at several layers
+        self.layer = self.layers[path] if apart else self.layer + 1
         if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
             if self._among is None:
                 self._among, note = layouts.settle(self._tokens, x, self._patches)
@@ -81,7 +81,6 @@ class StackPass:
         self.contexts.prefix, self.contexts.suffix = among.before, among.after
 
     def _note(self, text: str) -> None:
-        assert self.stack is not None
         self.counted |= bool(text)
         note = self.stack.labelled(text)
         if text and note not in self.notes:
@@ -185,7 +184,6 @@ class Capture:
         self._finished = 0
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
-        self._config = getattr(unwrapped(model), "config", None)
 
     def __enter__(self) -> Self:
         try:
@@ -271,7 +269,8 @@ class Capture:
             if stack.name in used:
                 self._hook_stack(stack)
         if "" in used:
-            self._passes[""] = StackPass(None, self.notes)
+            whole = Stack("", "", (), {}, Place("", "out"), False, getattr(unwrapped(self.model), "config", None))
+            self._passes[""] = StackPass(whole, self.notes)
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # hooks run in the order of registration, so the pass ends after everything else has been read
@@ -289,8 +288,8 @@ class Capture:
         if self.idle is not None and self.idle():
             return
         self._outer, self._above = (args, kwargs), None
-        if "" in self._passes:
-            self._passes[""].begin(self._contexts(module, args, kwargs, stack=None), {})
+        if (whole := self._passes.get("")) is not None:
+            whole.begin(self._contexts(module, args, kwargs, stack=whole.stack), {})
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._outer = None
@@ -388,7 +387,7 @@ class Capture:
         if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # no class token; a note explains it
             return
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
-        if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=running.stack is not None):
+        if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
         x = row.positioned(x, contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
@@ -409,35 +408,31 @@ class Capture:
         self._note(f"pool={pool}: sites of sounds or pictures without {what} are left out")
         return True
 
-    def _contexts(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, stack: Stack | None
-    ) -> Contexts:
-        """The contexts of a pass through the model (without a stack) or a stack, by the arguments of its forward."""
+    def _contexts(self, module: nn.Module, args: tuple[Any, ...], kwargs: Arguments, *, stack: Stack) -> Contexts:
+        """The contexts of a pass through a stack, by the arguments of the module that owns it and of the model."""
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
         ruled = by_rule(self.rule, *(self._outer or (args, kwargs)))
-        arguments = row.with_ids(by_name(module, args, kwargs), outer)
-        contexts = self._read(arguments, outer, ruled=ruled, stack=stack)
-        contexts.windows = stack.windows if stack is not None else None
-        contexts.prefix, contexts.suffix = (stack.prefix_at(0), stack.suffix) if stack is not None else (0, 0)
-        contexts.channels_last = self._channels_last
+        contexts = self._read(row.with_ids(by_name(module, args, kwargs), outer), outer, ruled=ruled, stack=stack)
+        contexts.windows, contexts.channels_last = stack.windows, self._channels_last
+        contexts.prefix, contexts.suffix = stack.prefix_at(0), stack.suffix
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
         return contexts
 
-    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack | None) -> Contexts:
-        batch, (more, real), config = self._batch, ruled, self._config if stack is None else stack.config
+    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack) -> Contexts:
+        batch, (more, real) = self._batch, ruled
         arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {}) | more
-        decoding = stack is not None and stack.name == "decoder"
+        decoding = stack.name == "decoder"
         real, above = None if real is None else real.cpu(), self._above if decoding else None
-        contexts, notes = row.read_contexts(arguments, config=config, real=real, above=above)
+        contexts, notes = row.read_contexts(arguments, config=stack.config, real=real, above=above)
         self._note(*notes)
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.groups = batch.groups if batch is not None else None
         if decoding and contexts.tokens is not None:  # flags of a batch belong to the encoder's input
-            ids = sorted(row.special_ids(config, "bos", "eos", "pad", "decoder_start"))
+            ids = sorted(row.special_ids(stack.config, "bos", "eos", "pad", "decoder_start"))
             contexts.special = torch.isin(contexts.tokens, torch.tensor(ids, dtype=torch.long))
         elif batch is not None and batch.special is not None:
             contexts.special = batch.special.cpu().bool()
-        if stack is not None and stack.name == "encoder":
+        if stack.name == "encoder":
             self._above = contexts
         return contexts
 

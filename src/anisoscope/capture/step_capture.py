@@ -362,9 +362,9 @@ class SampledRows(StepCapture):
             self._number += 1
         super()._begin(module, args, kwargs)
 
-    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack | None) -> Contexts:
+    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack) -> Contexts:
         more, real = ruled
-        arguments, config = arguments | more, self._config if stack is None else stack.config
+        arguments |= more
         for name in (*SOUND, PIXEL_MASK):
             if isinstance(arguments.get(name, outer.get(name)), Tensor):
                 raise AnisoscopeError(
@@ -378,7 +378,7 @@ class SampledRows(StepCapture):
         if content is None:
             raise row.no_content(arguments)
         if real is None and content.dim() < 4:
-            real = mask_of(arguments, content, config)
+            real = mask_of(arguments, content, stack.config)
         return SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
 
     def rows(self, rows: Rows) -> None:

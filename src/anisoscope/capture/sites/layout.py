@@ -80,11 +80,6 @@ class Stack:
         return len(self.blocks)
 
     @property
-    def shared(self) -> bool:
-        """Whether one module is applied at several layers."""
-        return len(set(self.blocks)) < len(self.blocks)
-
-    @property
     def staged(self) -> bool:
         """Whether its blocks form stages, each with a feature map."""
         return any(kind == "stage" for _, kind in self.fixed)
@@ -261,10 +256,9 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
 
 def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
     """The block lists of an encoder and its decoder; empty if they are not found."""
-    names = {path: next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists}
-    sides = {side: [path for path in lists if names[path] == side] for side in ("encoder", "decoder")}
-    apart = all(len(paths) == 1 for paths in sides.values()) and sides["encoder"] != sides["decoder"]
-    return {side: paths[0] for side, paths in sides.items()} if apart and len(lists) == 2 else {}
+    sides = [next((part for part in path.split(".") if part in ("encoder", "decoder")), "") for path in lists]
+    apart = sorted(sides) == ["decoder", "encoder"]
+    return {side: lists[sides.index(side)] for side in ("encoder", "decoder")} if apart else {}
 
 
 def _lengths(config: Any, depth: int = 2) -> set[int]:
