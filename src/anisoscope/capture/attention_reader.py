@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anisoscope.capture.attention_call import Call, around_calls, replaced, watching
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Scores
 from anisoscope.capture.sites.block import rotary_functions
-from anisoscope.capture.sites.layout import Stack
+from anisoscope.capture.sites.layout import StackPass
 from anisoscope.capture.sites.site import CROSS_KINDS, ROTARY_KINDS, SELF_KINDS, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
@@ -145,27 +145,16 @@ def _windows(x: Tensor, size: int) -> Tensor:
     return parts.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-class Running(Protocol):
-    """Where a forward pass is: the contexts it runs over, and the layer whose block was entered last."""
-
-    contexts: Contexts | None
-    layer: int
-
-    def site(self, kind: str) -> Site: ...
-
-
 @dataclass
 class AttentionReader:
     """Turns the attention calls of one stack into rows and scores."""
 
-    stack: Stack
-    running: Running
+    running: StackPass
     wanted: set[Site]
     emit: Callable[..., None]  # (site, rows, contexts=)
     show: Callable[[Scores], None]
     choice: PositionChoice
     above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
-    notes: list[str]
     _noted: set[Any] = field(default_factory=set)
     _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # last call: cache key, tensors, result
     _padded: Tensor | None = None  # the mask that was last checked for attention to padding
@@ -174,10 +163,10 @@ class AttentionReader:
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Observe the attention modules of the stack that the wanted sites need."""
-        kinds = {site.kind for site in self.wanted if site.stack == self.stack.name}
+        kinds = {site.kind for site in self.wanted if site.stack == self.running.stack.name}
         with contextlib.ExitStack() as stack:
             if kinds & {*SELF_KINDS, *ROTARY_KINDS}:
-                for path in dict.fromkeys(self.stack.blocks):
+                for path in dict.fromkeys(self.running.stack.blocks):
                     block = model.get_submodule(path)
                     if hasattr(block, "window_size"):  # height and width of the map come with the call
                         begin = functools.partial(self._begin_block, path)
@@ -191,7 +180,7 @@ class AttentionReader:
             yield
 
     def _modules(self, model: nn.Module, kind: str) -> list[nn.Module]:
-        paths = dict.fromkeys(place.path for (_, k), place in self.stack.places.items() if k == kind)
+        paths = dict.fromkeys(place.path for (_, k), place in self.running.stack.places.items() if k == kind)
         return [model.get_submodule(path) for path in paths]
 
     def _begin_block(self, path: str, block: nn.Module, args: Any, kwargs: Any) -> None:
@@ -245,7 +234,7 @@ class AttentionReader:
 
     def _grid(self, call: Call, windows: int) -> WindowGrid | None:
         """The grid of windows, None without windows; windows of unknown size or shift are numbered in order."""
-        path, places = self.stack.blocks[self.running.layer - 1], call.query.shape[2]
+        path, places = self.running.stack.blocks[self.running.layer - 1], call.query.shape[2]
         block, dimensions = self._dimensions.get(path, (None, None))
         size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
         if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:
@@ -289,7 +278,7 @@ class AttentionReader:
         """Add a note, once per key."""
         if key not in self._noted:
             self._noted.add(key)
-            self.notes.append(self.stack.labelled(text))
+            self.running.notes.append(self.running.stack.labelled(text))
 
     def _note_peculiarities(self, call: Call, grid: WindowGrid | None, *, apart: int) -> None:
         """Note windows, chunks, reduced keys and temperatures of a call, once for each size."""

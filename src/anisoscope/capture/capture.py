@@ -18,73 +18,12 @@ from anisoscope.capture.attention_reader import AttentionReader
 from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
-from anisoscope.capture.sites.layout import Layout, SpecialPositions, Stack, find_layout
+from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
 
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
-
-
-class StackPass:
-    """The state of a stack during a forward pass: contexts, current layer, and which positions are patches."""
-
-    def __init__(self, stack: Stack, notes: list[str]) -> None:
-        self.stack, self.notes = stack, notes
-        self.contexts: Contexts | None = None
-        self.layer = 0
-        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)}
-        self.counted = False  # whether positions that may be class tokens were counted as patches
-        self._patches: list[int] = []  # possible numbers of patches of an image
-        self._tokens = stack.tokens  # by parameter names, then as seen in a pass
-        self._among: SpecialPositions | None = None  # in the current pass
-        self._positions = 0
-
-    def site(self, kind: str) -> Site:
-        """The site of this kind at the current layer."""
-        return Site(self.layer, kind, self.stack.name)
-
-    def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
-        """Start a pass over these contexts, given the arguments of the stack's forward."""
-        self.contexts, self.layer, self._among = contexts, 0, None
-        self._patches = layouts.patch_counts(arguments, self.stack.config)
-
-    def end(self) -> None:
-        self.contexts, self.layer = None, 0
-
-    def cut(self, _: nn.Module, __: Any, output: Any) -> None:
-        """Record the output of a convolution before the blocks, which may be the patch embedding."""
-        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
-            self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
-
-    def enter(self, path: str, x: Tensor) -> None:
-        """Note that the block at a path is called with x.
-
-        Unless a family states which positions are patches, that is decided here: at the first block, and when the
-        number of positions grows.
-        """
-        assert self.contexts is not None
-        apart = len(self.layers) == self.stack.depth  # else one module is applied at several layers
-        self.layer = self.layers[path] if apart else self.layer + 1
-        if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
-            if self._among is None:
-                self._among, note = layouts.settle(self._tokens, x, self._patches)
-                self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
-                self._note(note)
-            elif x.shape[1] > self._positions and not self.stack.staged:
-                more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
-                self._note(
-                    f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are "
-                    "is not known: all positions are counted there, and none as a class token"
-                )
-        among = self._among or SpecialPositions(self.stack.prefix_at(self.layer), self.stack.suffix)
-        self.contexts.prefix, self.contexts.suffix = among.before, among.after
-
-    def _note(self, text: str) -> None:
-        self.counted |= bool(text)
-        note = self.stack.labelled(text)
-        if text and note not in self.notes:
-            self.notes.append(note)
 
 
 def _few_logits(model: nn.Module) -> contextlib.ExitStack:
@@ -322,7 +261,7 @@ class Capture:
             self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
         if kinds & set(CALLED_KINDS):
             emit, encoder = functools.partial(self._emit, running=running), lambda: self._above
-            reader = AttentionReader(stack, running, self._wanted, emit, self._show, self.choice, encoder, self.notes)
+            reader = AttentionReader(running, self._wanted, emit, self._show, self.choice, encoder)
             self._stack.enter_context(reader.watching(self.model))
         fixed = {Site(layer, kind, stack.name): place for (layer, kind), place in stack.fixed.items()}
         for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():

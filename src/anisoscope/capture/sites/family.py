@@ -17,42 +17,25 @@ from torch import Tensor, nn
 from anisoscope.capture.padding import convolved, squeezed
 
 Blocks = Callable[[nn.Module, Any], "list[str]"]
-"""(backbone, configuration) -> path of the block applied at each layer, relative to the backbone."""
+"""(backbone, configuration) -> path of the block applied at each layer, relative to the backbone, shared or not."""
 Reads = tuple[Tensor, Tensor]
 """First and one-past-last input position that each row reads."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is special about one family of models; a field may be a function of the configuration where it varies.
-
-    `blocks` gives the path of the module applied at each layer, one entry per application (a shared block repeats).
-    `hidden` maps the number of blocks to the layer that each entry of the model's own `hidden_states` must equal, None
-    where it has no site. `windows` relates a lower resolution to the input's. `final=False`: the apparent final norm is
-    not one. `attention` says why query, key and scores are unavailable. `prefix` counts leading positions that are not
-    part of the input: class, distillation and register tokens; `prefixed` are the layers that have them, if not all do.
-    `staged`: its blocks form stages. `without` maps kinds that cannot be read as rows to the reason.
-    """
+    """What is special about one family of models; a field may be a function of the configuration where it varies."""
 
     about: str
     blocks: Blocks | None = None
-    hidden: Callable[[int], list[int | None]] | None = None
-    windows: Callable[[Any, int, int], Reads] | None = None
-    final: bool | Callable[[Any], bool] | None = None
-    attention: str = ""
-    prefix: int | Callable[[Any], int] = 0
-    prefixed: Callable[[Any], frozenset[int]] | None = None
-    staged: bool = False
-    without: Mapping[str, str] = field(default_factory=dict)
-
-    def has_final(self, config: Any, found: bool) -> bool:
-        """Whether something follows the last block: as stated by the family, else `found`."""
-        given = self.final(config) if callable(self.final) else self.final
-        return found if given is None else given
-
-    def prefix_of(self, config: Any) -> int:
-        """The number of leading positions that are not part of the input."""
-        return self.prefix(config) if callable(self.prefix) else self.prefix
+    hidden: Callable[[int], list[int | None]] | None = None  # blocks -> layers of its own hidden_states, None: no site
+    windows: Callable[[Any, int, int], Reads] | None = None  # what rows of a lower resolution read of the input
+    final: bool | Callable[[Any], bool] | None = None  # False: the apparent final norm is not one
+    attention: str = ""  # why query, key and scores are unavailable
+    prefix: int | Callable[[Any], int] = 0  # leading positions that are no input: class, distillation, register tokens
+    prefixed: Callable[[Any], frozenset[int]] | None = None  # the layers that have them, if not all do
+    staged: bool = False  # whether its blocks form stages
+    without: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot be read as rows, and why
 
 
 def albert_blocks(backbone: nn.Module, config: Any) -> list[str]:

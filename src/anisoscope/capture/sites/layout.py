@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.row import Windows
+from anisoscope.capture.row import Contexts, Windows
 from anisoscope.capture.sites import block as parts
 from anisoscope.capture.sites.block import Place, Trunk, find_trunk
 from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of
@@ -293,7 +293,8 @@ def _stack(model: nn.Module, name: str, blocks: list[str], trunk: Trunk | None =
     if trunk is not None and not hasattr(config, "model_type"):  # a plain module returns the output of its head
         final, has_norm = trunk.final or Place(trunk.stages[-1].path, "out"), trunk.final is not None
     else:
-        has_norm = family.has_final(config, has_norm)
+        stated = family.final(config) if callable(family.final) else family.final
+        has_norm = has_norm if stated is None else stated
     if not has_norm:
         missing["final"] = "nothing follows the last stage" if trunk else "no norm follows the last block"
     windows = functools.partial(family.windows, config) if family.windows is not None else None
@@ -302,7 +303,7 @@ def _stack(model: nn.Module, name: str, blocks: list[str], trunk: Trunk | None =
         prefixed = family.prefixed(config) if family.prefixed is not None else None
         stack = replace(stack, fixed=trunk.fixed(), prefixed=prefixed)
     if family is not OTHER:
-        return replace(stack, prefix=family.prefix_of(config))
+        return replace(stack, prefix=family.prefix(config) if callable(family.prefix) else family.prefix)
     tokens = named_tokens(model, owner)
     return replace(stack, prefix=tokens.before, suffix=tokens.after, tokens=tokens) if tokens is not None else stack
 
@@ -418,6 +419,67 @@ def settle(tokens: SpecialPositions, x: Tensor, patches: Sequence[int]) -> tuple
 
 def _same(x: Tensor) -> bool:
     return bool((x == x[:1]).all())
+
+
+class StackPass:
+    """A forward pass through a stack: its contexts, the current layer, and which positions are patches."""
+
+    def __init__(self, stack: Stack, notes: list[str]) -> None:
+        self.stack, self.notes = stack, notes
+        self.contexts: Contexts | None = None
+        self.layer = 0
+        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)}
+        self.counted = False  # whether positions that may be class tokens were counted as patches
+        self._patches: list[int] = []  # possible numbers of patches of an image
+        self._tokens = stack.tokens  # by parameter names, then as seen in a pass
+        self._among: SpecialPositions | None = None  # in the current pass
+        self._positions = 0
+
+    def site(self, kind: str) -> Site:
+        """The site of this kind at the current layer."""
+        return Site(self.layer, kind, self.stack.name)
+
+    def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
+        """Start a pass over these contexts, given the arguments of the stack's forward."""
+        self.contexts, self.layer, self._among = contexts, 0, None
+        self._patches = patch_counts(arguments, self.stack.config)
+
+    def end(self) -> None:
+        self.contexts, self.layer = None, 0
+
+    def cut(self, _: nn.Module, __: Any, output: Any) -> None:
+        """Record the output of a convolution before the blocks, which may be the patch embedding."""
+        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
+            self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
+
+    def enter(self, path: str, x: Tensor) -> None:
+        """Note that the block at a path is called with x.
+
+        Unless a family states which positions are patches, that is decided here: at the first block, and when the
+        number of positions grows.
+        """
+        assert self.contexts is not None
+        apart = len(self.layers) == self.stack.depth  # else one module is applied at several layers
+        self.layer = self.layers[path] if apart else self.layer + 1
+        if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
+            if self._among is None:
+                self._among, note = settle(self._tokens, x, self._patches)
+                self._tokens, self._positions = (self._among if self._among.count else self._tokens), x.shape[1]
+                self._note(note)
+            elif x.shape[1] > self._positions and not self.stack.staged:
+                more, self._positions, self._among = x.shape[1] - self._positions, x.shape[1], SpecialPositions()
+                self._note(
+                    f"from layer {self.layer} on the blocks read {more} positions more than before, and what they are "
+                    "is not known: all positions are counted there, and none as a class token"
+                )
+        among = self._among or SpecialPositions(self.stack.prefix_at(self.layer), self.stack.suffix)
+        self.contexts.prefix, self.contexts.suffix = among.before, among.after
+
+    def _note(self, text: str) -> None:
+        self.counted |= bool(text)
+        note = self.stack.labelled(text)
+        if text and note not in self.notes:
+            self.notes.append(note)
 
 
 def weight_rows(model: nn.Module, kind: str) -> Tensor:
