@@ -101,11 +101,11 @@ def numbers(kind: type, example: str) -> Callable[[str, str], tuple[Any, ...]]:
     return parse
 
 
-def check_least(config: Any, least: Mapping[str, int]) -> None:
+def check_least(config: Any, least: Mapping[str, float]) -> None:
     """Raise an error if a field of `config` is below its minimum; None (the preset's value) is always accepted."""
     for name, bound in least.items():
         value = getattr(config, name)
-        if value is not None and value < bound:
+        if value is not None and not value >= bound:
             raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
 
 

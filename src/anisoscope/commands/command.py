@@ -43,26 +43,22 @@ class DeclaredField:
         """The option as typed: `--batch-size`."""
         return self.option.name or f"--{self.name.replace('_', '-')}"
 
-    def parameter(self) -> inspect.Parameter:
-        """The keyword parameter that typer reads as this option or argument."""
-        o, kind, default = self.option, self.type, self.default
+    def parameter(self, help: str | None = None) -> inspect.Parameter:
+        """The keyword parameter that typer reads as this option or argument; `help` replaces its help text."""
+        o, kind, default, text = self.option, self.type, self.default, help or self.option.help
         if o.argument:
             required = default is dataclasses.MISSING
             if typing.get_origin(kind) is tuple:
                 kind = list[str] if required else list[str] | None
             default = inspect.Parameter.empty if required else None
-            info: Any = typer.Argument(metavar=o.metavar, help=o.help)
+            info: Any = typer.Argument(metavar=o.metavar, help=text)
         else:
             if o.parse is not None:
                 kind, default = (bool, False) if o.typed is bool else (o.typed | None, None)
             spelled = (self.flag,) if kind is bool or o.name else ()
-            info = typer.Option(*spelled, help=o.help, min=o.least)
+            info = typer.Option(*spelled, help=text, min=o.least)
         annotation: Any = Annotated[kind, info]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    def with_help(self, text: str | None) -> DeclaredField:
-        """A copy with another help text; the same field for None."""
-        return self if text is None else dataclasses.replace(self, option=dataclasses.replace(self.option, help=text))
 
     def value(self, typed: Any) -> Any:
         """The value of the field, parsed from what typer read."""
@@ -107,7 +103,7 @@ def configured(
     def decorate(act: Callable[..., None]) -> Callable[..., None]:
         fields = declared_fields(config) | (declared_fields(build) if build is not None else {})
         order = only or [*first, *(name for name in fields if name not in (*first, *without))]
-        chosen = {name: fields[name].with_help((help or {}).get(name)) for name in order}
+        chosen = {name: fields[name] for name in order}
         _, *more = inspect.signature(act, eval_str=True).parameters.values()
         extra = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
 
@@ -116,7 +112,7 @@ def configured(
             values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
             act((build or config)(**values), **rest)
 
-        parameters = [*(field.parameter() for field in chosen.values()), *extra]
+        parameters = [*(field.parameter((help or {}).get(name)) for name, field in chosen.items()), *extra]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         command.__name__, command.__doc__ = act.__name__, act.__doc__

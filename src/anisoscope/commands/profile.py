@@ -27,18 +27,17 @@ def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debu
 
 def missing_everywhere(table: Any) -> str:
     """An error sentence if a metric has no value at any site, or a site lost all its rows; otherwise empty."""
-    by_metric: dict[str, list[dict[str, Any]]] = {}
-    by_site: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table.records():
-        by_metric.setdefault(row["metric"], []).append(row)
-        by_site.setdefault((row["model"], row["stack"], row["layer"], row["kind"]), []).append(row)
-    for name, rows in by_metric.items():
-        if all(math.isnan(row["value"]) for row in rows):
-            return f"{name} could not be computed at any site: {rows[0]['note']}. Everything else was written."
+    from anisoscope.results.query import Query
+
+    query = Query(table)
+    for name, rows in query.groups("metric").items():
+        if all(map(math.isnan, rows.numbers())):
+            note = rows.column("note")[0]
+            return f"{name} could not be computed at any site: {note}. Everything else was written."
     lost = {
-        f"{model} {layer}.{kind}": rows[0]["note"] or "no finite value"
-        for (model, _, layer, kind), rows in by_site.items()
-        if all(math.isnan(row["value"]) and row["dropped"] for row in rows)
+        f"{model} {layer}.{kind}": rows.column("note")[0] or "no finite value"
+        for (model, _, layer, kind), rows in query.groups("model", "stack", "layer", "kind").items()
+        if all(math.isnan(row.value) and row.dropped > 0 for row in rows)
     }
     if not lost:
         return ""

@@ -22,9 +22,7 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -35,7 +33,7 @@ import numpy as np
 import psutil
 
 from anisoscope.data.markup import CleaningStats, clean, read_raw
-from anisoscope.data.text import ARTICLES, Document, read_documents, suffix_of
+from anisoscope.data.text import ARTICLES, PACKED, Document, read_documents
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Progress
 
@@ -248,7 +246,9 @@ class _Source:
     md5: Any = field(default_factory=hashlib.md5)
 
     def blocks(self) -> Iterator[bytes]:
-        total = _expected_size(self.path) if self.limit is None else min(self.limit, _expected_size(self.path))
+        # for the progress bar; a packed file is taken for the whole of enwik8
+        total = SIZE if self.path.suffix.lower() in PACKED else self.path.stat().st_size
+        total = total if self.limit is None else min(self.limit, total)
         for block in read_raw(self.path):
             kept = block if self.limit is None else block[: self.limit - self.size]
             self.md5.update(kept)
@@ -272,29 +272,19 @@ def _write(folder: Path, path: Path | None, limit: float | None, tell: Progress)
         stats: dict[str, Any] = {"raw": None, "cleaning": None, "note": "the slice that ships is clean already"}
     else:
         raw, cleaning = _Source(path, most_bytes, tell), CleaningStats()
-        with _explained(raw, cleaning):
+        too_little = f"no whole article was found within the first {(most_bytes or 0) / _MEGABYTE:g} MB; raise --limit."
+        try:
             kept = _write_articles(folder, clean(raw.blocks(), stats=cleaning))
+        except AnisoscopeError as error:
+            why = too_little if raw.cut and not cleaning.pages else str(error)
+            raise error if path.name in why else AnisoscopeError(f"{str(path)!r}: {why}") from error
+        if raw.cut and not cleaning.articles:
+            raise AnisoscopeError(f"{str(path)!r}: {too_little}")
         stats = _about(raw, cleaning)
         stats["raw"]["as_expected"] = kept["sha256"] == FINGERPRINT if stats["raw"]["is_enwik8"] else None
     if not kept["articles"]:
         raise AnisoscopeError(f"{str(path)!r} holds no article that is text; expected a MediaWiki XML export.")
     return {**stats, "kept": kept, "seconds": round(time.perf_counter() - started, 1)}
-
-
-@contextmanager
-def _explained(raw: _Source, cleaning: CleaningStats) -> Iterator[None]:
-    """Name the file in errors of the cleaning; if `limit` cut the first article off, raise an error that says so."""
-    too_little = AnisoscopeError(
-        f"{str(raw.path)!r}: no whole article was found within the first {(raw.limit or 0) / _MEGABYTE:g} MB; raise "
-        "--limit."
-    )
-    try:
-        yield
-    except AnisoscopeError as error:
-        named = error if raw.path.name in str(error) else AnisoscopeError(f"{str(raw.path)!r}: {error}")
-        raise too_little if raw.cut and not cleaning.pages else named from error
-    if raw.cut and not cleaning.articles:
-        raise too_little
 
 
 def _first(documents: Iterator[Document], most_bytes: int | None) -> Iterator[Document]:
@@ -354,16 +344,3 @@ def _about(raw: _Source, cleaning: CleaningStats) -> dict[str, Any]:
         "cleaning": {"pages": pages, **sizes, "kept_share": sizes["characters_out"] / max(1, sizes["characters_in"])}
         | {"removed": table, "empty_headings": counts["empty_headings"]},
     }
-
-
-def _expected_size(path: Path) -> int:
-    """Size in bytes after decompression, as far as the file states it; only for the progress bar."""
-    suffix = path.suffix.lower()
-    if suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            return sum(info.file_size for info in archive.infolist())
-    if suffix == ".gz":
-        with path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            return int(struct.unpack("<I", file.read(4))[0])
-    return SIZE if suffix_of(path.name) != suffix else path.stat().st_size

@@ -151,28 +151,23 @@ def tilted(shares: Any, target: np.ndarray, *, least: float = LEAST_SAMPLE) -> n
     while mu > _LAST:
         trial_theta, trial_weights = solve(mu, theta)
         if sample_share(trial_weights) < least:
-            return _on_the_bound(solve, (mu, mu * _FACTOR), theta=theta / _FACTOR, within=weights, least=least)
+            break
         weights, now = trial_weights, divergence(solve.across @ trial_weights, target)
         if sample_share(weights) < 0.99 and before - now <= _SETTLED * now:
-            break  # a smaller μ brings the distribution no nearer
+            return weights  # a smaller μ brings the distribution no nearer
         # μθ = log(q/p_w) changes slowly with μ, so the next solution is near θ times the factor
         theta, mu, before = trial_theta * _FACTOR, mu / _FACTOR, now
-    return weights
-
-
-def _on_the_bound(
-    solve: _Dual, mus: tuple[float, float], *, theta: np.ndarray, within: np.ndarray, least: float
-) -> np.ndarray:
-    """Bisect log μ between mus[0], which violates the sample-size bound, and mus[1], whose solution θ satisfies it."""
-    low, high = mus
+    else:
+        return weights
+    low, high, theta = mu, mu * _FACTOR, theta / _FACTOR  # `low` violates the bound; θ solves `high`, which does not
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        trial, weights = solve(middle, theta * (high / middle))
-        if sample_share(weights) < least:
+        trial_theta, trial_weights = solve(middle, theta * (high / middle))
+        if sample_share(trial_weights) < least:
             low = middle
         else:
-            high, theta, within = middle, trial, weights
-    return within
+            high, theta, weights = middle, trial_theta, trial_weights
+    return weights
 
 
 class _Dual:

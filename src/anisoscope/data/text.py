@@ -34,6 +34,7 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".org")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".csv", ".tsv")
 SUPPORTED = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".zip")
 _UNPACKERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = (*_UNPACKERS, ".zip")
 _PREPARED_SIDECARS = {"vocabulary.json", "stats.json"}
 _DATASET_SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.option import Device, Option, Seed, Text
+from anisoscope.option import Device, Option, Seed, Text, check_least
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with their default family
@@ -118,10 +118,7 @@ class CommonTrainConfig(ABC):
     def __post_init__(self) -> None:
         from anisoscope.models.placement import choose_device
 
-        for name, least in self.least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise AnisoscopeError(f"{name} is {value}; expected at least {least}.")
+        check_least(self, self.least)
         for name in self.below_one:
             if not 0 <= getattr(self, name) < 1:
                 raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected a share from 0 up to, not with, 1.")

@@ -234,7 +234,7 @@ class Trainer:
         self.log.flush(sync=True)
         state = {"tokens": step * self.config.tokens_per_step, "seconds": self.log.seconds}
         self.checkpoints.save(step, self.model, self.optimizer, state=state, monitor=self.monitor)
-        self.record.note_step(step)
+        self.record.note(steps=step)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,13 @@ class TrainingRecord:
         options = options_of(self.config, self.watch)
         entries = {"kind": "training", "steps": int(old.get("steps", 0))}
         self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **entries)
-        self._write()
+        self.note()
+
+    def note(self, **entries: Any) -> None:
+        """Add entries to run.json, with the time and memory used so far."""
+        self.about |= {**entries, "wall_seconds": round(self._before + time.monotonic() - self.started, 2)}
+        self.about |= self.peak.about()
+        self.folder.write_about(self.about)
 
     def describe_data(self, entries: Mapping[str, Any]) -> None:
         """Add the entry of the training data, with notes on what was left out, and of the resampling."""
@@ -149,7 +155,7 @@ class TrainingRecord:
             self.about["sampling"] = sampling
             frequency = getattr(self.config, "frequency", "")
             self.about["warnings"].append(f"--frequency {frequency}: {sampling['note']}")
-        self._write()
+        self.note()
 
     def describe_model(self, model: nn.Module, tokenizer: Any = None) -> None:
         """Add the model's entry, with the same fields as `profile`."""
@@ -166,13 +172,7 @@ class TrainingRecord:
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
         }
-        self.about["models"], self.about["device"] = [entry], entry["device"]
-        self._write()
-
-    def note_step(self, step: int) -> None:
-        """Record that a checkpoint was written after `step` updates."""
-        self.about["steps"] = step
-        self._write()
+        self.note(models=[entry], device=entry["device"])
 
     def note_measuring(self, monitor: Any) -> None:
         """Record the time spent measuring, including that before an interruption."""
@@ -181,15 +181,9 @@ class TrainingRecord:
 
     def end(self, error: BaseException | None = None) -> None:
         """Record how the run ended."""
-        self.about |= outcome(error)
         if error is None and (self.folder.path / "table.parquet").is_file():
             self.about["models"][0] |= rows_seen(self.folder.table())
-        self._write()
-
-    def _write(self) -> None:
-        self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
-        self.about |= self.peak.about()
-        self.folder.write_about(self.about)
+        self.note(**outcome(error))
 
 
 def rows_seen(table: Table) -> dict[str, int]:
