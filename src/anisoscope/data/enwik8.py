@@ -137,8 +137,8 @@ def prepare_enwik8(
     # the inputs that determine the result, as far as they are known before reading
     name, size = (EMBEDDED, None) if path is None else (path.name, path.stat().st_size)
     made_of = {"source": name, "bytes_on_disk": size, "limit": limit, "rules": RULES}
-    if (found := _found(folder, made_of)) is not None:
-        return found
+    if (prepared := _already_prepared(folder, made_of)) is not None:
+        return prepared
     with whole_folder(folder, "stats.json") as temporary:
         stats = {"made_of": made_of, **_write(temporary, path, limit, progress or (lambda what, done, total: None))}
         shown = [chr(byte) if 32 < byte < 127 else f"0x{byte:02x}" for byte in SYMBOLS]
@@ -170,7 +170,7 @@ def _check_head(path: Path) -> None:
         )
 
 
-def _found(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
+def _already_prepared(folder: Path, made_of: dict[str, Any]) -> Prepared | None:
     """The prepared folder if it exists and was made from the same input; an error if it holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise AnisoscopeError(f"{str(folder)!r} is a file; give another place with --out.")

@@ -229,10 +229,10 @@ def _column(record: Any, medium: Medium, name: str) -> str:
     keys = {"bytes", "path", "array"}
     encoded = {column for column, v in record.items() if isinstance(v, dict) and keys & set(v)}
     blobs = [c for c, v in record.items() if c in encoded or isinstance(v, bytes) or hasattr(v, "convert")]
-    found = [column for column in medium.columns if column in blobs] or (blobs if len(blobs) == 1 else [])
-    if not found:
+    usable = [column for column in medium.columns if column in blobs] or (blobs if len(blobs) == 1 else [])
+    if not usable:
         raise AnisoscopeError(
             f"{name!r} has no column that is clearly {medium.name}; its columns are: {', '.join(map(str, record))}. "
             "Name one with --text-field."
         )
-    return str(found[0])
+    return str(usable[0])

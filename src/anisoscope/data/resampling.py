@@ -216,10 +216,10 @@ def sample_share(weights: np.ndarray) -> float:
     return float(1 / (weights @ weights) / len(weights))
 
 
-def divergence(found: np.ndarray, target: np.ndarray) -> float:
-    """KL(found ‖ target) in bits."""
-    present = found > 0
-    return float(found[present] @ np.log2(found[present] / target[present]))
+def divergence(frequencies: np.ndarray, target: np.ndarray) -> float:
+    """KL(frequencies ‖ target) in bits."""
+    present = frequencies > 0
+    return float(frequencies[present] @ np.log2(frequencies[present] / target[present]))
 
 
 def shape(frequencies: np.ndarray, target: np.ndarray) -> dict[str, float]:

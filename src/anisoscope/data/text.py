@@ -203,10 +203,10 @@ def entries(path: Path) -> Iterator[FileEntry]:
     if not path.is_dir():
         yield from _file_entries(path, label=path.name)
         return
-    found = files_in(path)
-    usable = [p for p in found if _supported(p.name) and not (p.name in _PREPARED_SIDECARS and is_prepared(p.parent))]
+    files = files_in(path)
+    usable = [p for p in files if _supported(p.name) and not (p.name in _PREPARED_SIDECARS and is_prepared(p.parent))]
     if not usable:
-        description = files_seen([p.name for p in found], none="none that can be read as text")
+        description = files_seen([p.name for p in files], none="none that can be read as text")
         raise AnisoscopeError(
             f"the folder {str(path)!r} holds {description}; expected {', '.join(SUPPORTED)} (also packed as .gz)."
         )
@@ -221,8 +221,8 @@ def files_in(folder: Path) -> list[Path]:
 
 def members_of(archive: zipfile.ZipFile) -> list[str]:
     """All files in an archive that are not hidden, sorted."""
-    found = (info.filename for info in archive.infolist() if not info.is_dir())
-    return sorted(name for name in found if not _is_hidden(PurePosixPath(name)))
+    names = (info.filename for info in archive.infolist() if not info.is_dir())
+    return sorted(name for name in names if not _is_hidden(PurePosixPath(name)))
 
 
 def _is_hidden(path: Path | PurePosixPath) -> bool:
@@ -363,8 +363,8 @@ def _json(entry: FileEntry) -> Iterator[Record]:
             f"{entry.name!r} is not JSON ({error.msg} at line {error.lineno}, column {error.colno})."
         ) from error
     if isinstance(content, dict):
-        found = [v for v in content.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
-        content = found[0] if len(found) == 1 else [content]
+        lists = [v for v in content.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+        content = lists[0] if len(lists) == 1 else [content]
     if not isinstance(content, list):
         raise AnisoscopeError(f"{entry.name!r} holds one JSON {type(content).__name__}; expected a list of objects.")
     for number, record in enumerate(content, start=1):

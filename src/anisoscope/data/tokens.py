@@ -267,13 +267,10 @@ def make_vocabulary(tokens: str, documents: Iterable[bytes]) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     if size:
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        options: dict[str, Any] = {
-            "special_tokens": list(SPECIALS),
-            "initial_alphabet": alphabet,
-            "show_progress": False,
-        }
+        options: dict[str, Any] = {"special_tokens": list(SPECIALS), "initial_alphabet": alphabet}
+        trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False, **options)
         texts = (piece for document in documents for piece in slices(document.decode("utf-8")))
-        tokenizer.train_from_iterator(texts, trainer=trainers.BpeTrainer(vocab_size=size, **options))
+        tokenizer.train_from_iterator(texts, trainer=trainer)
     return tokenizer
 
 

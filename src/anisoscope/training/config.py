@@ -306,16 +306,16 @@ def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
     >>> checkpoint_steps("log", 10), checkpoint_steps("0,every:4", 10), checkpoint_steps("none", 10)
     ((0, 1, 2, 4, 8, 10), (0, 4, 8, 10), (10,))
     """
-    found = {steps}
+    kept = {steps}
     for part in filter(None, (part.strip() for part in schedule.split(","))):
         if part == "log":
-            found |= {0, *(1 << k for k in range(steps.bit_length()))}
+            kept |= {0, *(1 << k for k in range(steps.bit_length()))}
         elif part.startswith("every:") and part[6:].isdecimal() and int(part[6:]) > 0:
-            found |= set(range(int(part[6:]), steps + 1, int(part[6:])))
+            kept |= set(range(int(part[6:]), steps + 1, int(part[6:])))
         elif part.isdecimal():
-            found.add(int(part))
+            kept.add(int(part))
         elif part != "none":
             raise AnisoscopeError(
                 f"checkpoints {part!r} is not understood; expected log, every:N, none or steps such as 0,64,512."
             )
-    return tuple(sorted(step for step in found if step <= steps))
+    return tuple(sorted(step for step in kept if step <= steps))

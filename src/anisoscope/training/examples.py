@@ -153,9 +153,9 @@ def _make(folder: Path, options: Mapping[str, Any], kind: ExampleKind) -> None:
         labelled: Labelled = ((value, f"{label:02d}") for value, label in generated)
     else:
         labelled = kind.read(data, extent, most=most, counts=counts)
-    found, repeated, digest = _by_class(labelled, in_time=kind.in_time)
-    kept = {name: values for name, values in sorted(found.items()) if len(values) > 1}
-    every = sorted({*found, *counts.classes})
+    by_class, repeated, fingerprint = _by_class(labelled, in_time=kind.in_time)
+    kept = {name: values for name, values in sorted(by_class.items()) if len(values) > 1}
+    every = sorted({*by_class, *counts.classes})
     if len(kept) < 2:
         of_all = f"of {len(every)} in all" + (f"; {counts.unread}" if counts.unread else "")
         raise AnisoscopeError(
@@ -167,7 +167,7 @@ def _make(folder: Path, options: Mapping[str, Any], kind: ExampleKind) -> None:
     np.save(folder / "values.npy", np.stack([value for values in kept.values() for value in values]))
     np.save(folder / "labels.npy", np.repeat(np.arange(len(kept), dtype=np.int64), counted))
     np.save(folder / "held_out.npy", held)
-    about = {"made_of": dict(options), "fingerprint": digest, "classes": list(kept), "repeated": repeated}
+    about = {"made_of": dict(options), "fingerprint": fingerprint, "classes": list(kept), "repeated": repeated}
     about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(held), "held_out": int(held.sum())}
     about |= {"skipped": counts.skipped, "unread": counts.unread}
     about |= {"useless": counts.useless, "dropped_pieces": counts.dropped_pieces}
@@ -182,18 +182,18 @@ def _by_class(examples: Labelled, *, in_time: bool) -> tuple[dict[str, list[np.n
     Pictures are sorted by a hash of their content, so that the held-out ones do not depend on file names; windows of
     sound stay in order of time, so that the held-out ones are at the end of a recording.
     """
-    found: dict[str, dict[bytes, np.ndarray]] = {}
+    digests: dict[str, dict[bytes, np.ndarray]] = {}
     seen: set[bytes] = set()
     repeated = 0
     for value, name in examples:
-        key = hashlib.sha256(value.tobytes()).digest()
-        repeated += key in seen
-        if key not in seen:
-            found.setdefault(name, {})[key] = value
-        seen.add(key)
+        digest = hashlib.sha256(value.tobytes()).digest()
+        repeated += digest in seen
+        if digest not in seen:
+            digests.setdefault(name, {})[digest] = value
+        seen.add(digest)
     fingerprint = hashlib.sha256(b"".join(sorted(seen))).hexdigest()[:16]
-    ordered = {name: list(each) if in_time else sorted(each) for name, each in found.items()}
-    return {name: [found[name][key] for key in keys] for name, keys in ordered.items()}, repeated, fingerprint
+    by_class = {name: list((of if in_time else dict(sorted(of.items()))).values()) for name, of in digests.items()}
+    return by_class, repeated, fingerprint
 
 
 def class_folders(path: Path, what: str) -> list[Path]:

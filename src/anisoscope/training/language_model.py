@@ -287,8 +287,8 @@ class WindowStream:
         starts = window_starts(part, self.context, stride=self.context)
         starts = starts[np.concatenate([[True], np.diff(starts) >= self.context])]
         texts = ((at, part.tokens[at : at + self.context].astype("<i8").tobytes()) for at in starts.tolist())
-        found = {hashlib.sha256(text).digest(): at for at, text in texts}
-        chosen = [found[digest] for digest in sorted(found)[:contexts]]
+        by_digest = {hashlib.sha256(text).digest(): at for at, text in texts}
+        chosen = [by_digest[digest] for digest in sorted(by_digest)[:contexts]]
         return part.tokens[np.array(chosen)[:, None] + np.arange(self.context)].astype(np.int64)
 
 

@@ -8,6 +8,7 @@ monitor gets one more step, `with monitor.step(steps): pass`, without a training
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,7 +217,7 @@ class Trainer:
 
     def backward(self, step: int) -> Tensor:
         """Accumulate gradients of the mean loss over the micro-batches of a step; returns that loss."""
-        total: Tensor | None = None
+        losses: list[Tensor] = []
         for micro in range(self.config.accumulate):
             batch = self.stream.batch(step, micro)
             if self.config.dropout:
@@ -225,9 +226,8 @@ class Trainer:
             with precision(self.config, self.stream.device):
                 loss = self.forward(**batch).loss / self.config.accumulate
             loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
-        return total
+            losses.append(loss.detach())
+        return functools.reduce(torch.add, losses)
 
     def save(self, step: int) -> None:
         """Flush the log, then write a checkpoint of the state after `step` updates."""

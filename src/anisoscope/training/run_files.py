@@ -232,21 +232,21 @@ class Checkpoints:
             _rename_synced(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # an incomplete checkpoint
-        for at, path in self.found().items():
+        for at, path in self.by_step().items():
             if at != step:
                 shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
         return target
 
-    def found(self) -> dict[int, Path]:
+    def by_step(self) -> dict[int, Path]:
         """Complete checkpoints by step, in order."""
-        found = {int(match[1]): path for path in self.path.glob("*") if (match := _NAME.fullmatch(path.name))}
-        return dict(sorted(found.items()))
+        paths = {int(match[1]): path for path in self.path.glob("*") if (match := _NAME.fullmatch(path.name))}
+        return dict(sorted(paths.items()))
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from, or None; removes incomplete ones."""
         for path in self.path.glob(".checkpoint-*"):
             shutil.rmtree(path, ignore_errors=True)
-        usable = [path for path in self.found().values() if (path / "training" / "state.json").is_file()]
+        usable = [path for path in self.by_step().values() if (path / "training" / "state.json").is_file()]
         return usable[-1] if usable else None
 
 
