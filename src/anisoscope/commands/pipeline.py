@@ -51,7 +51,6 @@ class FinishedRun:
     """A completed run folder with its verdicts and, where requested, its page."""
 
     folder: RunFolder
-    result: Any  # what the run itself returned
     page: Path | None = None
     drawing_seconds: float = 0.0
 
@@ -71,7 +70,7 @@ def _carry_out(
 
     folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)
     try:
-        result = run()
+        run()
     except BaseException:
         if request.report and (folder / "table.parquet").is_file():
             try:  # an error here must not replace the error of the run
@@ -94,7 +93,7 @@ def _carry_out(
                 f"({type(error).__name__}: {error}); mend that, then `anisoscope report {folder}`."
             ) from error
         tell("report", 1, 1)
-    return FinishedRun(RunFolder.open(folder), result, page, time.monotonic() - started)
+    return FinishedRun(RunFolder.open(folder), page, time.monotonic() - started)
 
 
 # -- profile -----------------------------------------------------------------------------------------------------------
@@ -132,8 +131,7 @@ def profile(
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
     request = RunRequest(Path(out), resume, progress=progress, report=report)
-    table: Table = run_profile(ProfileConfig(models=models, **options), request).result
-    return table
+    return run_profile(ProfileConfig(models=models, **options), request).folder.table()
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------
@@ -172,8 +170,7 @@ def sweep(
     if out is None:
         with tempfile.TemporaryDirectory() as place:
             return Sweeper.at(config, place, resume=resume, progress=progress).run()
-    table: Table = run_sweep(config, RunRequest(Path(out), resume, progress=progress, report=report)).result
-    return table
+    return run_sweep(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
 
 
 # -- train -------------------------------------------------------------------------------------------------------------
