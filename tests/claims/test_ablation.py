@@ -11,10 +11,10 @@ import pytest
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import Verdict, verdicts_to_dicts
-from anisoscope.claims.engine.correlation import rank_correlation
 from anisoscope.claims.engine.evidence import arm_of, model_roles
 from anisoscope.commands.drawing import joint_table
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.quantity import correlate
 from anisoscope.results.query import Table
 from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
@@ -326,8 +326,8 @@ def test_rank_correlation_is_spearmans() -> None:
     random = np.random.default_rng(0)
     for _ in range(5):
         one, two = random.integers(0, 6, size=(2, 12)).astype(float)
-        assert rank_correlation(one.tolist(), two.tolist()) == pytest.approx(spearmanr(one, two).statistic)
-    assert math.isnan(rank_correlation([1.0, 1.0], [1.0, 2.0]))
+        assert correlate(one.tolist(), two.tolist(), "spearman") == pytest.approx(spearmanr(one, two).statistic)
+    assert math.isnan(correlate([1.0, 1.0], [1.0, 2.0], "spearman"))
 
 
 # any table

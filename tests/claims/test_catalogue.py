@@ -130,7 +130,7 @@ def test_rows_that_name_no_seed_belong_to_the_one_seed_of_their_model() -> None:
 
 def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() -> None:
     """Contexts are resampled whole, so a `zipf1.1` arm may well have less bias than the natural one."""
-    from anisoscope.claims.engine.evidence import studies
+    from anisoscope.claims.engine.evidence import studies_by_seed
     from anisoscope.claims.revisiting.comparison import bias_of
     from anisoscope.results.query import Table
 
@@ -141,7 +141,7 @@ def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() ->
         {"model": "decoder-flat", "metric": "other", "value": 1.0, **place},
     ]
     metrics = {"unigram_entropy", "other"}
-    (study,) = studies(Table.from_records(rows), metrics, proxy="semi_nmf", rank=16, fit="refit")
+    (study,) = studies_by_seed(Table.from_records(rows), metrics, proxy="semi_nmf", rank=16, fit="refit")
     assert bias_of(study["decoder"]) > bias_of(study["decoder-zipf1.1"])
     assert bias_of(study["decoder-flat"]) == 0.0, "without the entropy the name has to do"
 

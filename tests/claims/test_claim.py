@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
-from anisoscope.claims.engine.claim import DECLARED, Finding, Part, agreement, claim, judge, span
+from anisoscope.claims.engine.claim import DECLARED, Finding, Part, agreement, claim, judge
 from anisoscope.claims.engine.evidence import Run, models
 from anisoscope.results.quantity import Quantity, jackknife, mean
 from support.fake_training import NULL, edited, table
@@ -261,15 +261,18 @@ def test_a_lucky_subspace_does_not_hold_although_its_interval_does() -> None:
 def test_a_claim_is_one_decorated_function() -> None:
     before = list(claims())
 
-    @claim("ratio_is_there", of=models, statement="It is.", source="here", metrics=["gradient_energy"], margin=0.0)
+    @claim(of=models, source="here", metrics=["gradient_energy"], margin=0.0)
     def ratio_is_there(run: Run) -> Finding:
-        """The energy of the first cell."""
+        """It
+        is.
+
+        The energy of the first cell.
+        """
         row = next(iter(run.needed("gradient_energy").values()))
-        return Finding(
-            (Part.of("energy", row.quantity, margin=0.0),), lambda parts, status, part: f"it is {span(part)}"
-        )
+        return Finding((Part.of("energy", row.quantity, margin=0.0),), lambda parts, part: f"it is {part}")
 
     try:
+        assert ratio_is_there.statement == "It is."
         assert list(claims()) == [*before, "ratio_is_there"] and ratio_is_there.description.startswith("The energy")
         found = evaluate_claims(table(), ["ratio_is_there"])[0]
         assert found.status == "holds" and found.why.startswith("It is 0.") and found.subject == "decoder"

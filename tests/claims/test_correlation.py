@@ -14,13 +14,12 @@ from anisoscope.claims.engine.correlation import (
     fisher_interval,
     models_interval,
     order_p,
-    pearson,
     permutation_p,
     pooled_correlation,
-    rank_correlation,
     welch,
 )
-from anisoscope.claims.inherent.drift import correlations
+from anisoscope.claims.inherent.drift import drift_correlations
+from anisoscope.results.quantity import correlate
 from support.fake_modalities import Media, media_table
 
 Z95 = 1.959964
@@ -99,7 +98,7 @@ def test_the_interval_over_few_sites_covers_what_it_says(n: int) -> None:
             x, noise = random.normal(size=(2, n))
             y = rho * x + math.sqrt(1 - rho**2) * noise
             for ranked, truth in ((True, 6 / math.pi * math.asin(rho / 2)), (False, rho)):
-                value = (rank_correlation if ranked else pearson)(x, y)  # type: ignore[arg-type]
+                value = correlate(x, y, "spearman" if ranked else "pearson")
                 low, high = fisher_interval(value, n, ranked=ranked)
                 hits[ranked].append(low <= truth <= high)
         assert all(0.93 <= np.mean(found) <= 0.985 for found in hits.values())
@@ -117,7 +116,9 @@ def test_p_over_few_sites_tries_every_order() -> None:
     assert order_p(one.tolist(), two.tolist()) == pytest.approx(np.mean(every))
     one, two = random.normal(size=(2, 12))
     assert order_p(one.tolist(), two.tolist()) == pytest.approx(pearsonr(one, two)[1])
-    found = correlations(media_table(Media(layers=5, noise=0.1, entropy=3).stream(lambda depth: 0.2 + 0.5 * depth)))[0]
+    found = drift_correlations(
+        media_table(Media(layers=5, noise=0.1, entropy=3).stream(lambda depth: 0.2 + 0.5 * depth))
+    )[0]
     pairs = [(p["drift"], p["cosine"]) for p in found["points"] if p["counted"]]
     rho = spearmanr(*zip(*pairs, strict=True))[0]
     every = [abs(spearmanr([d for d, _ in pairs], p)[0]) >= abs(rho) - 1e-9
@@ -133,16 +134,17 @@ def test_statistics_equal_scipys() -> None:
     gap, error, degrees = welch(one.tolist(), two.tolist())
     theirs = ttest_ind(one, two, equal_var=False)
     assert (gap / error, degrees) == pytest.approx((theirs.statistic, theirs.df))
-    assert math.isnan(pearson([1, math.nan, 2], [1, 2, 3])) and math.isnan(pearson([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(correlate([1, math.nan, 2], [1, 2, 3], "pearson"))
+    assert math.isnan(correlate([1, 1, 1], [1, 2, 3], "pearson"))
 
 
 def test_the_linear_pool_is_pearson_s_within_models_and_knows_nothing_of_their_levels() -> None:
     one, two = [1.0, 2.0, 4.0, 8.0, 9.0], [0.1, 0.3, 0.2, 0.9, 0.7]
     alone = CorrelationUnit.of("a", one, two, ranked=False)
-    assert pooled_correlation([alone]) == pytest.approx(pearson(one, two))
+    assert pooled_correlation([alone]) == pytest.approx(correlate(one, two, "pearson"))
     moved = CorrelationUnit.of("b", [100 + 7 * x for x in one], [y / 9 for y in two], ranked=False)
-    assert pooled_correlation([alone, moved]) == pytest.approx(pearson(one, two))
-    assert pooled_correlation([CorrelationUnit.of("a", one, two)]) != pytest.approx(pearson(one, two)), (
+    assert pooled_correlation([alone, moved]) == pytest.approx(correlate(one, two, "pearson"))
+    assert pooled_correlation([CorrelationUnit.of("a", one, two)]) != pytest.approx(correlate(one, two, "pearson")), (
         "ranks are another thing"
     )
 

@@ -10,8 +10,8 @@ import pytest
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.claims.engine.correlation import correlated, rank_correlation
-from anisoscope.claims.inherent.drift import correlations, pooled
+from anisoscope.claims.engine.correlation import correlated
+from anisoscope.claims.inherent.drift import drift_correlations, pooled_correlations
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.query import Table
 from support.fake_modalities import Media, media_table
@@ -71,7 +71,7 @@ def test_correlations_equal_scipys_and_the_jackknife_a_slow_one() -> None:
     by_site = {(r["metric"], r["layer"]): r for r in rows}
     layers = range(13)
     drift, cosine = ([by_site[m, n] for n in layers] for m in ("drift", "average_cosine"))
-    found = correlations(table)[0]
+    found = drift_correlations(table)[0]
     assert found["n"] == 13 and found["p_note"].startswith("descriptive")
     for name, function in (("pearson", pearsonr), ("spearman", spearmanr)):
         value, p = function([r["value"] for r in drift], [r["value"] for r in cosine])
@@ -101,18 +101,18 @@ def test_the_final_norm_is_apart_and_stages_are_blocks() -> None:
     staged = Media("c", "convolution", layers=5).stream(rising)
     staged.kind = "resid"
     staged.stream(lambda depth: 0.9 - 0.5 * depth, ends=False)
-    found = correlations(media_table(staged))[0]
+    found = drift_correlations(media_table(staged))[0]
     assert (found["kind"], found["n"], found["spearman"]) == ("stage", 6, 1.0)
     assert [p["kind"] for p in found["points"]] == ["embed", *["stage"] * 5, "final"]
     assert [p["counted"] for p in found["points"]] == [True] * 6 + [False]
-    plain = correlations(media_table(Media(layers=5).stream(lambda depth: 0.9 - 0.5 * depth)))[0]
+    plain = drift_correlations(media_table(Media(layers=5).stream(lambda depth: 0.9 - 0.5 * depth)))[0]
     assert plain["kind"] == "resid" and plain["spearman"] == -1.0, "the counter-test: rows after blocks can count"
 
 
 def _altered(change: Any) -> dict[str, Any]:
     table = _noisy()
     about = table.about
-    return correlations(Table(edited(table, change).arrow, about))[0]
+    return drift_correlations(Table(edited(table, change).arrow, about))[0]
 
 
 def test_what_has_no_number_says_why() -> None:
@@ -158,7 +158,7 @@ def test_noise_rarely_passes_for_a_correlation_and_a_signal_does() -> None:
 
     def holds(signal: float) -> float:
         pairs = [(_sites(random, signal), _sites(random, signal)) for _ in range(150)]
-        return float(np.mean([correlated(*pair, rank_correlation).interval()[0] > 0.3 for pair in pairs]))
+        return float(np.mean([correlated(*pair, "spearman").interval()[0] > 0.3 for pair in pairs]))
 
     assert holds(0.0) <= 0.03
     assert holds(3.0) >= 0.95, "the counter-test"
@@ -167,7 +167,7 @@ def test_noise_rarely_passes_for_a_correlation_and_a_signal_does() -> None:
 def test_rows_written_twice_are_harmless() -> None:
     table = _noisy()
     twice = Table(Table.concat([table, table]).arrow, table.about)
-    one, two = correlations(table)[0], correlations(twice)[0]
+    one, two = drift_correlations(table)[0], drift_correlations(twice)[0]
     assert one == two
 
 
@@ -177,7 +177,7 @@ def test_seeds_are_pooled_and_each_is_told() -> None:
     assert [v.scope for v in found] == ["over 3 seeds", "for seed 0", "for seed 1", "for seed 2"]
     assert found[0].status == "holds"
     assert found[0].effect == pytest.approx(np.mean([v.effect for v in found[1:]]))
-    assert len(correlations(media_table(*sheets))) == 3
+    assert len(drift_correlations(media_table(*sheets))) == 3
 
 
 # all models together
@@ -218,7 +218,7 @@ def test_untrained_models_do_not_count_among_all() -> None:
     found = verdicts(*_models(GOOD, GOOD, GOOD), fresh)
     assert found["all models"].status == "holds" and "fresh has untrained weights" in found["all models"].why
     assert found["fresh"].status == "fails", "by itself it is judged"
-    record = pooled(media_table(*_models(GOOD, GOOD, GOOD), fresh))[0]
+    record = pooled_correlations(media_table(*_models(GOOD, GOOD, GOOD), fresh))[0]
     assert record["models"] == ["m0", "m1", "m2"]
 
 
@@ -228,19 +228,19 @@ def test_pooled_is_pearson_of_within_model_ranks() -> None:
     table = media_table(*[Media(f"m{i}", m, entropy=i, noise=0.1, layers=4 + 2 * i).stream(rising)
                           for i, m in enumerate(("text", "text", "speech", "convolution"))])  # fmt: skip
     x, y = [], []
-    for record in correlations(table):
+    for record in drift_correlations(table):
         counted = [p for p in record["points"] if p["counted"]]
         n = len(counted)
         x += [(r - (n + 1) / 2) / n for r in rankdata([p["drift"] for p in counted])]
         y += [(r - (n + 1) / 2) / n for r in rankdata([p["cosine"] for p in counted])]
-    found = {r["modality"]: r for r in pooled(table)}
+    found = {r["modality"]: r for r in pooled_correlations(table)}
     assert found["all"]["spearman"] == pytest.approx(pearsonr(x, y)[0])
     assert list(found) == ["all", "text", "speech", "convolution"]
-    speech = next(r for r in correlations(table) if r["modality"] == "speech")
+    speech = next(r for r in drift_correlations(table) if r["modality"] == "speech")
     assert found["speech"]["spearman"] == pytest.approx(speech["spearman"]), "of one stack it is Spearman's"
     assert found["all"]["low"] < found["all"]["spearman"] < found["all"]["high"]
     assert math.isnan(found["text"]["low"]) and "needs 3" in found["text"]["note"]
-    assert pooled(table) == pooled(table), "seeded"
+    assert pooled_correlations(table) == pooled_correlations(table), "seeded"
 
 
 def test_five_sites_decide_nothing_and_six_may() -> None:
@@ -259,7 +259,7 @@ def test_both_correlations_are_told_with_p_and_stay_in_their_range() -> None:
         for name in ("rank correlation", "linear correlation"):
             assert -1 <= parts[name]["low"] <= parts[name]["effect"] <= parts[name]["high"] <= 1
         assert parts["explained share"]["high"] <= max(1.0, parts["explained share"]["effect"])
-        record = correlations(media_table(Media(noise=0.3, entropy=entropy, layers=5).stream(rising)))[0]
+        record = drift_correlations(media_table(Media(noise=0.3, entropy=entropy, layers=5).stream(rising)))[0]
         assert (record["spearman_low"], record["spearman_high"]) == pytest.approx(
             (parts["rank correlation"]["low"], parts["rank correlation"]["high"]), rel=1e-6
         ), "one number has one interval"
@@ -270,14 +270,14 @@ def test_copies_of_a_model_count_once_among_all() -> None:
     assert "all models" not in verdicts(copies[0])
     found = verdicts(*copies)["all models"]
     assert found.status == "undecided" and found.details["missing"]
-    assert pooled(media_table(*copies))[0]["stacks"] == 1
+    assert pooled_correlations(media_table(*copies))[0]["stacks"] == 1
     apart = verdicts(*(Media(name, entropy=i).stream(rising) for i, name in enumerate("abc")))["all models"]
     assert apart.status == "holds", "the counter-test"
 
 
 def test_the_pool_of_the_report_has_the_interval_of_the_claim() -> None:
     sheets = [Media(f"m{i}", entropy=i, layers=6 + i, noise=0.1).stream(rising) for i in range(4)]
-    found, record = verdicts(*sheets)["all models"], pooled(media_table(*sheets))[0]
+    found, record = verdicts(*sheets)["all models"], pooled_correlations(media_table(*sheets))[0]
     part = next(p for p in found.details["parts"] if p["name"] == "rank correlation")
     told = [part[name] for name in ("effect", "low", "high", "p")]
     assert told == pytest.approx([record[name] for name in ("spearman", "low", "high", "p")], rel=1e-6)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from anisoscope.claims.inherent.drift import correlations
+from anisoscope.claims.inherent.drift import drift_correlations
 from anisoscope.claims.inherent.modalities import modality_table
 from anisoscope.commands.drawing import compare, report_runs, write_report
 from anisoscope.errors import AnisoscopeError
@@ -141,7 +141,7 @@ def test_the_table_has_both_correlations_of_every_stack_with_their_p() -> None:
     assert any("Not explained by drift: down." in str(getattr(part, "text", "")) for part in section.parts)
     figure = next(part for part in section.parts if isinstance(part, Figure))
     assert "p = " in figure.panels[0].caption or "p < " in figure.panels[0].caption
-    assert {r["model"] for r in correlations(table)} == {"up", "down"}
+    assert {r["model"] for r in drift_correlations(table)} == {"up", "down"}
 
 
 # what cannot be trusted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anisoscope.claims.inherent.drift import correlations, pooled
+from anisoscope.claims.inherent.drift import drift_correlations, pooled_correlations
 from anisoscope.commands.drawing import compare, write_report
 from anisoscope.results.query import Table
 from anisoscope.view.figure import Figure
@@ -80,7 +80,7 @@ def test_a_profile_without_drift_has_no_scatter_plot(tmp_path: Path) -> None:
 
 def test_lines_are_the_blocks_of_the_table_coloured_by_modality(page: Page) -> None:
     traces = {trace["name"].split(" ")[0]: trace for trace in page.specs()["modality-1"]["data"]}
-    told = {record["model"]: record for record in correlations(models())}
+    told = {record["model"]: record for record in drift_correlations(models())}
     for name, trace in traces.items():
         sites = [p for p in told[name]["points"] if p["kind"] != "final"]
         assert trace["y"] == pytest.approx([p["cosine"] for p in sites], rel=1e-3)
@@ -97,7 +97,7 @@ def test_a_model_that_drift_does_not_explain_is_marked_and_the_others_are_not(pa
 
 
 def test_scatter_plots_hold_drift_and_cosine_and_the_near_identity_is_named(page: Page) -> None:
-    told = {record["model"]: record for record in correlations(models())}
+    told = {record["model"]: record for record in drift_correlations(models())}
     spec = page.specs()["drift-1"]
     record = next(iter(told.values()))
     sites = [p for p in record["points"] if p["counted"]]
@@ -120,7 +120,7 @@ def test_the_pool_is_that_of_the_claim_and_leaves_untrained_models_out() -> None
     found = compared(table)
     section = drift_section(found)
     assert section is not None
-    whole = pooled(table)[0]
+    whole = pooled_correlations(table)[0]
     row = next(part for part in section.parts if isinstance(part, DataTable)).groups[-1][-1]
     words = interval_words(whole["spearman"], whole["low"], whole["high"])
     assert row[0].text == "all models"
@@ -134,7 +134,7 @@ def test_the_pool_is_that_of_the_claim_and_leaves_untrained_models_out() -> None
 
 
 def test_the_pool_is_told_in_the_page(page: Page) -> None:
-    whole = pooled(models())[0]
+    whole = pooled_correlations(models())[0]
     value, _, ends = interval_words(whole["spearman"], whole["low"], whole["high"]).partition(" ")
     assert f"{value} {ends.strip('[]').replace(', ', ' to ')} p " in page.text
     assert f"pooled {len(whole['models'])} models, {whole['stacks']} stacks" in page.text

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, missing, pool, verdict_of
-from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies
+from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, pool, unmeasured, verdict_of
+from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, tangent
 from anisoscope.claims.shape import ablation, depth, phases
@@ -46,13 +46,13 @@ def evaluate_claims(
         if name not in known:
             raise unknown_name("claim", name, known)
     chosen = [known[name] for name in wanted]
-    series = studies(table, {m for c in chosen for m in c.metrics}, proxy=proxy, rank=rank, fit=fit)
+    series = studies_by_seed(table, {m for c in chosen for m in c.metrics}, proxy=proxy, rank=rank, fit=fit)
     return [verdict for declared in chosen for verdict in _verdicts(declared, series)]
 
 
 def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
     if not series:
-        nothing = missing(NotHere("rows", "measure a model first"), margin=declared.margin)
+        nothing = unmeasured(NotHere("rows", "measure a model first"), margin=declared.margin)
         return [verdict_of(declared.name, declared.statement, nothing, subject="", about={})]
     by_subject: dict[str, SeedFindings] = {}
     for i, study in enumerate(series):
@@ -64,22 +64,20 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
             by_subject.setdefault(subject, []).append((i, finding))
     verdicts = []
     for subject, findings in by_subject.items():
-        alone, refusal = len(findings) == 1, ""
-        usable = [(i, finding) for i, finding in findings if _has_numbers(finding)]
+        refusal, usable = "", [(i, finding) for i, finding in findings if _has_numbers(finding)]
         if len(usable) > 1:
             aligned, refusal = at_one_step([finding for _, finding in usable])
-            at_step = dict(zip([i for i, _ in usable], aligned, strict=True))
-            findings = [(i, at_step.get(i, finding)) for i, finding in findings]
+            findings = sorted({**dict(findings), **{i: f for (i, _), f in zip(usable, aligned, strict=True)}}.items())
         single = []
         for i, finding in findings:
             seed = _runs(series[i], subject)[0].seed
             about = {**_about(series[i]), "seed": seed, "measured_again": _repeat_notes([series[i]], subject)}
-            scope = finding.scope if alone else f"for seed {seed}"
-            judged = declared.name, declared.statement, finding
-            single.append(verdict_of(*judged, subject=subject, scope=scope, about=about))
-        if not alone:
+            scope = finding.scope if len(findings) == 1 else f"for seed {seed}"
+            verdict = verdict_of(declared.name, declared.statement, finding, subject=subject, scope=scope, about=about)
+            single.append(verdict)
+        if len(findings) > 1:
             verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
-        verdicts += single if alone or not findings[0][1].replicate else []
+        verdicts += single if len(findings) == 1 or not findings[0][1].replicate else []
     return verdicts
 
 

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, Verdict, judge, outcome, span, verdict_of
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, Verdict, judge, verdict_of
+from anisoscope.claims.engine.correlation import two_sided_p
 from anisoscope.claims.engine.evidence import Cell, figure
 from anisoscope.results.quantity import correlate, jackknife, t_interval
 from anisoscope.results.query import Query, Row, Table, variant_name
@@ -81,26 +82,22 @@ class ZonePart(Part):
         mean = float(x.mean())
         return cls(name, undo(mean), undo(mean - half), undo(mean + half), margin=MARGIN, p=max(tests), zone=zone)
 
+    measured = True  # parts without a number are reported too
+
     @property
     def title(self) -> str:
         return self.name.replace("_", " ")
 
-    def words(self, form: str) -> str:
-        """The effect with its interval, formatted with a format specification such as `.3f`."""
+    def __format__(self, form: str) -> str:
+        """The effect with its interval, each in this format, such as `.3f`."""
         return f"{self.effect:{form}} [{self.low:{form}}, {self.high:{form}}]"
-
-    @property
-    def measured(self) -> bool:
-        return True  # parts without a number are reported too
 
     @property
     def lead(self) -> float:
         """Distance of the interval from the nearer bound of the zone; negative where it reaches beyond."""
         return min(self.low - self.zone[0], self.zone[1] - self.high)
 
-    @property
-    def reach(self) -> float:
-        return self.lead
+    reach = lead
 
     @property
     def status(self) -> Status:
@@ -159,7 +156,7 @@ class _Curvature:
         def why(part: ZonePart) -> str:
             if math.isnan(part.effect):
                 return f"On the {part.title} manifold too few scales lie above the noise floor to fit a slope."
-            text = f"Expected slope {target:g}; {far} is {part.title}, {part.words('.3f')}, over "
+            text = f"Expected slope {target:g}; {far} is {part.title}, {part:.3f}, over "
             return f"{text}{self.config['replicates']} independent samples at every scale above the noise floor."
 
         scope = f"for samples around a point, {kind}, dimension {self.config['dim']} in {self.config['ambient']}"
@@ -182,7 +179,7 @@ class _Curvature:
         def why(part: ZonePart) -> str:
             misled = max(raw, key=lambda one: one.effect)
             return (
-                f"Tokens drawn by frequency show {part.words('.2f')} of the visibility that a uniform draw of the same "
+                f"Tokens drawn by frequency show {part:.2f} of the visibility that a uniform draw of the same "
                 f"types shows ({part.title}, the least clear); the raw ratio of local PCA, which cannot tell curvature "
                 f"from noise, goes up to {misled.effect:.2f} times that of the uniform draw."
             )
@@ -197,7 +194,7 @@ class _Curvature:
         parts = self._attenuations((1 - MARGIN, 1 / (1 - MARGIN)), estimate="true", zipf=steepest, beta="0")
 
         def why(part: ZonePart) -> str:
-            text = f"With β = 0 and s = {steepest} the ratio to a uniform draw is {part.words('.3f')} "
+            text = f"With β = 0 and s = {steepest} the ratio to a uniform draw is {part:.3f} "
             return f"{text}({part.title}, furthest from 1)."
 
         statement = "Where frequent and rare types are equally wide (β = 0), frequency changes nothing"
@@ -216,7 +213,7 @@ class _Curvature:
             scale = errors[part.name][0]
             angle = float(repetitions(self.row(part.name, "local_pca_angle", scale=scale), log=True).mean())
             return (
-                f"On the {part.title} manifold the median relative error of the curvature is {part.words('.3f')} and "
+                f"On the {part.title} manifold the median relative error of the curvature is {part:.3f} and "
                 f"the tangent space is off by {angle:.1f}°, at the scale {scale}/κ, the best of those tried."
             )
 
@@ -237,7 +234,7 @@ class _Curvature:
             uniform, biased = (float(values.mean()) for values in shares[part.name])
             return (
                 f"On the {part.title} manifold the curvature is recovered for {uniform:.0%} of the tokens in a uniform "
-                f"draw and {biased:.0%} by frequency, a difference of {part.words('.2f')}; the tangent space is off by "
+                f"draw and {biased:.0%} by frequency, a difference of {part:.2f}; the tangent space is off by "
                 f"at most {max(angles):.1f}° in the median."
             )
 
@@ -266,7 +263,7 @@ def _over_manifolds(
     if not parts:
         return None
     about = {**more.get("details", {}), "hangs_on": judge(parts)[1].name}
-    finding = Finding(parts, lambda parts, status, part: why(part), about, aspects=None)
+    finding = Finding(parts, lambda parts, part: why(part), about, aspects=None)
     named = more.get("subject") or ("all curved manifolds" if len(parts) > 1 else parts[0].name)
     return verdict_of(claim, statement, finding, subject=named, scope=scope)
 
@@ -293,9 +290,8 @@ class ScoreCorrelation(NamedTuple):
 
 def over_contexts(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
     """The correlation of two series with its jackknife interval over context folds."""
-    folds = [(x.folds[:, j], y.folds[:, j]) for j in range(x.folds.shape[1])]
-    left = [correlate(*pair, method) if np.isfinite(pair).all() else math.nan for pair in folds]
-    return _with_interval(x, y, method, left)
+    folds = zip(x.folds.T, y.folds.T, strict=True)
+    return _with_interval(x, y, method, [correlate(one, two, method) for one, two in folds])
 
 
 def over_points(x: ScoreSeries, y: ScoreSeries, method: str) -> ScoreCorrelation:
@@ -311,14 +307,9 @@ def _with_interval(x: ScoreSeries, y: ScoreSeries, method: str, left: Sequence[f
 
 def descriptive_p(x: ScoreSeries, y: ScoreSeries, method: str) -> float:
     """The two-sided p of no correlation for independent points; descriptive, since these points are not independent."""
-    from scipy import stats
-
-    r, n = correlate(x.value, y.value, method), len(x.value)
-    if not math.isfinite(r) or n < 3:
-        return math.nan
-    if abs(r) >= 1.0:
-        return 2.0 / math.factorial(n) if n < 12 else 0.0
-    return float(2 * stats.t.sf(abs(r) * math.sqrt((n - 2) / (1 - r * r)), n - 2))
+    n = len(x.value)
+    smallest = 2.0 / math.factorial(n) if n < 12 else 0.0
+    return two_sided_p(correlate(x.value, y.value, method), n) or smallest
 
 
 class PerformanceResults:
@@ -415,10 +406,10 @@ def _gain(
     by_site = [_change(name, one, sign, needed=False) for name, one in single.items() if one is not None]
     best = max(by_site, key=lambda part: part.effect)
     tasks = f" and {len(names)} tasks" if len(names) > 1 else ""
-    apart = f"; highest {best.name} ({span(best)})" if any(one.effect != best.effect for one in by_site) else ""
+    apart = f"; highest {best.name} ({best})" if any(one.effect != best.effect for one in by_site) else ""
 
-    def sentence(parts: Parts, status: Status, part: Part) -> str:
-        text = f"{form.format(span(part))}, the mean over {len(by_site)} sites{tasks}, {outcome(status, part)}{apart}"
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"{form.format(part)}, the mean over {len(by_site)} sites{tasks}, {part.outcome}{apart}"
         return f"{text}; {remark}" if remark else text
 
     return Finding([whole, *by_site], sentence, aspects=None)
@@ -448,7 +439,7 @@ def _with_geometry(results: PerformanceResults) -> Iterator[Verdict]:
         elif points == "checkpoints" and len(results.steps) > 1:
             few = f"{len(results.steps)} checkpoints were measured and a correlation needs {FEWEST}"
             part = Part.absent("rank correlation", few, margin=CORRELATION)
-            absent = Finding((part,), lambda parts, status, part: "", {"parts": []}, aspects=None)
+            absent = Finding((part,), lambda parts, part: "", {"parts": []}, aspects=None)
             yield verdict_of(name, statement, absent, subject=results.model)
 
 
@@ -467,11 +458,11 @@ def _correlation(
     part = Part("rank correlation", value, low, high, margin=CORRELATION, reason=few)
     described = [Part(name, one.value, one.low, one.high, needed=False) for name, one in found.items()]
 
-    def sentence(parts: Parts, status: Status, part: Part) -> str:
+    def sentence(parts: Parts, part: Part) -> str:
         known = [p for p in parts.values() if not p.needed and math.isfinite(p.low) and math.isfinite(p.high)]
         left = [f", leaving out {p.name.removeprefix('over ')} [{figure(p.low)}, {figure(p.high)}]" for p in known]
-        text = f"Spearman {span(part)} over {n} {points} of one run, signed so that more is worse, "
-        text += outcome(status, part) + "".join(left).replace(",", ";", 1)
+        text = f"Spearman {part} over {n} {points} of one run, signed so that more is worse, "
+        text += part.outcome + "".join(left).replace(",", ";", 1)
         return f"{text}; they are not independent, so this describes"
 
     verdict = verdict_of(claim, statement, Finding([part, *described], sentence, aspects=None), subject=results.model)

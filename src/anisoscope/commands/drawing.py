@@ -18,7 +18,13 @@ import numpy as np
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import json_safe, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
-from anisoscope.claims.inherent.drift import FEWEST_LAYERS, METRICS, NEAR_IDENTITY, correlations, pooled
+from anisoscope.claims.inherent.drift import (
+    FEWEST_LAYERS,
+    METRICS,
+    NEAR_IDENTITY,
+    drift_correlations,
+    pooled_correlations,
+)
 from anisoscope.claims.inherent.modalities import BEYOND, modality_table
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import run_cka
@@ -106,9 +112,10 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     if not any(map(len, narrow)):
         return Comparison()
     table = joint(narrow, [run.path for run in runs])
-    constants = {"pooled": pooled(table), "beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
-    found = Comparison.named(correlations(table), modality_table(table), **constants)
-    units = []  # ranks of the pooled stacks, computed as in `claims.inherent.drift.pooled`
+    constants = {"beyond": BEYOND, "fewest": FEWEST_LAYERS, "near_identity": NEAR_IDENTITY}
+    constants["pooled"] = pooled_correlations(table)
+    found = Comparison.named(drift_correlations(table), modality_table(table), **constants)
+    units = []  # ranks of the pooled stacks, computed as in `pooled_correlations`
     for record in (r for r in found.scattered if not r["untrained"]):
         sites = [p for p in record["points"] if p["counted"] and finite(p["drift"]) is not None]
         if len(sites) >= FEWEST_SITES and finite(record["spearman"]) is not None:

@@ -42,12 +42,10 @@ def room_on_disk(path: Path) -> Iterator[None]:
     """Turn the errors of torch and safetensors for a full disk into OSError(ENOSPC)."""
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
-        if any(text in str(error) for text in _FULL):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise
+        if isinstance(error, OSError) or not any(text in str(error) for text in _FULL):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -295,14 +293,11 @@ def map_name(model: str, seed: int | None) -> str:
 
 def join_maps(folders: Sequence[Path]) -> tuple[pa.Table, dict[str, Any]]:
     """The maps of several runs in one table, and the shares of their axes; runs without a map are skipped."""
-    tables: list[pa.Table] = [MAP_SCHEMA.empty_table()]
-    shares: dict[str, Any] = {}
-    for folder in map(Path, folders):
-        if (folder / MAP_FILE).is_file():
-            found = pq.read_table(folder / MAP_FILE)
-            tables.append(found.replace_schema_metadata(None).cast(MAP_SCHEMA))
-            shares |= shares_in(found)
-    return pa.concat_tables(tables), shares
+    paths = [Path(folder) / MAP_FILE for folder in folders]
+    maps = [pq.read_table(path) for path in paths if path.is_file()]
+    plain = [one.replace_schema_metadata(None).cast(MAP_SCHEMA) for one in maps]
+    shares = {key: value for one in maps for key, value in shares_in(one).items()}
+    return pa.concat_tables([MAP_SCHEMA.empty_table(), *plain]), shares
 
 
 def write_joined(out: Path, folders: Sequence[Path]) -> dict[str, Any]:

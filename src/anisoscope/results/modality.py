@@ -83,15 +83,29 @@ def row_words(modalities: Mapping[str, str], apart: Collection[str] = ()) -> dic
     return {stack: MODALITIES[name].row + (APART if stack in apart else "") for stack, name in modalities.items()}
 
 
-def modality_in(entry: Mapping[str, object], stack: str) -> Modality | None:
-    """The modality of a stack by a model's entry in run.json; None if it is not stated.
+def attends(name: str) -> bool:
+    """Whether models of a modality have attention; those of an unknown one count as such.
+
+    >>> attends("speech"), attends("convolution")
+    (True, False)
+    """
+    return name not in MODALITIES or MODALITIES[name].attends
+
+
+def modality_name(entry: Mapping[str, object], stack: str) -> str:
+    """The name of the modality of a stack by a model's entry in run.json; empty if it is not stated.
 
     Runs of earlier versions have one modality for all stacks.
+    """
+    stated = entry.get("modality")
+    by_stack = stated if isinstance(stated, Mapping) else {"": stated}
+    return str(by_stack.get(stack) or next(filter(None, by_stack.values()), ""))
+
+
+def modality_in(entry: Mapping[str, object], stack: str) -> Modality | None:
+    """The modality of a stack by a model's entry in run.json; None if it is not stated.
 
     >>> modality_in({"modality": {"encoder": "speech"}}, "encoder").name, modality_in({}, "single")
     ('speech', None)
     """
-    stated = entry.get("modality")
-    by_stack = stated if isinstance(stated, Mapping) else {"": stated}
-    name = by_stack.get(stack) or next(filter(None, by_stack.values()), "")
-    return MODALITIES.get(str(name))
+    return MODALITIES.get(modality_name(entry, stack))

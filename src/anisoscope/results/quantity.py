@@ -115,18 +115,13 @@ class Quantity:
         (-1.0, 1.0)
         """
         low, high = self.interval()
-        degrees = len(self.live) - 1 if self.folds else math.inf  # without folds the half-width is of a normal interval
         if not math.isfinite(low) or count < 2:
             return low, high
+        degrees = len(self.live) - 1 if self.folds else math.inf  # without folds the half-width is of a normal interval
         wider = t_quantile(degrees, among(count)) / t_quantile(degrees)
         return self.value - wider * (self.value - low), self.value + wider * (high - self.value)
 
     def __sub__(self, other: Quantity) -> Quantity:
-        value, folds = self.value - other.value, self.folds
-        if folds and other.fixed:
-            return Quantity(value, tuple([f - other.value for f in folds]))
-        if folds and len(folds) == len(other.folds):
-            return Quantity(value, tuple([f - o for f, o in zip(folds, other.folds, strict=True)]))
         return combine([self, other], lambda values: values[0] - values[1])
 
     def __truediv__(self, number: float) -> Quantity:
@@ -164,6 +159,23 @@ def combine(parts: Sequence[Quantity], function: Callable[[Sequence[float]], flo
     for i, (low, high) in enumerate(part.interval() for part in parts):
         changes.append(function([*values[:i], values[i] + (high - low) / 2, *values[i + 1 :]]) - value)
     return Quantity(value, half=math.sqrt(sum(change**2 for change in changes)))
+
+
+def combine_folds(parts: Sequence[Quantity], function: Callable[[Sequence[float]], float]) -> Quantity:
+    """As `combine`, for ranks and medians, through which no half-width can be carried: no interval without folds."""
+    counts = {len(part.folds) for part in parts}
+    if len(counts) == 1 and 0 not in counts:
+        return combine(parts, function)
+    return Quantity(function([part.value for part in parts]))
+
+
+def relative_fall(before: Quantity, after: Quantity) -> Quantity:
+    """(before − after) / before.
+
+    >>> relative_fall(Quantity(4.0, (4.0, 5.0)), Quantity(3.0, (3.0, 3.0))).folds
+    (0.25, 0.4)
+    """
+    return combine([before, after], lambda values: (values[0] - values[1]) / values[0] if values[0] else math.nan)
 
 
 def mean(parts: Sequence[Quantity]) -> Quantity:
@@ -271,17 +283,25 @@ def share_by_chance(chance: float, rank: int) -> float:
     return chance * chance * (rank + 1) / rank
 
 
-def correlate(x: np.ndarray, y: np.ndarray, method: str) -> float:
-    """Pearson's or Spearman's correlation; NaN where one of the two does not vary.
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1; ties share their mean.
 
-    >>> correlate(np.array([1.0, 2.0, 3.0]), np.array([1.0, 8.0, 27.0]), "spearman")
-    1.0
+    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
+    [2.5, 1.0, 2.5]
     """
-    if method == "spearman":
-        from scipy.stats import rankdata
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
-        x, y = rankdata(x), rankdata(y)
-    x, y = x - x.mean(), y - y.mean()
+
+def correlate(one: Sequence[float] | np.ndarray, two: Sequence[float] | np.ndarray, method: str) -> float:
+    """Pearson's or Spearman's correlation; NaN where a side does not vary or is not finite.
+
+    >>> correlate([1, 2, 3], [1, 8, 27], "spearman"), round(correlate([1, 2, 3, 4], [1, 3, 2, 4], "pearson"), 3)
+    (1.0, 0.8)
+    """
+    sides = [np.asarray(values, dtype=float) for values in (one, two)]
+    if any(len(side) < 2 or not np.isfinite(side).all() or np.ptp(side) == 0 for side in sides):
+        return math.nan
+    x, y = (side - side.mean() for side in (map(ranks, sides) if method == "spearman" else sides))
     below = math.sqrt(float((x * x).sum() * (y * y).sum()))
-    small = 1e-12 * len(x) * max(1e-300, float(np.abs(x).max() * np.abs(y).max()))
-    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below > small else math.nan
+    return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below else math.nan

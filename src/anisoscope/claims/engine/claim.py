@@ -24,12 +24,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
-from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Quantity, no_effect_p, t_interval
+from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, no_effect_p, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
 ALPHA = 0.05
 ONE_MODEL = "for this model"
-Bounds = tuple[float | None, float | None]
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
 SHARE = (None, 1.0)  # bounds of an explained share
 ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
@@ -77,18 +76,14 @@ class Part:
         return cls(name, quantity.value, low, high, margin=margin, **more)
 
     @classmethod
-    def described(cls, name: str, quantity: Quantity | float, *, bounds: Bounds = (None, None)) -> Part:
-        """A descriptive part: reported, not tested."""
-        if not isinstance(quantity, Quantity):
-            quantity = Quantity.constant(quantity)
-        if quantity.fixed:
-            return cls(name, quantity.value, needed=False, bounds=bounds)
-        return cls.of(name, quantity, needed=False, bounds=bounds)
-
-    @classmethod
     def describe_all(cls, numbers: Mapping[str, Quantity | float], *, bounds: Bounds = (None, None)) -> list[Part]:
-        """Descriptive parts, by name."""
-        return [cls.described(name, number, bounds=bounds) for name, number in numbers.items()]
+        """Descriptive parts, by name: reported, not tested."""
+        parts = []
+        for name, number in numbers.items():
+            quantity = number if isinstance(number, Quantity) else Quantity.constant(number)
+            ends = (math.nan, math.nan) if quantity.fixed else quantity.interval()
+            parts.append(cls(name, quantity.value, *ends, needed=False, bounds=bounds))
+        return parts
 
     @classmethod
     def absent(cls, name: str, reason: str | Missing, *, margin: float) -> Part:
@@ -111,6 +106,11 @@ class Part:
         return self.margin - near if self.below else near - self.margin
 
     @property
+    def standing(self) -> tuple[int, float]:
+        """The order of parts of which the best counts: by status, then by the lead over the margin."""
+        return ("fails", "undecided", "holds").index(self.status), self.lead if math.isfinite(self.lead) else -math.inf
+
+    @property
     def reach(self) -> float:
         """Distance beyond the margin of the farther end of the interval."""
         return self.margin - self.low if self.below else self.high - self.margin
@@ -124,15 +124,46 @@ class Part:
             return "holds"
         return "undecided"
 
+    def __str__(self) -> str:
+        """The effect with its interval.
+
+        >>> str(Part("", 3.14159, 3.0, 3.3))
+        '3.14 [3, 3.3]'
+        """
+        known = math.isfinite(self.low) and math.isfinite(self.high)
+        return self.number + (f" [{figure(self.low)}, {figure(self.high)}]" if known else "")
+
+    @property
+    def number(self) -> str:
+        """The effect as text."""
+        return figure(self.effect)
+
+    @property
+    def outcome(self) -> str:
+        """How the effect compares with its margin, as the end of a sentence.
+
+        >>> Part("a", 0.1, 0.0, 0.2, margin=0.5).outcome
+        'short of the margin of 0.5'
+        """
+        margin = f"the margin of {figure(self.margin)}"
+        if not math.isfinite(self.low):
+            return f"without an interval to hold against {margin}"
+        if self.low > self.margin:
+            lucky = self.status == "undecided" and self.tested and not self.p <= ALPHA
+            doubt = f", but random subspaces do as well too often (p = {figure(self.p)})" if lucky else ""
+            return f"beyond {margin}{doubt}"
+        return f"short of {margin}" if self.high < self.margin else f"with {margin} inside the interval"
+
     def record(self) -> dict[str, Any]:
         kept = {name: value for name, value in asdict(self).items() if name != "bounds"}
         return {**kept, "status": self.status if math.isfinite(self.margin) else None}
 
 
 Parts = Mapping[str, Part]
+Sentence = Callable[[Parts, Part], str]
 
 
-def by_name(parts: Sequence[Part]) -> dict[str, Part]:
+def _by_name(parts: Sequence[Part]) -> dict[str, Part]:
     return {part.name: part for part in parts}
 
 
@@ -141,16 +172,17 @@ class Finding:
     """The result of a claim on one subject: its parts, and functions that word and judge them."""
 
     parts: Sequence[Part]
-    sentence: Callable[[Parts, Status, Part], str]  # of parts, status and binding part
+    sentence: Sentence  # of all parts and the binding one
     details: dict[str, Any] = field(default_factory=dict)  # for the verdict's details
     settle: Callable[[dict[str, Part]], dict[str, Part]] = dict  # combines or amends parts before they are judged
     doubt: Callable[[Parts], str] = lambda parts: ""  # a reason that turns "holds" into "undecided"
+    left_open: str = ""  # a reason that leaves all needed parts undecided, also when pooled
     # groups of parts that also get a status of their own; None: the verdict has no key `aspects`
     aspects: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     scope: str = ONE_MODEL  # what a verdict on a single seed is about
     until: Callable[[int], Finding] | None = None  # evaluates again without data after a step
     note: str = ""  # appended to the sentence
-    several: Callable[[Sequence[Finding]], Callable[[Parts, Status, Part], str]] | None = None  # sentence over seeds
+    several: Callable[[Sequence[Finding]], Sentence] | None = None  # sentence over seeds
     replicate: bool = False  # seeds are samples: single ones get no verdict beside the pooled one
 
 
@@ -160,13 +192,17 @@ def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
     >>> judge([Part("a", 3, 2, 4, margin=0.5), Part("b", 1, 0, 2, margin=0.5)])[0]
     'undecided'
     """
+
+    def urgency(part: Part) -> tuple[bool, float]:
+        """Parts without a reason first, then the one that leads its margin least."""
+        return bool(part.reason), part.lead if math.isfinite(part.lead) else math.inf
+
     failing = [part for part in parts if part.status == "fails"]
     if failing:
         return "fails", min(failing, key=lambda part: part.reach)
     undecided = [part for part in parts if part.status == "undecided"]
-    if undecided:  # parts without a reason first, then the one that leads its margin least
-        order = [(bool(p.reason), p.lead if math.isfinite(p.lead) else math.inf) for p in undecided]
-        return "undecided", undecided[order.index(min(order))]
+    if undecided:
+        return "undecided", min(undecided, key=urgency)
     effects = [part for part in parts if not part.guard] or parts
     return "holds", min(effects, key=lambda part: part.lead)
 
@@ -177,7 +213,7 @@ def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
     `refusal`, if not empty, is the reason why the seeds cannot be pooled; all parts are then undecided.
     """
     first = findings[0]
-    named = [by_name(finding.parts) for finding in findings]
+    named = [_by_name(finding.parts) for finding in findings]
     parts = [_pooled([seed[name] for seed in named]) for name in named[0] if all(name in seed for seed in named)]
     if refusal:
         parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
@@ -211,11 +247,6 @@ def _pooled(parts: Sequence[Part]) -> Part:
     return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason)
 
 
-def left_open(parts: dict[str, Part], *, reason: str) -> dict[str, Part]:
-    """The parts with the needed ones made undecided for a reason (also when pooled); unchanged if it is empty."""
-    return {name: replace(p, reason=reason or p.reason) if p.needed else p for name, p in parts.items()}
-
-
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
     """One part for several that should agree: the binding one if all hold or all fail, else undecided with the counts.
 
@@ -233,30 +264,18 @@ def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
     return replace(binding, name=name, reason=reason, needed=True)
 
 
-def span(part: Part) -> str:
-    """An effect with its interval as text.
+def agreements(kinds: Mapping[str, str], parts: Parts) -> dict[str, Part]:
+    """The agreement of the parts named "kind: …" for each kind (with its plural noun), in front of all described."""
+    made = {}
+    for kind, what in kinds.items():
+        if members := [part for name, part in parts.items() if name.startswith(f"{kind}: ")]:
+            made[kind] = agreement(members, kind, what=what)
+    return {**made, **descriptive(parts)}
 
-    >>> span(Part("", 3.14159, 3.0, 3.3))
-    '3.14 [3, 3.3]'
-    """
-    known = math.isfinite(part.low) and math.isfinite(part.high)
-    return figure(part.effect) + (f" [{figure(part.low)}, {figure(part.high)}]" if known else "")
 
-
-def outcome(status: Status, part: Part) -> str:
-    """How an effect compares with its margin, as the end of a sentence.
-
-    >>> outcome("fails", Part("a", 0.1, 0.0, 0.2, margin=0.5))
-    'short of the margin of 0.5'
-    """
-    margin = f"the margin of {figure(part.margin)}"
-    if not math.isfinite(part.low):
-        return f"without an interval to hold against {margin}"
-    if part.low > part.margin:
-        lucky = status == "undecided" and part.tested and not part.p <= ALPHA
-        doubt = f", but random subspaces do as well too often (p = {figure(part.p)})" if lucky else ""
-        return f"beyond {margin}{doubt}"
-    return f"short of {margin}" if part.high < part.margin else f"with {margin} inside the interval"
+def descriptive(parts: Parts) -> dict[str, Part]:
+    """The parts as descriptive ones."""
+    return {name: replace(part, needed=False) for name, part in parts.items()}
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
@@ -289,12 +308,6 @@ class Verdict:
         """A dictionary for JSON; NaN and infinities become null."""
         return json_safe(asdict(self))
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Verdict:
-        """The verdict from the output of `to_dict`."""
-        numbers = {name: math.nan if record[name] is None else float(record[name]) for name in _NUMBERS}
-        return cls(**{**record, **numbers})
-
 
 def verdicts_to_dicts(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
     """Verdicts as dictionaries for verdicts.json."""
@@ -303,7 +316,11 @@ def verdicts_to_dicts(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
 
 def verdicts_from_dicts(records: Iterable[Mapping[str, Any]]) -> list[Verdict]:
     """Verdicts read back from verdicts.json."""
-    return [Verdict.from_dict(record) for record in records]
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else float(value)
+
+    return [Verdict(**{**record, **{name: number(record[name]) for name in _NUMBERS}}) for record in records]
 
 
 def json_safe(value: Any) -> Any:
@@ -339,26 +356,22 @@ class Claim:
 
 
 def claim(
-    name: str,
-    *,
-    statement: str,
-    source: str,
-    metrics: Iterable[str],
-    margin: float,
-    of: Callable[[Study], Mapping[str, Any]],
+    *, of: Callable[[Study], Mapping[str, Any]], source: str, metrics: Iterable[str], margin: float
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
-    """Declare a claim: its statement, source, the metrics it reads, and its margin.
+    """Declare a claim under the name of its function: its source, the metrics it reads, and its margin.
 
-    `of` splits a study into subjects (`models`, their `stacks`, or the `whole` study), and the decorated function is
-    called for each. If it raises `Missing`, the finding reports what is missing. Its docstring is shown on pages.
+    The first paragraph of the function's docstring is the statement, the rest is the description on pages. `of` splits
+    a study into subjects (`models`, their `stacks`, or the `whole` study), and the function is called for each. If it
+    raises `Missing`, the finding reports what is missing.
     """
 
     def declare(function: Callable[[Any], Finding]) -> Claim:
         def of_each(study: Study) -> dict[str, Finding]:
             return {subject: judged(function, given, margin=margin) for subject, given in of(study).items()}
 
-        words = inspect.cleandoc(function.__doc__ or "")
-        DECLARED[name] = Claim(name, statement, source, tuple(metrics), margin, of_each, words, function.__module__)
+        name, (statement, _, words) = function.__name__, inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+        about = (name, " ".join(statement.split()), source, tuple(metrics), margin)
+        DECLARED[name] = Claim(*about, of_each, words, function.__module__)
         return DECLARED[name]
 
     return declare
@@ -374,16 +387,16 @@ def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> 
             raise given
         finding = function(given)
     except Missing as gap:
-        finding = missing(gap, margin=margin)
+        finding = unmeasured(gap, margin=margin)
     if not hasattr(given, "ended"):
         return finding
     return replace(finding, until=lambda step: judged(function, given.ended(step), margin=margin))
 
 
-def missing(gap: Missing, *, margin: float) -> Finding:
+def unmeasured(gap: Missing, *, margin: float) -> Finding:
     """A finding without numbers, which reports what the table lacks."""
     part = Part.absent("missing", str(gap), margin=margin)
-    return Finding((part,), lambda parts, status, part: part.reason, {"missing": isinstance(gap, NotHere)})
+    return Finding((part,), lambda parts, part: part.reason, {"missing": isinstance(gap, NotHere)})
 
 
 def verdict_of(
@@ -396,36 +409,28 @@ def verdict_of(
     about: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """The verdict on a finding, with its sentence; `about` is added to the details."""
-    parts = finding.settle(by_name(finding.parts))
+    parts = finding.settle(_by_name(finding.parts))
+    if finding.left_open:
+        parts = {name: replace(p, reason=finding.left_open) if p.needed else p for name, p in parts.items()}
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
     measured = [part for part in needed if part.measured]
     # if the binding part has no number, report the weakest part that has one
     shown = binding if binding.measured or not measured else judge(measured)[1]
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
-    text = finding.sentence(parts, shown.status, shown) if shown.measured or not doubt else ""
+    text = finding.sentence(parts, shown) if shown.measured or not doubt else ""
     text += f"; {finding.note}" if text and finding.note else ""
     details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
     if finding.aspects is not None:
-        details["aspects"] = {}
-        for aspect, names in finding.aspects.items():
-            if present := [parts[n] for n in names if n in parts]:
-                aspect_status, part = judge(present)
-                details["aspects"][aspect] = {**part.record(), "status": aspect_status}
-    return Verdict(
-        claim=name,
-        statement=statement,
-        status="undecided" if doubt else status,
-        effect=shown.effect,
-        low=shown.low,
-        high=shown.high,
-        p=max((part.p for part in needed if math.isfinite(part.p)), default=math.nan),
-        margin=shown.margin,
-        why=_sentence(text, doubt, scope=scope, repeats=(about or {}).get("measured_again", {})),
-        scope=scope,
-        subject=subject,
-        details={**details, **(about or {}), **finding.details},
-    )
+        groups = {aspect: [parts[n] for n in names if n in parts] for aspect, names in finding.aspects.items()}
+        judged_groups = {aspect: judge(members) for aspect, members in groups.items() if members}
+        details["aspects"] = {aspect: {**p.record(), "status": s} for aspect, (s, p) in judged_groups.items()}
+    details |= {**(about or {}), **finding.details}
+    why = _sentence(text, doubt, scope=scope, repeats=(about or {}).get("measured_again", {}))
+    numbers: dict[str, Any] = {number: getattr(shown, number) for number in ("effect", "low", "high", "margin")}
+    numbers["p"] = max((part.p for part in needed if math.isfinite(part.p)), default=math.nan)
+    decided: Status = "undecided" if doubt else status
+    return Verdict(name, statement, decided, **numbers, why=why, scope=scope, subject=subject, details=details)
 
 
 def _sentence(text: str, doubt: str, *, scope: str, repeats: Mapping[str, list[str]]) -> str:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from anisoscope.results.quantity import Quantity, combine, t_quantile
+from anisoscope.results.quantity import Quantity, combine_folds, correlate, ranks, t_quantile
 
 FEWEST_SITES = 3  # two points always lie on a line
 FEWEST_CLUSTERS = 3  # models needed for an interval over models
@@ -30,42 +30,6 @@ NORMAL_95 = 1.959964
 RANGE = (-1.0, 1.0)
 DRAWS = 9999
 DESCRIPTIVE = "descriptive: layers of one model are not independent"
-
-
-def pearson(one: Sequence[float], two: Sequence[float]) -> float:
-    """Pearson's correlation; NaN where a side is constant or not finite.
-
-    >>> round(pearson([1, 2, 3, 4], [1, 3, 2, 4]), 3)
-    0.8
-    """
-    sides = [np.asarray(values, dtype=float) for values in (one, two)]
-    if any(len(side) < 2 or not np.isfinite(side).all() or np.ptp(side) == 0 for side in sides):
-        return math.nan
-    x, y = (side - side.mean() for side in sides)
-    below = math.sqrt(float(x @ x) * float(y @ y))
-    return max(-1.0, min(1.0, float(x @ y) / below)) if below else math.nan
-
-
-def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
-    """Spearman's correlation; ties share their mean rank; NaN where a side is constant.
-
-    >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 3)
-    0.8
-    """
-    return pearson(ranks(np.asarray(one, dtype=float)), ranks(np.asarray(two, dtype=float)))  # type: ignore[arg-type]
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, ties sharing their mean; all NaN if any value is NaN.
-
-    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
-    [1.5, 0.0, 1.5]
-    """
-    if not np.isfinite(values).all():
-        return np.full(len(values), math.nan)
-    below = (values[None, :] < values[:, None]).sum(1)
-    equal = (values[None, :] == values[:, None]).sum(1)
-    return below + (equal - 1) / 2
 
 
 def two_sided_p(correlation: float, n: int) -> float:
@@ -92,7 +56,7 @@ def order_p(one: Sequence[float], two: Sequence[float]) -> float:
     >>> order_p([1, 2, 3, 4], [1, 2, 3, 4])  # 2 of 24 orders
     0.08333333333333333
     """
-    r, n = pearson(one, two), len(one)
+    r, n = correlate(one, two, "pearson"), len(one)
     if n < FEWEST_SITES or not math.isfinite(r):
         return math.nan
     if n > MOST_ORDERED:
@@ -143,22 +107,14 @@ def sites_interval(quantity: Quantity, n: int, *, ranked: bool) -> tuple[float, 
     return max(-1.0, min(low, few[0])), min(1.0, max(high, few[1]))
 
 
-def correlated(
-    one: Sequence[Quantity], two: Sequence[Quantity], function: Callable[[Sequence[float], Sequence[float]], float]
-) -> Quantity:
+def correlated(one: Sequence[Quantity], two: Sequence[Quantity], method: str) -> Quantity:
     """A correlation over sites with its leave-one-fold-out values; no interval unless all quantities share the folds.
 
-    Half-widths cannot be propagated through ranks, so quantities without replicates give a value without an interval.
-
-    >>> correlated([Quantity(1.0), Quantity(2.0)], [Quantity(3.0), Quantity(5.0)], pearson).value
+    >>> correlated([Quantity(1.0), Quantity(2.0)], [Quantity(3.0), Quantity(5.0)], "pearson").value
     1.0
     """
     half = len(one)
-    value = function([q.value for q in one], [q.value for q in two])
-    counts = {len(quantity.folds) for quantity in (*one, *two)}
-    if len(counts) != 1 or 0 in counts or not math.isfinite(value):
-        return Quantity(value)
-    return combine([*one, *two], lambda values: function(values[:half], values[half:]))
+    return combine_folds([*one, *two], lambda values: correlate(values[:half], values[half:], method))
 
 
 @dataclass(frozen=True)
@@ -174,7 +130,7 @@ class CorrelationUnit:
     def of(cls, cluster: str, one: Sequence[float], two: Sequence[float], *, ranked: bool = True) -> CorrelationUnit:
         sides = [np.asarray(values, dtype=float) for values in (one, two)]
         if ranked:
-            x, y = ((ranks(side) - (len(side) - 1) / 2) / len(side) for side in sides)
+            x, y = ((ranks(side) - (len(side) + 1) / 2) / len(side) for side in sides)
         else:
             x, y = ((side - side.mean()) / (side.std() or 1.0) for side in sides)
         return cls(cluster, x, y, ranked)

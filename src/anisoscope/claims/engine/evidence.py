@@ -58,9 +58,8 @@ class Cell(NamedTuple):
     def site(self) -> tuple[str, int, str]:
         return self.stack, self.layer, self.kind
 
-    def order(self) -> tuple[int, str, int, str, int]:
-        head = -1 if self.head is None else self.head
-        return -1 if self.step is None else self.step, self.stack, self.layer, self.kind, head
+    def order(self) -> tuple[Any, ...]:
+        return tuple(-1 if value is None else value for value in self)
 
     def record(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if name != "head" or value is not None}
@@ -130,16 +129,12 @@ class Run:
 
     def needed(self, metric: str, group: str = "", **options: Any) -> Readings:
         """As `tangent`, but raises `Missing` if there are no rows, naming other directions that were measured."""
-        found = self.tangent(metric, group, **options)
-        if found:
+        if found := self.tangent(metric, group, **options):
             return found
-
-        def undirected(variant: str) -> str:
-            return with_options(variant, fit=None, proxy=None, rank=None)
-
-        wanted = self.directions(**options)
+        wanted, choice = self.directions(**options), {"fit": None, "proxy": None, "rank": None}
         variants = self.of(metric).where(seed=self.seed, group="", head=None).values("variant")
-        near = sorted(name for name in variants if undirected(name) == undirected(with_options("", **wanted)))
+        alike = with_options("", **{**wanted, **choice})
+        near = sorted(variant for variant in variants if with_options(variant, **choice) == alike)
         where = f" for group {group}" if group else ""
         how = f"it was measured with {' and '.join(near[:3])}" if any(near) else MEASURE
         raise Missing(f"{metric}{where} with {listing(wanted)}", how)
@@ -159,15 +154,15 @@ class Run:
 
     def learned(self, step: int | None) -> bool:
         """Whether the loss is known to have fallen by more than a tenth."""
-        found = self.fall(step)
-        return found is not None and found[2] < (1 - LEARNED) * found[1]
+        fall = self.fall(step)
+        return fall is not None and fall[2] < (1 - LEARNED) * fall[1]
 
     def hardly_learned(self, step: int | None) -> str:
         """A phrase for a model whose loss has hardly fallen since step 0; empty if it has fallen or is unknown."""
-        found = self.fall(step)
-        if found is None or found[0] > 0 or self.learned(step):
+        fall = self.fall(step)
+        if fall is None or fall[0] > 0 or self.learned(step):
             return ""
-        return f"hardly learned (loss from {figure(found[1])} to {figure(found[2])})"
+        return f"hardly learned (loss from {figure(fall[1])} to {figure(fall[2])})"
 
 
 Study = dict[str, Run]  # the models of one seed, by name
@@ -223,6 +218,15 @@ def at_step(step: int | None) -> str:
     return "" if step is None else f" at step {step}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "block"), counted(2, "block")
+    ('1 block', '2 blocks')
+    """
+    return f"{count} {noun}{'s' if count != 1 else ''}"
+
+
 # -- readings over steps and sites -------------------------------------------------------------------------------------
 
 
@@ -239,6 +243,23 @@ def average(numbers: Numbers, cells: Iterable[Cell]) -> Quantity:
     """The mean over those of the cells that have a value."""
     known = (numbers[cell] for cell in cells if cell in numbers)
     return mean([number.quantity if isinstance(number, Row) else number for number in known])
+
+
+def at(readings: Readings, step: int | None) -> Readings:
+    """The rows of one step."""
+    return {cell: row for cell, row in readings.items() if cell.step == step}
+
+
+def differences(one: Readings, two: Readings, *, fixed: bool = False) -> dict[Cell, Quantity]:
+    """The first minus the second at every cell that has both, fold by fold unless the second is taken as `fixed`."""
+    both = {cell: two[cell] for cell in one if cell in two}
+    others = {cell: Quantity.constant(row.value) if fixed else row.quantity for cell, row in both.items()}
+    return {cell: one[cell].quantity - other for cell, other in others.items()}
+
+
+def common_layers(courses: Iterable[Iterable[Cell]], step: int | None) -> list[int]:
+    """The layers that all courses have at one step."""
+    return sorted(set.intersection(*({cell.layer for cell in cells if cell.step == step} for cells in courses)))
 
 
 def means_by(numbers: Numbers, key: Callable[[Cell], Hashable]) -> dict[Any, Quantity]:
@@ -263,11 +284,13 @@ def step_records(numbers: Numbers) -> list[dict[str, Any]]:
 def layer_records(numbers: Numbers) -> list[dict[str, Any]]:
     """The mean over steps after initialisation at every site, with its interval."""
     kept = {cell: number for cell, number in numbers.items() if cell.step != 0}
-    return [{**site_record(site), **q.record()} for site, q in means_by(kept, lambda cell: cell.site).items()]
+    means = means_by(kept, lambda cell: cell.site).items()
+    return [{"stack": stack, "layer": layer, "kind": kind, **q.record()} for (stack, layer, kind), q in means]
 
 
-def site_record(site: tuple[str, int, str]) -> dict[str, Any]:
-    return dict(zip(("stack", "layer", "kind"), site, strict=True))
+def course_records(numbers: Numbers) -> dict[str, list[dict[str, Any]]]:
+    """Both, for the details of a verdict."""
+    return {"steps": step_records(numbers), "layers": layer_records(numbers)}
 
 
 def need_series(readings: Iterable[Cell], *, fewest: int = 2) -> None:
@@ -312,28 +335,26 @@ class BlockStack:
 
     def blocks(self, metric: str, group: str = "", **options: Any) -> Readings:
         """The rows of a metric at the blocks, by cell."""
-        found = self.sites(metric, group, **options)
-        return {cell: row for cell, row in found.items() if cell.kind == self.kind and cell.layer > 0}
+        rows = self.sites(metric, group, **options).items()
+        return {cell: row for cell, row in rows if cell.kind == self.kind and cell.layer > 0}
 
     def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
         """The rows of a metric at all sites of this stack up to step `until`, by cell."""
-        found = self.run.rows(metric, group, heads=heads, **options)
+        rows = self.run.rows(metric, group, heads=heads, **options).items()
         end = math.inf if self.until is None else self.until
-        in_stack = {cell: row for cell, row in found.items() if self.name in (None, cell.stack)}
-        return {cell: row for cell, row in in_stack.items() if cell.step is None or cell.step <= end}
+        return {c: row for c, row in rows if self.name in (None, c.stack) and (c.step is None or c.step <= end)}
 
     def needed(self, metric: str, **options: Any) -> Readings:
         """As `blocks`, but raises `Missing` instead of returning nothing."""
-        found = self.blocks(metric, **options)
-        if not found:
-            raise self.gap(metric, f"{metric} with {listing(options)}" if options else metric)
-        return found
+        if found := self.blocks(metric, **options):
+            return found
+        raise self.gap(metric, f"{metric} with {listing(options)}" if options else metric)
 
     def gap(self, metric: str, words: str = "", *, how: str = "") -> Missing:
         """The `Missing` for a metric without rows at blocks; says so if it was measured only at the ends of stages."""
         if any(cell.kind == "stage" for cell in self.sites(metric)):
-            stages = "it was measured at the ends of stages; ask for --sites resid too"
-            return NotHere(f"{words or metric} after every block", stages)
+            how = "it was measured at the ends of stages; ask for --sites resid too"
+            return NotHere(f"{words or metric} after every block", how)
         return Missing(f"{words or metric} at blocks", how or f"measure it with --metrics {metric}")
 
 
@@ -341,11 +362,8 @@ def stacks(study: Study) -> dict[str, BlockStack]:
     """The stacks of every model, by the subject of their verdicts."""
     found: dict[str, BlockStack] = {}
     for model, run in study.items():
-        names = run.stacks()
-        if len(names) < 2:
-            found[model] = BlockStack(run)
-        else:
-            found |= {f"{model}, {name} stack": BlockStack(run, name) for name in names}
+        several = run.stacks() if len(run.stacks()) > 1 else []
+        found |= {f"{model}, {name} stack": BlockStack(run, name) for name in several} or {model: BlockStack(run)}
     return found
 
 
@@ -364,7 +382,7 @@ class Arms:
         return BlockStack(self.runs[arm], kind=kind, until=self.until)
 
 
-def arms_of(study: Study, names: Iterable[str], *, needed: Iterable[str]) -> dict[str, Arms]:
+def arms_by_size(study: Study, names: Iterable[str], *, needed: Iterable[str]) -> dict[str, Arms]:
     """The arms of an ablation by size, for sizes that have all needed arms."""
     found: dict[str, dict[str, Run]] = {}
     for model, run in study.items():
@@ -386,14 +404,13 @@ def arm_of(model: str, names: Iterable[str] = tuple(_ARM_ROLES)) -> tuple[str, s
 # -- the runs of a table -----------------------------------------------------------------------------------------------
 
 
-def studies(
+def studies_by_seed(
     table: Table, metrics: Iterable[str], *, proxy: str = "semi_nmf", rank: int | None = None, fit: str = "refit"
 ) -> list[Study]:
     """The runs of a table, one study per seed; repeated measurements of a run under another seed are left out."""
     query = Query(table)
     read = query.where(metric=set(metrics), layer=...)  # without the training log, which has no site
-    rows, roles = read.groups("model"), model_roles(table)
-    ranks = most_common_ranks(table)  # by model: models of different widths have different ranks
+    rows, roles, ranks = read.groups("model"), model_roles(table), most_common_ranks(table)
     entries: dict[str, dict[str, Any]] = {}
     for entry in table.about.get("models") or ():  # merge the entries of several runs of one model
         entries[str(entry.get("name"))] = {**entry, **entries.get(str(entry.get("name")), {})}
@@ -455,14 +472,10 @@ def model_roles(table: Table) -> dict[str, str]:
     roles = {}
     for model, names in stacks.items():
         arm, prefix, known = arm_of(model), _ROLE_PREFIX.match(model), sorted(names & {"encoder", "decoder"})
-        if arm is not None:
-            roles[model] = _ARM_ROLES[arm[0]]
-        elif recorded.get(model) in ROLES:
-            roles[model] = recorded[model]
-        elif prefix:
-            roles[model] = prefix[1]
-        elif known:
-            roles[model] = known[0] if len(known) == 1 else "encoder-decoder"
+        stated = recorded[model] if recorded.get(model) in ROLES else ""
+        by_name = _ARM_ROLES[arm[0]] if arm else stated or (prefix[1] if prefix else "")
+        if role := by_name or ("encoder-decoder" if len(known) > 1 else "".join(known)):
+            roles[model] = role
     return roles
 
 

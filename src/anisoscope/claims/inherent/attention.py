@@ -12,7 +12,6 @@ the loss fell by less than a tenth since step 0, the claims are undecided.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, left_open, outcome, span
-from anisoscope.claims.engine.correlation import rank_correlation
-from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, block_mean, figure, stacks, steps_of
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Sentence, claim
+from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, block_mean, stacks, steps_of
 from anisoscope.claims.inherent.drift import SOURCE
-from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.quantity import Quantity, combine, combine_folds, correlate
 
 TREND_MARGIN = 0.5
 RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
@@ -51,16 +49,11 @@ _SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum
 _SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
 
 
-@claim(
-    "queries_and_keys_drift_together",
-    of=stacks,
-    statement="Over training the mean query and the mean key grow and turn parallel or opposite to each other.",
-    source=SOURCE,
-    metrics=("qk_cosine", "drift"),
-    margin=TREND_MARGIN,
-)
+@claim(of=stacks, source=SOURCE, metrics=("qk_cosine", "drift"), margin=TREND_MARGIN)
 def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
-    """Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
+    """Over training the mean query and the mean key grow and turn parallel or opposite to each other.
+
+    Spearman's correlation with the step of ‖mean q‖, of ‖mean k‖ and of |cos(mean q, mean k)|, each beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. At the last
     step |cos| must also lie beyond √(2/(πd)), the mean for random directions in the width d of a head, by more than as
@@ -71,41 +64,46 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     measured after rotation alone stays undecided. Margins are ours. Steps are not independent: it describes.
     """
     courses = _courses(stack, "")
-    parts = [_trend_part(name, course) for name, course in courses.items()]
-    aspects: dict[str, tuple[str, ...]] = {"growth": (_QUERY, _KEY), "parallel": (_ALIGNED, _RANDOM)}
     try:
         unrotated = _courses(stack, "_unrotated")
     except Missing:
         unrotated = {}
-    others = [_trend_part(f"{_BEFORE}{name}", course, needed=False) for name, course in unrotated.items()]
+    parts = [_trend_part(name, course) for name, course in courses.items()]
     parts.append(_random_part(stack, unrotated or courses, "_unrotated" if unrotated else ""))
+    others = [_trend_part(f"{_BEFORE}{name}", course, needed=False) for name, course in unrotated.items()]
+    aspects: dict[str, tuple[str, ...]] = {"growth": (_QUERY, _KEY), "parallel": (_ALIGNED, _RANDOM)}
     aspects |= {"before rotation": tuple(part.name for part in others)} if others else {}
     steps, layers = steps_of(courses[_ALIGNED]), sorted({cell.layer for cell in courses[_ALIGNED]})
-    parts.append(Part.described("at the end", block_mean(courses[_ALIGNED], steps[-1])))
-    details = _details(courses)
-    details["layers"] = [{"layer": n, **{w: _trend(c, [n]).value for w, c in courses.items()}} for n in layers]
+    parts += Part.describe_all({"at the end": block_mean(courses[_ALIGNED], steps[-1])})
 
-    def sentence(parts: Parts, status: Status, part: Part) -> str:
-        results = [f"{words} at {span(parts[name])}" for name, words in _TOLD.items() if parts[name].measured]
+    def sentence(parts: Parts, part: Part) -> str:
+        results = [f"{words} at {parts[name]}" for name, words in _TOLD.items() if parts[name].measured]
         text = f"over {len(steps)} steps the rank correlation with the step is {', '.join(results)}"
-        text += f", and at step {steps[-1]} |cos| is {span(parts['at the end'])}"
+        text += f", and at step {steps[-1]} |cos| is {parts['at the end']}"
         random = parts[_RANDOM]
-        text += f", {span(random)} beyond that of random directions" if random.measured else ""
+        text += f", {random} beyond that of random directions" if random.measured else ""
         text += " (before rotation)" if random.measured and unrotated else ""
-        return f"{text}; what decides is {_DECIDING[part.name]}, {outcome(status, part)}"
+        return f"{text}; what decides is {_DECIDING[part.name]}, {part.outcome}"
 
-    return Finding([*parts, *others], sentence, details, aspects=aspects, settle=_settle(stack, steps[-1]))
+    by_layer = [{"layer": n, **{name: _trend(c, [n]).value for name, c in courses.items()}} for n in layers]
+    return _over_training(stack, [*parts, *others], sentence, courses, aspects=aspects, layers=by_layer)
 
 
-def _details(courses: Mapping[str, Course]) -> dict[str, Any]:
+def _over_training(
+    stack: BlockStack,
+    parts: list[Part],
+    sentence: Sentence,
+    courses: Mapping[str, Course],
+    *,
+    aspects: Any,
+    **more: Any,
+) -> Finding:
+    """The finding with its courses, undecided for a model whose loss has hardly fallen."""
     last = steps_of(next(iter(courses.values())))[-1]
-    return {"step": last, "courses": {name: evidence.step_records(course) for name, course in courses.items()}}
-
-
-def _settle(stack: BlockStack, step: int) -> Any:
-    """A `settle` function that leaves the claim undecided for a model whose loss has hardly fallen."""
-    words = stack.run.hardly_learned(step)
-    return functools.partial(left_open, reason=f"the model {words}" if words else "")
+    details = {"step": last, "courses": {name: evidence.step_records(course) for name, course in courses.items()}}
+    hardly = stack.run.hardly_learned(last)
+    left_open = f"the model {hardly}" if hardly else ""
+    return Finding(parts, sentence, {**details, **more}, aspects=aspects, left_open=left_open)
 
 
 def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
@@ -151,19 +149,14 @@ def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
     """ρ averaged over layers, with its leave-one-fold-out values; no interval without folds."""
     chosen = sorted({cell.layer for cell in course} if layers is None else layers)
     rows = [sorted((cell for cell in course if cell.layer == layer), key=Cell.order) for layer in chosen]
-    cells = [cell for row in rows for cell in row]
     times = [[float(cell.step or 0) for cell in row] for row in rows]
 
     def statistic(values: Sequence[float]) -> float:
         rest = iter(values)
-        found = [rank_correlation(time, [next(rest) for _ in time]) for time in times]
-        return sum(found) / len(found)
+        trends = [correlate(time, [next(rest) for _ in time], "spearman") for time in times]
+        return sum(trends) / len(trends)
 
-    parts = [course[cell] for cell in cells]
-    counts = {len(part.folds) for part in parts}
-    if len(counts) > 1 or 0 in counts:  # a half-width cannot be propagated through ranks
-        return Quantity(statistic([part.value for part in parts]))
-    return combine(parts, statistic)
+    return combine_folds([course[cell] for row in rows for cell in row], statistic)
 
 
 def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool = True) -> Part:
@@ -205,15 +198,15 @@ def random_cosine(width: int) -> float:
 
 
 @claim(
-    "attention_sharpens",
     of=stacks,
-    statement="Attention becomes sharper in training: its largest weight grows and its entropy falls.",
     source=SOURCE,
     metrics=("attention_sharpness", "attention_max", "attention_entropy"),
     margin=TREND_MARGIN,
 )
 def attention_sharpens(stack: BlockStack) -> Finding:
-    """Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
+    """Attention becomes sharper in training: its largest weight grows and its entropy falls.
+
+    Spearman's correlation with the step of attention_sharpness and, turned round, of attention_entropy; beyond .5.
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
     was not measured the mean row maximum (attention_max) takes its place. It must also rise by more than .05 from the
@@ -235,14 +228,22 @@ def attention_sharpens(stack: BlockStack) -> Finding:
         parts.append(Part.absent(_ENTROPY, Missing("attention_entropy", _HOW), margin=TREND_MARGIN))
     others = _without_first(scores, first)
     steps = steps_of(courses[first])
-    ends = {"at the start": block_mean(courses[first], steps[0]), "at the end": block_mean(courses[first], steps[-1])}
-    rise = ends["at the end"] - ends["at the start"]
-    parts.append(Part.of(_RISE, rise, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
-    parts += Part.describe_all(ends)
+    start, end = (block_mean(courses[first], step) for step in (steps[0], steps[-1]))
+    parts.append(Part.of(_RISE, end - start, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
+    parts += Part.describe_all({"at the start": start, "at the end": end})
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {_SHARP[first]} of attention goes "
+        text += f"from {parts['at the start'].number} to {parts['at the end']}, by {parts[_RISE]}"
+        told = {_SHARPER: "it", _ENTROPY: "minus the entropy"}
+        results = [f"{parts[name]} for {words}" for name, words in told.items() if parts[name].measured]
+        text += f"; the rank correlation with the step is {' and '.join(results)}" if results else ""
+        text += f", and what decides is the {part.name}, {part.outcome}"
+        rest = parts.get(f"{_NO_FIRST}: {_SHARPER}")
+        return text + (f" (without the first key {rest})" if rest is not None and rest.measured else "")
+
     aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
-    sentence = functools.partial(_sharp_sentence, steps=steps, what=_SHARP[first])
-    more: dict[str, Any] = {"aspects": aspects, "settle": _settle(stack, steps[-1])}
-    return Finding([*parts, *others], sentence, _details(courses), **more)
+    return _over_training(stack, [*parts, *others], sentence, courses, aspects=aspects)
 
 
 def _without_first(scores: BlockStack, first: str) -> list[Part]:
@@ -255,14 +256,3 @@ def _without_first(scores: BlockStack, first: str) -> list[Part]:
         return []
     parts = [_trend_part(word, c, falls=word == _ENTROPY, needed=False) for word, c in courses.items()]
     return [replace(part, name=f"{_NO_FIRST}: {part.name}") for part in parts]
-
-
-def _sharp_sentence(parts: Parts, status: Status, part: Part, *, steps: Sequence[int], what: str) -> str:
-    text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {what} of attention goes from "
-    text += f"{figure(parts['at the start'].effect)} to {span(parts['at the end'])}, by {span(parts[_RISE])}"
-    results = [f"{span(parts[_SHARPER])} for it"] if parts[_SHARPER].measured else []
-    results += [f"{span(parts[_ENTROPY])} for minus the entropy"] if parts[_ENTROPY].measured else []
-    text += f"; the rank correlation with the step is {' and '.join(results)}" if results else ""
-    text += f", and what decides is the {part.name}, {outcome(status, part)}"
-    rest = parts.get(f"{_NO_FIRST}: {_SHARPER}")
-    return text + (f" (without the first key {span(rest)})" if rest is not None and rest.measured else "")

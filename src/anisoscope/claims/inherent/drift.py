@@ -27,16 +27,14 @@ import numpy as np
 from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine import correlation as over
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, CorrelationUnit
-from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Readings, Study, figure, stacks
-from anisoscope.results import modality
-from anisoscope.results.quantity import Quantity, combine, mean, t_interval
+from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Study, figure, listed, stacks
+from anisoscope.results.modality import MODALITIES, TEXT, attends, modality_name
+from anisoscope.results.quantity import Quantity, combine_folds, correlate, mean, ranks, t_interval
 from anisoscope.results.query import Row, Table
 
 SOURCE = "Godey et al. 2024, Anisotropy Is Inherent to Self-Attention in Transformers, arXiv:2401.12143"
-MODALITIES = tuple(modality.MODALITIES)
-CONVOLUTION = modality.CONVOLUTION.name
 METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_by_drift")
 UNTRAINED = "has untrained weights"
 MOST_NAMED = 4  # models named in a sentence
@@ -72,12 +70,12 @@ class Stream(BlockStack):
         step = evidence.last_step([cell for cell in cells if cell.kind == kind])
         return cls(stack.run, stack.name, kind, stack.until, subject, step)
 
-    def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
+    def sites(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> evidence.Readings:
         """The rows of a metric at all sites of the stack, at the step of the stream; layer 0 is the embedding."""
         found = super().sites(metric, group, heads=heads, **options)
         return {cell: row for cell, row in found.items() if cell.step == self.step}
 
-    def counted(self, metric: str, **options: Any) -> Readings:
+    def counted(self, metric: str, **options: Any) -> evidence.Readings:
         """The rows of a metric at the embedding and the blocks."""
         return {c: row for c, row in self.sites(metric, **options).items() if c.kind in ("embed", self.kind)}
 
@@ -92,11 +90,8 @@ class Stream(BlockStack):
 
     @property
     def modality(self) -> str:
-        """The modality from run.json, which has one for all stacks or one for each."""
-        recorded = self.run.entry.get("modality") or {}
-        if isinstance(recorded, str):
-            return recorded
-        return str(recorded.get(self.stack_name) or next(iter(recorded.values()), modality.TEXT.name))
+        """The name of the modality from run.json."""
+        return modality_name(self.run.entry, self.stack_name) or TEXT.name
 
     def noted(self, words: str) -> bool:
         """Whether a note on the model in run.json begins with these words."""
@@ -119,7 +114,7 @@ class Stream(BlockStack):
     @property
     def attends(self) -> bool:
         """Whether the model has attention; some hybrids in the modality convolution have it."""
-        if self.modality != CONVOLUTION:
+        if attends(self.modality):
             return True
         kinds = {str(kind) for kind in self.run.entry.get("sites") or ()}
         seen = {cell.kind for metric in METRICS for cell in self.run.rows(metric)}
@@ -146,99 +141,79 @@ def streams(study: Study) -> dict[str, Stream]:
     return found
 
 
-def trained_streams(study: Study) -> dict[str, Stream]:
-    """The streams of models that have learned, on data they know, without copies; raises `Missing` if there are none.
-
-    Random weights show nothing about what attention learns.
-    """
-    trained, copies = _trained(study)
-    if not trained and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
-        raise Missing("model that has learned, on data it knows", uncounted_note(study))
-    if not trained:
-        raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
-    return {name: stream for name, stream in trained.items() if name not in copies}
+def table_streams(table: Table) -> list[Stream]:
+    """The streams of a table, for every seed."""
+    return [stream for study in evidence.studies_by_seed(table, METRICS) for stream in streams(study).values()]
 
 
-def _trained(study: Study) -> tuple[dict[str, Stream], dict[str, str]]:
-    """The streams of models that have learned, and by name the copies among them with the name of the original.
+def trained_streams(study: Study) -> tuple[dict[str, Stream], str]:
+    """The streams of models that have learned, on data they know, without copies, and a note on the others.
 
     Streams with identical values and leave-one-fold-out values are one model under two names.
     """
-    trained = {name: stream for name, stream in streams(study).items() if not stream.doubt}
-    first: dict[Any, str] = {}
-    copies = {}
-    for name, stream in trained.items():
-        rows = [(metric, c, row) for metric in METRICS for c, row in stream.counted(metric).items()]
-        numbers = tuple((metric, c.layer, c.kind, row.value, row.quantity.folds) for metric, c, row in rows)
-        if first.setdefault(numbers, name) != name:
-            copies[name] = first[numbers]
-    return trained, copies
-
-
-def uncounted_note(study: Study) -> str:
-    """The end of a sentence that lists models that do not count: untrained ones, doubtful ones and copies."""
-    doubts = {name: stream.doubt for name, stream in streams(study).items() if stream.doubt}
+    found = streams(study)
+    doubts = {name: stream.doubt for name, stream in found.items() if stream.doubt}
     fresh = [name for name, doubt in doubts.items() if doubt == UNTRAINED]
     verb = "have untrained weights and do not count" if len(fresh) > 1 else f"{UNTRAINED} and does not count"
-    names = evidence.listed(fresh) if len(fresh) <= MOST_NAMED else f"{len(fresh)} stacks"
+    names = listed(fresh) if len(fresh) <= MOST_NAMED else f"{len(fresh)} stacks"
     notes = [f"{names} {verb}"] if fresh else []
     notes += [f"{name} {doubt} and does not count" for name, doubt in doubts.items() if doubt != UNTRAINED]
-    copies = _trained(study)[1]
-    notes += [f"{name} has the same numbers as {original} and counts once" for name, original in copies.items()]
-    return "; ".join(notes)
+    originals: dict[Any, str] = {}
+    trained = {}
+    for name, stream in found.items():
+        rows = [(metric, c, row) for metric in METRICS for c, row in stream.counted(metric).items()]
+        numbers = tuple((metric, c.layer, c.kind, row.value, row.quantity.folds) for metric, c, row in rows)
+        if name not in doubts and (original := originals.setdefault(numbers, name)) == name:
+            trained[name] = stream
+        elif name not in doubts:
+            notes.append(f"{name} has the same numbers as {original} and counts once")
+    return trained, "; ".join(notes)
+
+
+def needed_streams(study: Study) -> tuple[dict[str, Stream], str]:
+    """As `trained_streams`, but raises `Missing` if there are none: random weights show nothing about learning."""
+    trained, note = trained_streams(study)
+    if not trained and any(stream.doubt != UNTRAINED for stream in streams(study).values()):
+        raise Missing("model that has learned, on data it knows", note)
+    if not trained:
+        raise NotHere("average_cosine at the blocks of a trained model", _NOT_MEASURED)
+    return trained, note
 
 
 # -- correlations, also shown by `view.sections.drift` -----------------------------------------------------------------
 
 
-def correlations(table: Table) -> list[dict[str, Any]]:
+def drift_correlations(table: Table) -> list[dict[str, Any]]:
     """One record per stack, model and seed: correlations of drift with average cosine over sites at the last step."""
-    return [_record(stream) for study in evidence.studies(table, METRICS) for stream in streams(study).values()]
+    return list(map(stream_record, table_streams(table)))
 
 
-def _record(stream: Stream) -> dict[str, Any]:
-    pairs = list(stream.pairs().values())
+def stream_record(stream: Stream) -> dict[str, Any]:
+    """The record of one stack."""
+    pairs, points = list(stream.pairs().values()), _points(stream)
     linear, ranked = (_correlation("", pairs, ranked=ranked) for ranked in (False, True))
-    share = Part.of(_SHARE, explained_share(stream), bounds=engine.SHARE)
-    points = _points(stream)
     counted = [point for point in points if point["counted"]]
     squared = [point["relative_drift"] ** 2 for point in counted]
-    return {
-        "model": stream.model,
-        "stack": stream.stack_name,
-        "subject": stream.subject,
-        "modality": stream.modality,
-        "role": stream.role,
-        "seed": stream.run.seed,
-        "step": stream.step,
-        "kind": stream.kind,
-        "untrained": stream.untrained,
-        "doubt": stream.doubt,
-        "attends": stream.attends,
-        "n": len(pairs),
-        **_columns("pearson", linear),
-        "pearson_p": linear.p,
-        **_columns("spearman", ranked),
-        "spearman_p": ranked.p,
-        "p_note": over.DESCRIPTIVE,
-        **_columns("explained", share),
-        "status": _status(stream),
-        "near_identity": over.pearson(squared, [point["cosine"] for point in counted]),
-        "near_identity_note": NEAR_IDENTITY,
-        "points": points,
-        "note": _note(stream, pairs, linear),
-    }
+    shared = ("model", "subject", "modality", "role", "step", "kind", "untrained", "doubt", "attends")
+    found = {name: getattr(stream, name) for name in shared}
+    found |= {"stack": stream.stack_name, "seed": stream.run.seed, "n": len(pairs)}
+    found |= {**_columns("pearson", linear), "pearson_p": linear.p}
+    found |= {**_columns("spearman", ranked), "spearman_p": ranked.p, "p_note": over.DESCRIPTIVE}
+    found |= _columns("explained", Part.of(_SHARE, explained_share(stream), bounds=engine.SHARE))
+    found["near_identity"] = correlate(squared, [point["cosine"] for point in counted], "pearson")
+    found |= {"near_identity_note": NEAR_IDENTITY, "points": points, "status": _status(stream)}
+    return {**found, "note": _note(stream, pairs, linear)}
 
 
 def _correlation(name: str, pairs: Pairs, *, ranked: bool, **more: Any) -> Part:
     """The correlation of drift with average cosine over sites; interval and p account for the number of sites."""
     one, two = ([pair[side].quantity for pair in pairs] for side in (0, 1))
-    function = over.rank_correlation if ranked else over.pearson
-    quantity = over.correlated(one, two, function) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
-    low, high = over.sites_interval(quantity, len(pairs), ranked=ranked)
-    values = [[number.value for number in side] for side in (one, two)]
-    p = over.order_p(*([over.ranks(np.array(side)).tolist() for side in values] if ranked else values))
-    return Part(name, quantity.value, low, high, p=p, bounds=CORRELATION, **more)
+    method = "spearman" if ranked else "pearson"
+    quantity = over.correlated(one, two, method) if len(pairs) >= FEWEST_SITES else Quantity(math.nan)
+    ends = over.sites_interval(quantity, len(pairs), ranked=ranked)
+    values = [np.array([number.value for number in side]) for side in (one, two)]
+    p = over.order_p(*(map(ranks, values) if ranked else values))
+    return Part(name, quantity.value, *ends, p=p, bounds=CORRELATION, **more)
 
 
 def _columns(name: str, part: Part) -> dict[str, float]:
@@ -250,7 +225,7 @@ def _note(stream: Stream, pairs: Pairs, linear: Part) -> str:
     if not stream.counted("drift"):
         return "drift was not measured"
     if len(pairs) < FEWEST_SITES:
-        return f"{len(pairs)} site{'s' if len(pairs) != 1 else ''} only: a correlation needs {FEWEST_SITES}"
+        return f"{evidence.counted(len(pairs), 'site')} only: a correlation needs {FEWEST_SITES}"
     if not linear.measured:
         constant = "drift" if len({drift.value for drift, _ in pairs}) == 1 else "average cosine"
         return f"the {constant} is the same at every site, so there is no correlation"
@@ -280,9 +255,7 @@ def explained_share(stream: Stream) -> Quantity:
     parts = [reading.quantity for reading in stream.counted("explained_by_drift").values()]
     if not parts:
         return Quantity(math.nan)
-    if len({len(part.folds) for part in parts}) > 1 or not parts[0].folds:
-        return Quantity(statistics.median(part.value for part in parts))
-    return combine(parts, lambda values: statistics.median(values) if all(map(math.isfinite, values)) else math.nan)
+    return combine_folds(parts, lambda values: statistics.median(values) if np.isfinite(values).all() else math.nan)
 
 
 def _status(stream: Stream) -> str:
@@ -292,7 +265,7 @@ def _status(stream: Stream) -> str:
         return "undecided"
 
 
-def pooled(table: Table) -> list[dict[str, Any]]:
+def pooled_correlations(table: Table) -> list[dict[str, Any]]:
     """Records of the correlations pooled within stacks, for all trained models and for each modality.
 
     Spearman's uses ranks within a stack, Pearson's values in standard deviations of the stack. p is from shuffling the
@@ -300,21 +273,19 @@ def pooled(table: Table) -> list[dict[str, Any]]:
     all their stacks and seeds, as in the claim; copies of a model count once.
     """
     units: dict[str, list[tuple[CorrelationUnit, CorrelationUnit]]] = {name: [] for name in ("", *MODALITIES)}
-    for study in evidence.studies(table, METRICS):
-        found, twice = _trained(study)
-        for stream in (found[name] for name in found if name not in twice):
-            if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
-                for name in ("", stream.modality):
-                    units.setdefault(name, []).append((unit, linear))
+    for stream in (s for study in evidence.studies_by_seed(table, METRICS) for s in trained_streams(study)[0].values()):
+        if (unit := _unit(stream)) is not None and (linear := _unit(stream, ranked=False)) is not None:
+            for name in ("", stream.modality):
+                units.setdefault(name, []).append((unit, linear))
     return [_pooled_record(name or "all", members) for name, members in units.items() if members]
 
 
 def _unit(stream: Stream, *, ranked: bool = True) -> CorrelationUnit | None:
     """The standardised ranks or values of a stack; None with too few or constant values."""
-    pairs = [(drift.value, cosine.value) for drift, cosine in stream.pairs().values()]
-    if len(pairs) < FEWEST_SITES or not math.isfinite(over.rank_correlation(*zip(*pairs, strict=True))):
+    drift, cosine = ([pair[side].value for pair in stream.pairs().values()] for side in (0, 1))
+    if len(drift) < FEWEST_SITES or not math.isfinite(correlate(drift, cosine, "spearman")):
         return None
-    return CorrelationUnit.of(stream.model, *zip(*pairs, strict=True), ranked=ranked)
+    return CorrelationUnit.of(stream.model, drift, cosine, ranked=ranked)
 
 
 def _pooled_part(units: Sequence[CorrelationUnit]) -> Part:
@@ -326,7 +297,7 @@ def _pooled_part(units: Sequence[CorrelationUnit]) -> Part:
 def _pooled_record(name: str, units: Sequence[tuple[CorrelationUnit, CorrelationUnit]]) -> dict[str, Any]:
     ranked, linear = (_pooled_part([pair[side] for pair in units]) for side in (0, 1))
     models = sorted({unit.cluster for unit, _ in units})
-    few = f"{len(models)} model{'s' if len(models) > 1 else ''}: an interval over models needs {FEWEST_CLUSTERS}"
+    few = f"{evidence.counted(len(models), 'model')}: an interval over models needs {FEWEST_CLUSTERS}"
     found: dict[str, Any] = {"modality": name, "spearman": ranked.effect, "low": ranked.low, "high": ranked.high}
     found |= {"p": ranked.p, **_columns("pearson", linear), "pearson_p": linear.p}
     found |= {"models": models, "stacks": len(units), "n": sum(len(unit.one) for unit, _ in units)}
@@ -341,17 +312,12 @@ def _stacks_and_all(study: Study) -> dict[str, BlockStack | Study]:
     return {**stacks(study), **({ALL: study} if len(study) > 1 else {})}
 
 
-@claim(
-    "drift_explains_anisotropy",
-    of=_stacks_and_all,
-    statement="Where representations have drifted further from the origin they are more anisotropic, and removing the "
-    "drift removes most of the anisotropy.",
-    source=SOURCE,
-    metrics=METRICS,
-    margin=CORRELATION_MARGIN,
-)
+@claim(of=_stacks_and_all, source=SOURCE, metrics=METRICS, margin=CORRELATION_MARGIN)
 def drift_explains_anisotropy(given: BlockStack | Study) -> Finding:
-    """Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
+    """Where representations have drifted further from the origin they are more anisotropic, and removing the drift
+    removes most of the anisotropy.
+
+    Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
 
     It must lie beyond .3 with p ≤ .05, and the median over the sites of the share 1 − A(centred)/A beyond .5; both
     margins are ours. Taken at the last measured step; six sites at least, since five reach p ≤ .05 only in perfect
@@ -374,9 +340,18 @@ def _of_stack(stack: BlockStack) -> Finding:
     parts.append(_correlation(_LINEAR, pairs, ranked=False, needed=False))
     aspects = {_FIRST: (_FIRST,)} if len(rest) >= FEWEST_LAYERS else {}
     details = {"step": stream.step, "modality": stream.modality, "points": _points(stream)}
-    sentence = functools.partial(_stack_sentence, where=f"over {len(pairs)} sites{evidence.at_step(stream.step)}")
-    settle = functools.partial(engine.left_open, reason=_few(pairs))
-    return Finding(parts, sentence, details, settle=settle, aspects=aspects)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"over {len(pairs)} sites{evidence.at_step(stream.step)} drift and average cosine"
+        ways = {_RANK: "in rank", _LINEAR: "linearly"}
+        results = [f"{word} at {_tested(parts[name])}" for name, word in ways.items() if parts[name].measured]
+        text += f" correlate {' and '.join(results)}" if results else " have no correlation"
+        share, first = parts[_SHARE], parts.get(_FIRST)
+        text += f", and the median share of the cosine that goes with the mean is {share}" if share.measured else ""
+        text += f"; what decides is the {part.name}, {part.outcome}"
+        return text + (f" (without the first position {_tested(first)})" if first and first.measured else "")
+
+    return Finding(parts, sentence, details, left_open=_few(pairs), aspects=aspects)
 
 
 def _parts(stream: Stream) -> list[Part]:
@@ -402,44 +377,30 @@ def _few(pairs: Pairs) -> str:
     return f"{len(pairs)} sites are too few, {FEWEST_LAYERS} are needed" if len(pairs) < FEWEST_LAYERS else ""
 
 
-def _stack_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
-    text = f"{where} drift and average cosine"
-    ways = {_RANK: "in rank", _LINEAR: "linearly"}
-    results = [f"{word} at {_tested(parts[name])}" for name, word in ways.items() if parts[name].measured]
-    share = parts[_SHARE]
-    text += f" correlate {' and '.join(results)}" if results else " have no correlation"
-    text += f", and the median share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
-    text += f"; what decides is the {part.name}, {outcome(status, part)}"
-    first = parts.get(_FIRST)
-    return text + (f" (without the first position {_tested(first)})" if first and first.measured else "")
-
-
 def _tested(part: Part) -> str:
     """A correlation with its interval and its p as text."""
-    return f"{span(part)}, p {'< 0.0001' if part.p < 1e-4 else f'= {figure(part.p)}'}"
+    return f"{part}, p {'< 0.0001' if part.p < 1e-4 else f'= {figure(part.p)}'}"
 
 
 def _of_all(study: Study) -> Finding:
     """The finding over all trained models together."""
-    found = trained_streams(study)
-    units = {name: unit for name, stream in found.items() if (unit := _unit(stream)) is not None}
-    if len({unit.cluster for unit in units.values()}) < 2:
+    found, note = needed_streams(study)
+    units = [unit for stream in found.values() if (unit := _unit(stream)) is not None]
+    if len({unit.cluster for unit in units}) < 2:
         raise NotHere("second model with drift and average_cosine at three sites", "measure more models")
-    pooled_units = list(units.values())
     linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
-    ranked, pearsons = _pooled_part(pooled_units), _pooled_part(linear)
+    ranked = _pooled_part(units)
     few = "" if math.isfinite(ranked.low) else _FEW_MODELS
     parts = [replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few), _share_over_models(found)]
-    parts.append(replace(pearsons, name=_LINEAR, needed=False))
+    parts.append(replace(_pooled_part(linear), name=_LINEAR, needed=False))
     outcomes = {name: _status(stream) for name, stream in found.items()}
     ends = {name: stream.step for name, stream in found.items()}
-    details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in pooled_units)}
-    sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(pooled_units))
-    about: dict[str, Any] = {"several": _one_by_one, "scope": "for these models", "note": uncounted_note(study)}
-    return Finding(parts, sentence, details, **about)
+    details = {"models": outcomes, "ends": ends, "sites": sum(len(unit.one) for unit in units)}
+    sentence = functools.partial(_all_sentence, outcomes=outcomes, stacks=len(units))
+    return Finding(parts, sentence, details, several=_one_by_one, scope="for these models", note=note)
 
 
-def _one_by_one(findings: Sequence[Finding]) -> Any:
+def _one_by_one(findings: Sequence[Finding]) -> Sentence:
     """The sentence over several seeds: a stack holds or fails if it does so in every seed, else it is undecided."""
     every = [finding.details["models"] for finding in findings]
     found = {name: {outcomes.get(name, "undecided") for outcomes in every} for name in every[0]}
@@ -464,14 +425,14 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
     return Part(_SHARE, centre, centre - half, centre + half, **more)
 
 
-def _all_sentence(parts: Parts, status: Status, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:
+def _all_sentence(parts: Parts, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:
     text = f"over the sites of {stacks} stacks, each in its own ranks, drift and average cosine correlate at "
     text += f"{_tested(parts[_RANK])}, and linearly, each in its own standard deviations, at {_tested(parts[_LINEAR])}"
     share = parts[_SHARE]
-    text += f", and the share of the cosine that goes with the mean is {span(share)}" if share.measured else ""
-    text += f"; what decides is the {part.name}, {outcome(status, part)}; one by one it holds in "
+    text += f", and the share of the cosine that goes with the mean is {share}" if share.measured else ""
+    text += f"; what decides is the {part.name}, {part.outcome}; one by one it holds in "
     text += f"{sum(s == 'holds' for s in outcomes.values())} of {len(outcomes)}"
     for word, words in (("fails", "does not hold in"), ("undecided", "is open in")):
         names = [name for name, status in outcomes.items() if status == word]
-        text += f", {words} {evidence.listed(names)}" if names else ""
+        text += f", {words} {listed(names)}" if names else ""
     return text

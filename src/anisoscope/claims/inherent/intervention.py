@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 
 from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, outcome, span
-from anisoscope.claims.engine.correlation import rank_correlation
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Run, Study, block_mean, figure, models
-from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.quantity import Bounds, Quantity, combine, correlate, relative_fall
 
 SOURCE = "Godey et al. 2024, arXiv:2401.12143"
 OPEN_QUESTION = "an open question of Godey et al. 2024, Anisotropy Is Inherent to Self-Attention, arXiv:2401.12143"
@@ -42,7 +41,7 @@ ORDINARY, CENTRED, FLAT = "softmax", "mean-removed", "uniform"
 RISE_MARGIN = 0.05
 FALL_MARGIN = 0.2  # relative to the sharpness with ordinary attention
 NO_DRIFT = 0.1
-UNIT: engine.Bounds = (0.0, 1.0)
+UNIT: Bounds = (0.0, 1.0)
 _OTHERS = ("qk-norm", "fixed-sharp")
 _SCOPE = "for these runs only"
 _NAMES = (ORDINARY, CENTRED, FLAT, *_OTHERS)
@@ -72,17 +71,12 @@ class UntrainedArm(NamedTuple):
 Biased = dict[float, Quantity]  # by bias N, ascending
 
 
-@claim(
-    "anisotropic_at_initialisation",
-    of=models,
-    statement="A block at initialisation makes rows that share a bias more anisotropic than they came: the average "
-    "cosine of its outputs lies more than 0.05 above that of its inputs.",
-    source=SOURCE,
-    metrics=("average_cosine",),
-    margin=ADDED_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=ADDED_MARGIN)
 def anisotropic_at_initialisation(run: Run) -> Finding:
-    """A(outputs) − A(inputs) at the bias whose inputs come nearest to an average cosine of ½.
+    """A block at initialisation makes rows that share a bias more anisotropic than they came: the average cosine of its
+    outputs lies more than 0.05 above that of its inputs.
+
+    A(outputs) − A(inputs) at the bias whose inputs come nearest to an average cosine of ½.
 
     Outputs that are as anisotropic as their inputs say nothing about a block: the identity has them, too. So what it
     adds is judged, and only at a bias whose inputs lie between 0.25 and 0.75: nearer to 0 nothing is shared, nearer to
@@ -107,11 +101,21 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         parts += Part.describe_all(described, bounds=CORRELATION)
     if not parts:
         raise NotHere("block at initialisation with a bias of its inputs", _HOW)
-    sentence = functools.partial(_added_sentence, biases=biases)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"what decides of {len(biases)} arms is {part.name}: at a bias of {figure(biases[part.name])} the "
+        text += f"outputs have an average cosine of {parts[f'{part.name}: outputs']}, their inputs "
+        text += f"{parts[f'{part.name}: inputs']}, so the block adds {part}, {part.outcome}"
+        text += ": the anisotropy is that of its inputs" if part.high < part.margin else ""
+        more = sum(parts[arm].low > ADDED_MARGIN for arm in biases)
+        text += f"; it adds more than the margin in {more} of {len(biases)} arms"
+        alone = parts.get(f"{part.name}: without bias")
+        return text + (f"; without a bias the outputs there have {alone}" if alone is not None else "")
+
     return Finding(parts, sentence, {"biases": biases}, replicate=True)
 
 
-def _judged(name: str, quantity: Quantity, *, margin: float, bounds: engine.Bounds = CORRELATION) -> Part:
+def _judged(name: str, quantity: Quantity, *, margin: float, bounds: Bounds = CORRELATION) -> Part:
     """A part measured in one seed, undecided until pooled over seeds: a correlation, or a difference of cosines."""
     return Part.of(name, quantity, margin=margin, reason=engine.ONE_REPLICATE, bounds=bounds)
 
@@ -125,27 +129,11 @@ def _out_of_reach(arm: UntrainedArm, known: Biased) -> str:
     return text + (f"; a bias of about {lengths[0]:.2g} would" if lengths else "")
 
 
-def _added_sentence(parts: Parts, status: Status, part: Part, *, biases: dict[str, float]) -> str:
-    alone = parts.get(f"{part.name}: without bias")
-    text = f"what decides of {len(biases)} arms is {part.name}: at a bias of {figure(biases[part.name])} the outputs "
-    text += f"have an average cosine of {span(parts[f'{part.name}: outputs'])}, their inputs "
-    text += f"{span(parts[f'{part.name}: inputs'])}, so the block adds {span(part)}, {outcome(status, part)}"
-    text += ": the anisotropy is that of its inputs" if part.high < part.margin else ""
-    more = sum(parts[arm].low > ADDED_MARGIN for arm in biases)
-    text += f"; it adds more than the margin in {more} of {len(biases)} arms"
-    return text + (f"; without a bias the outputs there have {span(alone)}" if alone is not None else "")
-
-
-@claim(
-    "anisotropy_grows_with_bias",
-    of=models,
-    statement="The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.",
-    source=SOURCE,
-    metrics=("average_cosine",),
-    margin=RANK_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=RANK_MARGIN)
 def anisotropy_grows_with_bias(run: Run) -> Finding:
-    """Rank correlation over biases of N with the average cosine of the outputs.
+    """The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.
+
+    Rank correlation over biases of N with the average cosine of the outputs.
 
     It is true of anything that lets its inputs pass, and false of a block that undoes their bias; what the inputs do is
     told beside it, and what a block adds is another claim (`anisotropic_at_initialisation`).
@@ -154,16 +142,12 @@ def anisotropy_grows_with_bias(run: Run) -> Finding:
     return _growth(outputs, "the average cosine of the outputs", inputs=inputs)
 
 
-@claim(
-    "sharpness_grows_with_bias",
-    of=models,
-    statement="The larger the bias of its inputs, the sharper is the attention of a block at initialisation.",
-    source=SOURCE,
-    metrics=("attention_sharpness",),
-    margin=RANK_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("attention_sharpness",), margin=RANK_MARGIN)
 def sharpness_grows_with_bias(run: Run) -> Finding:
-    """Rank correlation over biases of N with attention sharpness, (max p − 1/m)/(1 − 1/m), mean over heads."""
+    """The larger the bias of its inputs, the sharper is the attention of a block at initialisation.
+
+    Rank correlation over biases of N with attention sharpness, (max p − 1/m)/(1 − 1/m), mean over heads.
+    """
     return _growth(_arms(run, "attention_sharpness", "scores"), "the sharpness of attention", inputs={})
 
 
@@ -173,7 +157,7 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
         raise NotHere(f"block at initialisation with {FEWEST_BIASES} biases of its inputs or more", _HOW)
     parts = []
     for arm, there in long.items():
-        trend = combine(list(there.values()), functools.partial(rank_correlation, list(there)))
+        trend = combine(list(there.values()), functools.partial(correlate, list(there), method="spearman"))
         parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
@@ -182,12 +166,12 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
             parts += Part.describe_all(described, bounds=CORRELATION)
     reach = max(max(there) for there in long.values())
 
-    def sentence(parts: Parts, status: Status, part: Part) -> str:
+    def sentence(parts: Parts, part: Part) -> str:
         rising = sum(parts[str(arm)].low > RANK_MARGIN for arm in long)
         text = f"{what} rises with the bias in {rising} of {len(long)} arms; what decides is {part.name}, where the "
-        text += f"rank correlation is {span(part)}, {outcome(status, part)} "
+        text += f"rank correlation is {part}, {part.outcome} "
         (low, high), given = (
-            [figure(parts[name].effect) for end in ("smallest", "largest") if (name := f"{of} the {end} bias") in parts]
+            [parts[name].number for end in ("smallest", "largest") if (name := f"{of} the {end} bias") in parts]
             for of in (f"{part.name}: at", f"{part.name}: inputs at")
         )
         text += f"(from {low} at the smallest bias to {high} at {figure(reach)}"
@@ -215,32 +199,28 @@ def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
 def _pairs(study: Study) -> Mapping[str, Arms | Missing]:
     """The arms of every size that has both ordinary attention and attention with the means removed."""
     models = f"models {ORDINARY}-LxW and {CENTRED}-LxW of one size"
-    nothing = {f"{ORDINARY} and {CENTRED}": NotHere(models, "`anisoscope study sharpness` trains them")}
-    return evidence.arms_of(study, _NAMES, needed=(ORDINARY, CENTRED)) or nothing
+    gap = NotHere(models, "`anisoscope study sharpness` trains them")
+    return evidence.arms_by_size(study, _NAMES, needed=(ORDINARY, CENTRED)) or {f"{ORDINARY} and {CENTRED}": gap}
 
 
 def _each_without_drift(study: Study) -> Mapping[str, Arms | Missing]:
     """Every arm without drift, paired with ordinary attention of the same size, by model."""
-    found = {
-        arms.runs[name].model: replace(arms, name=name)
-        for arms in evidence.arms_of(study, _NAMES, needed=[ORDINARY]).values()
-        for name in (CENTRED, FLAT)
-        if name in arms.runs
-    }
-    return found or _pairs(study)
+    sizes = evidence.arms_by_size(study, _NAMES, needed=[ORDINARY]).values()
+    named = [(arms, name) for arms in sizes for name in (CENTRED, FLAT) if name in arms.runs]
+    return {arms.runs[name].model: replace(arms, name=name) for arms, name in named} or _pairs(study)
 
 
 @claim(
-    "anisotropy_without_drift",
     of=_each_without_drift,
-    statement="Anisotropy emerges without drift of queries and keys: their means removed, or without scores at all, "
-    "the average cosine of the blocks still rises by more than 0.05 where that of ordinary attention is highest.",
     source=OPEN_QUESTION,
     metrics=("average_cosine", "drift", "mean_norm"),
     margin=RISE_MARGIN,
 )
 def anisotropy_without_drift(arms: Arms) -> Finding:
-    """A(s) − A(0) of the arms mean-removed and uniform, at the step where the arm softmax is most anisotropic.
+    """Anisotropy emerges without drift of queries and keys: their means removed, or without scores at all, the average
+    cosine of the blocks still rises by more than 0.05 where that of ordinary attention is highest.
+
+    A(s) − A(0) of the arms mean-removed and uniform, at the step where the arm softmax is most anisotropic.
 
     The step is chosen on the arm softmax of the same seed, so that its choice does not favour the arm that is judged;
     the rise at the last step is told as an aspect of its own, and a rise that is gone by then is called transient.
@@ -264,12 +244,12 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
         *Part.describe_all({**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}, bounds=CORRELATION),
         *_drift_parts(arms, arms.name, height),
         *_drift_parts(arms, ORDINARY, height, prefix="softmax: "),
-        Part.described("height", height),
+        *Part.describe_all({"height": height}),
     ]
     details = {"step": steps[-1], "height": height, "blocks": len(layers)}
     sentence = functools.partial(_rise_sentence, last=steps[-1], name=arms.name)
-    about: dict[str, Any] = {"aspects": {"at the end": ("rise at the end",)}, "scope": _SCOPE, "replicate": True}
-    return Finding(parts, sentence, details, settle=_settle, **about)
+    aspects = {"at the end": ("rise at the end",)}
+    return Finding(parts, sentence, details, settle=_settle, aspects=aspects, scope=_SCOPE, replicate=True)
 
 
 def _drift_parts(arms: Arms, name: str, step: int | None, prefix: str = "") -> list[Part]:
@@ -287,7 +267,7 @@ def _settle(parts: dict[str, Part]) -> dict[str, Part]:
     reason = _drift_doubt(parts)
     usual = parts.get("rise of softmax")
     if not reason and usual is not None and usual.status != "holds" and parts["rise"].status != "holds":
-        reason = f"with ordinary attention it does not rise beyond the margin either (by {span(usual)})"
+        reason = f"with ordinary attention it does not rise beyond the margin either (by {usual})"
     names = ("rise", "rise at the end", "fall")
     return parts | {n: replace(parts[n], reason=parts[n].reason or reason) for n in names if reason and n in parts}
 
@@ -298,44 +278,44 @@ def _drift_doubt(parts: Parts) -> str:
     over = [part for part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
     if over:
         worst = max(over, key=lambda part: part.effect)
-        return f"the relative {worst.name} is still {span(worst)}, not below {figure(NO_DRIFT)}"
+        return f"the relative {worst.name} is still {worst}, not below {figure(NO_DRIFT)}"
     usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
     if not usual or any((part.low if math.isfinite(part.low) else part.effect) > NO_DRIFT for part in usual):
         return ""
-    there = " and ".join(span(part) for part in usual)
-    return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({there})"
+    both = " and ".join(map(str, usual))
+    return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({both})"
 
 
 def _drifts(parts: Parts, prefix: str = "") -> str:
-    return " and ".join(span(parts[f"{prefix}{words}"]) for words in _SIDES.values())
+    return " and ".join(str(parts[f"{prefix}{words}"]) for words in _SIDES.values())
 
 
-def _rise_sentence(parts: Parts, status: Status, part: Part, *, last: int, name: str) -> str:
+def _rise_sentence(parts: Parts, part: Part, *, last: int, name: str) -> str:
     rise, later = parts["rise"], parts["rise at the end"]
     transient = rise.low > RISE_MARGIN > later.high  # a rise at s that is back below the margin at the last step
     text = "without any scores (uniform attention)" if name == FLAT else ""
     text = text or f"with a relative drift of queries and keys of {_drifts(parts)} ({name})"
-    text += f" the average cosine of the blocks goes from {span(parts['before'])} at step 0 to {span(parts['then'])} "
-    text += f"at step {figure(parts['height'].effect)}, where ordinary attention is most anisotropic "
-    text += f"({span(parts['softmax then'])}, at a drift of {_drifts(parts, 'softmax: ')}): a "
-    text += f"{'transient ' if transient else ''}rise of {span(rise)}, {outcome(status, rise)}"
+    text += f" the average cosine of the blocks goes from {parts['before']} at step 0 to {parts['then']} "
+    text += f"at step {parts['height'].number}, where ordinary attention is most anisotropic "
+    text += f"({parts['softmax then']}, at a drift of {_drifts(parts, 'softmax: ')}): a "
+    text += f"{'transient ' if transient else ''}rise of {rise}, {rise.outcome}"
     if parts["height"].effect != last:
-        text += f"; at the last step, {last}, it is {span(parts['at the end'])} (softmax "
-        text += f"{span(parts['softmax at the end'])}), {_LASTS[later.status]}"
+        text += f"; at the last step, {last}, it is {parts['at the end']} (softmax "
+        text += f"{parts['softmax at the end']}), {_LASTS[later.status]}"
     return text
 
 
 @claim(
-    "sharpness_needs_drift",
     of=_pairs,
-    statement="Sharp attention needs drift of queries and keys: with their means removed attention is less sharp by "
-    "more than a fifth.",
     source=OPEN_QUESTION,
     metrics=("attention_sharpness", "attention_entropy", "score_spread", "drift", "mean_norm"),
     margin=FALL_MARGIN,
 )
 def sharpness_needs_drift(arms: Arms) -> Finding:
-    """The relative fall of attention sharpness from the arm softmax to the arm mean-removed, at the last step.
+    """Sharp attention needs drift of queries and keys: with their means removed attention is less sharp by more than a
+    fifth.
+
+    The relative fall of attention sharpness from the arm softmax to the arm mean-removed, at the last step.
 
     Sharpness is (max p − 1/m)/(1 − 1/m), mean over rows, heads and blocks. Undecided where the means were not removed
     after all (relative drift not below 0.1), and where the arm softmax has no drift (not beyond 0.1) that could be
@@ -349,36 +329,32 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
         raise Missing("step after the first with attention_sharpness of both arms", "measure both at the same steps")
     last = steps[-1]
     a, b = (block_mean(found[name], last, layers) for name in (ORDINARY, CENTRED))
-    fall = combine([a, b], lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
     parts = [
-        _judged("fall", fall, margin=FALL_MARGIN, bounds=engine.SHARE),
+        _judged("fall", relative_fall(a, b), margin=FALL_MARGIN, bounds=engine.SHARE),
         *Part.describe_all({ORDINARY: a, CENTRED: b}, bounds=UNIT),
     ]
-    beside: list[tuple[str, str, engine.Bounds]]
-    beside = [("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, (0.0, None))]
-    for metric, words, bounds in beside:
+    least: Bounds = (0.0, None)
+    for metric, words, bounds in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, least)):
         measured = {name: arms.stack(name, "scores").blocks(metric) for name in (ORDINARY, CENTRED)}
         described = {f"{name}: {words}": block_mean(rows, last, layers) for name, rows in measured.items() if rows}
         parts += Part.describe_all(described, bounds=bounds)
     parts += [*_drift_parts(arms, CENTRED, last), *_drift_parts(arms, ORDINARY, last, prefix="softmax: ")]
     for name in _OTHERS:  # arms with normalised queries and keys, if measured at this step
         if name in arms.runs and any(cell.step == last for cell in found[name]):
-            parts.append(Part.described(name, block_mean(found[name], last), bounds=UNIT))
+            parts += Part.describe_all({name: block_mean(found[name], last)}, bounds=UNIT)
             parts += _drift_parts(arms, name, last, prefix=f"{name}: ")
-    sentence = functools.partial(_fall_sentence, last=last)
-    details: dict[str, Any] = {"step": last, "blocks": len(layers)}
+    sentence, details = functools.partial(_fall_sentence, last=last), {"step": last, "blocks": len(layers)}
     return Finding(parts, sentence, details, settle=_settle, scope=_SCOPE, replicate=True)
 
 
-def _fall_sentence(parts: Parts, status: Status, part: Part, *, last: int) -> str:
-    text = f"at step {last} attention has a sharpness of {span(parts[CENTRED])} with the means of queries and keys "
-    text += f"removed and of {span(parts[ORDINARY])} with ordinary attention, whose relative drift is "
-    text += f"{_drifts(parts, 'softmax: ')}: a relative fall of {span(parts['fall'])}, {outcome(status, parts['fall'])}"
+def _fall_sentence(parts: Parts, part: Part, *, last: int) -> str:
+    text = f"at step {last} attention has a sharpness of {parts[CENTRED]} with the means of queries and keys "
+    text += f"removed and of {parts[ORDINARY]} with ordinary attention, whose relative drift is "
+    text += f"{_drifts(parts, 'softmax: ')}: a relative fall of {parts['fall']}, {parts['fall'].outcome}"
     for words in (_ENTROPY, _SPREAD):
-        both = [parts.get(f"{name}: {words}") for name in (CENTRED, ORDINARY)]
-        if both[0] is not None and both[1] is not None:
-            text += f"; {words} {span(both[0])} against {span(both[1])}"
+        both = [str(parts[of]) for name in (CENTRED, ORDINARY) if (of := f"{name}: {words}") in parts]
+        text += f"; {words} {' against '.join(both)}" if len(both) == 2 else ""
     for name in _OTHERS:
         if name in parts:
-            text += f"; {name} has {span(parts[name])} at a drift of {_drifts(parts, f'{name}: ')}"
+            text += f"; {name} has {parts[name]} at a drift of {_drifts(parts, f'{name}: ')}"
     return text

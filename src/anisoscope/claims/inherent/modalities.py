@@ -15,16 +15,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Status, claim, outcome, span
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
-from anisoscope.claims.engine.evidence import NotHere, Study, figure, listed, studies, whole
-from anisoscope.claims.inherent import drift
-from anisoscope.claims.inherent.drift import CONVOLUTION, MODALITIES, SOURCE, Stream, trained_streams, uncounted_note
-from anisoscope.results.modality import VISION
+from anisoscope.claims.engine.evidence import NotHere, Study, counted, listed, whole
+from anisoscope.claims.inherent.drift import SOURCE, Stream, needed_streams, stream_record, table_streams
+from anisoscope.results.modality import MODALITIES, attends
 from anisoscope.results.quantity import Quantity, among, combine, mean, t_interval, t_quantile, t_tail
 from anisoscope.results.query import Table
 
 ANISOTROPIC = 0.1
+# keys of `stream_record` that the table leaves out
+_ELSEWHERE = {
+    "n",
+    "p_note",
+    "status",
+    "near_identity",
+    "near_identity_note",
+    "points",
+    "explained_low",
+    "explained_high",
+}
 BEYOND = 0.2  # average cosine above which a block counts in `share_beyond`
 DIFFERENCE_MARGIN = 0.1
 _GAP, _IMAGES = "attention minus convolution", "vision minus convolution"
@@ -33,26 +43,20 @@ RELU = "stages that end in a ReLU have a high cosine by that alone, from which t
 MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
 
 
-_KEPT = (  # keys taken over from the records of `correlations`
-    *("model", "stack", "subject", "modality", "role", "seed", "step", "kind", "untrained", "doubt", "attends"),
-    *("pearson", "pearson_low", "pearson_high", "pearson_p"),
-    *("spearman", "spearman_low", "spearman_high", "spearman_p", "explained", "note"),
-)
-
-
 def modality_table(table: Table) -> list[dict[str, Any]]:
     """One record per stack, model and seed: how anisotropic it is, at which block, and whether drift explains it.
 
     `share_beyond` is the share of blocks with an average cosine beyond .2.
     """
-    by_stack = {(found["subject"], found["seed"]): found for found in drift.correlations(table)}
-    found = (item for study in studies(table, drift.METRICS) for item in drift.streams(study).items())
-    records = [_record(stream, by_stack[name, stream.run.seed]) for name, stream in found]
     order = {modality: i for i, modality in enumerate(MODALITIES)}
-    return sorted(records, key=lambda r: (order.get(r["modality"], len(order)), r["subject"], str(r["seed"])))
+    return sorted(
+        map(_record, table_streams(table)),
+        key=lambda r: (order.get(r["modality"], len(order)), r["subject"], str(r["seed"])),
+    )
 
 
-def _record(stream: Stream, correlation: Mapping[str, Any]) -> dict[str, Any]:
+def _record(stream: Stream) -> dict[str, Any]:
+    correlation = stream_record(stream)
     cells = sorted(stream.blocks("average_cosine").items(), key=lambda item: item[0].layer)
     numbers = {cell.layer: reading.value for cell, reading in cells}
     depths = {cell.layer: reading.depth for cell, reading in cells}
@@ -61,35 +65,20 @@ def _record(stream: Stream, correlation: Mapping[str, Any]) -> dict[str, Any]:
     top, bottom = max(layers, key=numbers.__getitem__), min(layers, key=numbers.__getitem__)
     average = Part.of("", stream.mean(), bounds=CORRELATION)
     drifts = {cell.layer: reading.value for cell, reading in stream.blocks("drift").items()}
-    return {
-        **{name: correlation[name] for name in _KEPT},
-        "layers": len(layers),
-        "middle": numbers[middle],
-        "middle_layer": middle,
-        "max": numbers[top],
-        "max_layer": top,
-        "max_depth": depths[top],
-        "min": numbers[bottom],
-        "min_layer": bottom,
-        "mean": sum(numbers.values()) / len(numbers),
-        "mean_low": average.low,
-        "mean_high": average.high,
-        "share_beyond": sum(value > BEYOND for value in numbers.values()) / len(numbers),
-        "drift": drifts.get(middle, math.nan),
-        "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(correlation["status"]), "open"),
-    }
+    found = {name: value for name, value in correlation.items() if name not in _ELSEWHERE}
+    found |= {"layers": len(layers), "middle": numbers[middle], "middle_layer": middle}
+    found |= {"max": numbers[top], "max_layer": top, "max_depth": depths[top]}
+    found |= {"min": numbers[bottom], "min_layer": bottom, "mean": sum(numbers.values()) / len(numbers)}
+    found |= {"mean_low": average.low, "mean_high": average.high, "drift": drifts.get(middle, math.nan)}
+    found["share_beyond"] = sum(value > BEYOND for value in numbers.values()) / len(numbers)
+    return {**found, "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(correlation["status"]), "open")}
 
 
-@claim(
-    "anisotropic_in_every_modality",
-    of=whole("modalities"),
-    statement="Representations are anisotropic in every modality: tokens, characters, speech, images.",
-    source=SOURCE,
-    metrics=("average_cosine",),
-    margin=ANISOTROPIC,
-)
+@claim(of=whole("modalities"), source=SOURCE, metrics=("average_cosine",), margin=ANISOTROPIC)
 def anisotropic_in_every_modality(study: Study) -> Finding:
-    """The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
+    """Representations are anisotropic in every modality: tokens, characters, speech, images.
+
+    The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
 
     The margin is ours. At the last measured step. The interval of a modality is over contexts where it has one model,
     spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
@@ -98,7 +87,7 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
     tenth since step 0) or were shown a text of unknown tokens.
     """
-    found = trained_streams(study)
+    found, note = needed_streams(study)
     seen = {stream.modality for stream in found.values()}
     present = [*(m for m in MODALITIES if m in seen), *sorted(seen - set(MODALITIES))]
     if len(present) < 2:
@@ -107,11 +96,10 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
     single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]
     aspects = {"every model": tuple(part.name for part in single)}
-    aspects["modalities with attention"] = tuple(m for m in present if m != CONVOLUTION)
+    aspects["modalities with attention"] = tuple(filter(attends, present))
     members = {m: [name for name, s in found.items() if s.modality == m] for m in present}
     sentence = functools.partial(_modality_sentence, members=members)
     details = {"modalities": members, "ends": {name: stream.step for name, stream in found.items()}}
-    note = uncounted_note(study)
     return Finding([*parts, *single], sentence, details, aspects=aspects, scope="for these models", note=note)
 
 
@@ -136,15 +124,16 @@ def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
     return {model: mean(parts) for model, parts in groups.items()}
 
 
-def _modality_sentence(parts: Parts, status: Status, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
+def _modality_sentence(parts: Parts, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
     models = {name.split(", ")[0] for names in members.values() for name in names}
     known = sum(m in MODALITIES for m in members)
-    text = f"in {_models(len(models))} of {known} of {len(MODALITIES)} modalities the average cosine over blocks is "
-    text += listed([f"{span(parts[m])} in {m} ({_averaged(names)})" for m, names in members.items()])
-    text += f"; what decides is {part.name}, {outcome(status, part)}"
+    text = f"in {counted(len(models), 'model')} of {known} of {len(MODALITIES)} modalities the average cosine over "
+    text += "blocks is "
+    text += listed([f"{parts[m]} in {m} ({_averaged(names)})" for m, names in members.items()])
+    text += f"; what decides is {part.name}, {part.outcome}"
     single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name}
     for state, words in (("fails", "not anisotropic"), ("undecided", "open")):
-        names = [f"{name} with {span(p)}" for name, p in single.items() if p.status == state]
+        names = [f"{name} with {p}" for name, p in single.items() if p.status == state]
         text += f"; {words} {'are' if len(names) > 1 else 'is'} {listed(names)}" if names else ""
     return text
 
@@ -159,16 +148,11 @@ def _averaged(names: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"mean of {listed(labels)}"
 
 
-@claim(
-    "convolution_differs",
-    of=whole("attention and convolution"),
-    statement="Convolutional models differ in anisotropy from models with attention.",
-    source=SOURCE,
-    metrics=("average_cosine",),
-    margin=DIFFERENCE_MARGIN,
-)
+@claim(of=whole("attention and convolution"), source=SOURCE, metrics=("average_cosine",), margin=DIFFERENCE_MARGIN)
 def convolution_differs(study: Study) -> Finding:
-    """The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
+    """Convolutional models differ in anisotropy from models with attention.
+
+    The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
 
     The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
     jackknife over the models of each side (Welch's degrees of freedom); with one model on a side over contexts, and
@@ -177,25 +161,35 @@ def convolution_differs(study: Study) -> Finding:
     are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
     learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
     """
-    found = trained_streams(study)
-    convolution = [s for s in found.values() if s.modality == CONVOLUTION]
-    attention = [s for s in found.values() if s.modality != CONVOLUTION]
+    found, uncounted = needed_streams(study)
+    convolution = [s for s in found.values() if not attends(s.modality)]
+    attention = [s for s in found.values() if attends(s.modality)]
     for side, words in ((convolution, "convolutional model"), (attention, "model with attention")):
         if not side:
             raise NotHere(f"{words} with average_cosine at blocks", MORE)
     parts = [difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
-    vision = [s for s in attention if s.modality == VISION.name]
-    if vision:
-        parts.append(replace(difference(_IMAGES, vision, convolution, margin=DIFFERENCE_MARGIN), needed=False))
-    sides = {"attention": model_means(attention), CONVOLUTION: model_means(convolution)}
+    media = {MODALITIES[s.modality].medium for s in convolution}
+    same_data = [s for s in attention if s.modality in MODALITIES and MODALITIES[s.modality].medium in media]
+    if same_data:
+        parts.append(replace(difference(_IMAGES, same_data, convolution, margin=DIFFERENCE_MARGIN), needed=False))
+    sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
     parts += Part.describe_all({name: mean(list(means.values())).value for name, means in sides.items()})
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     details["counts"] = counts = {name: len(means) for name, means in sides.items()}
     details["ends"] = {name: stream.step for name, stream in found.items()}
     several = min(counts.values()) > 1
     scope = "over {attention} models and {convolution}".format(**counts) if several else "for these models"
-    note = "; ".join(filter(None, (RELU, uncounted_note(study))))
-    sentence = functools.partial(_difference_sentence, counts=counts)
+    note = "; ".join(filter(None, (RELU, uncounted)))
+
+    def sentence(parts: Parts, part: Part) -> str:
+        one, two = (parts[name] for name in sides)
+        more, less = sides if one.effect >= two.effect else reversed(sides)
+        text = f"the average cosine over blocks is {one.number} in {counted(counts['attention'], 'model')} with "
+        text += f"attention and {two.number} in {counted(counts['convolution'], 'model')} of convolutions, "
+        text += f"{parts[_GAP]} higher with {more} than with {less}, {part.outcome}"
+        images = parts.get(_IMAGES)
+        return text + (f" (vision minus convolution is {images})" if images and images.measured else "")
+
     return Finding(parts, sentence, details, settle=_oriented, scope=scope, note=note)
 
 
@@ -219,20 +213,6 @@ def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
     return {**parts, _GAP: replace(part, p=p)}
 
 
-def _difference_sentence(parts: Parts, status: Status, part: Part, *, counts: Mapping[str, int]) -> str:
-    one, two = parts["attention"], parts[CONVOLUTION]
-    more, less = ("attention", CONVOLUTION) if one.effect >= two.effect else (CONVOLUTION, "attention")
-    text = f"the average cosine over blocks is {figure(one.effect)} in {_models(counts['attention'])} with attention "
-    text += f"and {figure(two.effect)} in {_models(counts[CONVOLUTION])} of convolutions, {span(parts[_GAP])} higher "
-    text += f"with {more} than with {less}, {outcome(status, part)}"
-    images = parts.get(_IMAGES)
-    return text + (f" (vision minus convolution is {span(images)})" if images and images.measured else "")
-
-
-def _models(count: int) -> str:
-    return f"{count} model{'s' if count > 1 else ''}"
-
-
 # The counter-claim. The best of K stacks with attention is chosen, and the better of two routes, so the intervals are
 # simultaneous (Bonferroni: level 1 − .05/2K for each stack, 1 − .05/2 for the second route).
 
@@ -242,17 +222,17 @@ _LARGEST = "largest cosine: "  # over the blocks of a stack
 
 
 @claim(
-    "not_inherent",
     of=whole("with and without attention"),
-    statement="Anisotropy is not inherent to attention: a model with attention does without it, or models without "
-    "attention are as anisotropic.",
     source="the counter-claim to Godey et al. 2024, arXiv:2401.12143; after Machina & Mercer 2024, who found large "
     "Pythia models nearly isotropic",
     metrics=("average_cosine",),
     margin=ANISOTROPIC,
 )
 def not_inherent(study: Study) -> Finding:
-    """Two routes on the same table; it holds by either, and fails only where both fail.
+    """Anisotropy is not inherent to attention: a model with attention does without it, or models without attention are
+    as anisotropic.
+
+    Two routes on the same table; it holds by either, and fails only where both fail.
 
     First, a stack with attention whose average cosine stays below .1 at every block (the largest of them counts).
     Second, models without any attention whose average cosine over blocks is not more than .1 below that of the models
@@ -263,7 +243,7 @@ def not_inherent(study: Study) -> Finding:
     by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
     said.
     """
-    found = trained_streams(study)
+    found, uncounted = needed_streams(study)
     attention = {name: s for name, s in found.items() if s.attends}
     without = {name: s for name, s in found.items() if not s.attends}
     if not attention:
@@ -288,42 +268,33 @@ def not_inherent(study: Study) -> Finding:
     details |= {"missing": True} if sum(models) < 2 else {}
     unknown = [name for name, stream in found.items() if not stream.run.learned(stream.step)]
     words = "learned anything is not known, since the table has no loss of the first and the last step"
-    notes = [f"whether {listed(unknown)} {words}" if unknown else "", RELU if without else "", uncounted_note(study)]
-    settle = functools.partial(_either, few=few)
-    note = "; ".join(filter(None, notes))
-    return Finding(parts, _either_sentence, details, settle=settle, scope="for these models", note=note)
+    notes = [f"whether {listed(unknown)} {words}" if unknown else "", RELU if without else "", uncounted]
+    about: dict[str, Any] = {"left_open": few, "scope": "for these models", "note": "; ".join(filter(None, notes))}
+    return Finding(parts, _either_sentence, details, settle=_best_route, **about)
 
 
-def _either(parts: dict[str, Part], *, few: str) -> dict[str, Part]:
-    """Only the better route is needed; with too few models it is undecided."""
-    best = _best(list(parts.values()))
-    described = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**described, best.name: replace(best, needed=True, reason=few or best.reason)}
+def _best_route(parts: dict[str, Part]) -> dict[str, Part]:
+    best = max(parts.values(), key=lambda part: part.standing)
+    return {**descriptive(parts), best.name: replace(best, needed=True)}
 
 
-def _best(parts: Sequence[Part]) -> Part:
-    """The part that exceeds its margin most clearly, or fails least."""
-    order = {"holds": 2, "undecided": 1, "fails": 0}
-    return max(parts, key=lambda p: (order[p.status], p.lead if math.isfinite(p.lead) else -math.inf))
-
-
-def _either_sentence(parts: Parts, status: Status, part: Part) -> str:
+def _either_sentence(parts: Parts, part: Part) -> str:
     stacks = [p for name, p in parts.items() if name.startswith(_LARGEST)]
-    lowest = _best([replace(p, reason="") for p in stacks])
-    text = f"of {len(stacks)} stack{'s' if len(stacks) > 1 else ''} with attention "
+    lowest = max((replace(p, reason="") for p in stacks), key=lambda stack: stack.standing)
+    text = f"of {counted(len(stacks), 'stack')} with attention "
     text += f"{lowest.name.removeprefix(_LARGEST)} comes closest to isotropy, with an average cosine of "
-    text += f"{span(lowest)} at its most anisotropic block, "
+    text += f"{lowest} at its most anisotropic block, "
     text += f"{_SIDES[lowest.status]} the {ANISOTROPIC} from which it counts as anisotropic"
     second = parts.get(_WITHOUT)
     if second is None or not second.measured:
         return text
-    words = f"{span(second)} higher" if second.effect >= 0 else f"{span(-second)} lower"
+    words = f"{second} higher" if second.effect >= 0 else f"{-second} lower"
     text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
     return text + _SECOND_ROUTE[replace(second, reason="").status]
 
 
-_SIDES: dict[Status, str] = {"holds": "short of", "fails": "beyond", "undecided": "which may lie on either side of"}
-_SECOND_ROUTE: dict[Status, str] = {
+_SIDES: dict[str, str] = {"holds": "short of", "fails": "beyond", "undecided": "which may lie on either side of"}
+_SECOND_ROUTE: dict[str, str] = {
     "holds": f"so they are at least as anisotropic, to within {DIFFERENCE_MARGIN}",
     "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",
     "undecided": f"which may or may not be within {DIFFERENCE_MARGIN}",

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, agreement, claim, judge, outcome, span
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, Study, average, figure, models, whole
+from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
+from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
-from anisoscope.results.quantity import Quantity
+from anisoscope.results.quantity import Quantity, correlate
 
 RATIO_MARGIN = 0.1  # relative difference
 CORRELATION_MARGIN = 0.1
@@ -32,44 +32,52 @@ _ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # th
 NATURAL_EXPONENT = 1.0  # exponent of Zipf's law in natural text
 
 
-@claim(
-    "frequent_most_enriched",
-    of=models,
-    statement="Gradients of the most frequent tokens are more enriched in the tangent directions than those of the "
-    "rarest.",
-    source=SOURCE,
-    metrics=("gradient_enrichment",),
-    margin=RATIO_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN)
 def frequent_most_enriched(run: Run) -> Finding:
-    """Enrichment of the most frequent bin over that of the rarest, minus 1, with plain and balanced proxies alike.
+    """Gradients of the most frequent tokens are more enriched in the tangent directions than those of the rarest.
+
+    Enrichment of the most frequent bin over that of the rarest, minus 1, with plain and balanced proxies alike.
 
     The aspect `most` asks for more: that it lies above every other bin.
     """
     bins = {name: _bin_means(run, balanced) for name, balanced in _FITS.items()}
-    if len(bins["plain"]) < 2:
+    plain = bins["plain"]
+    if len(plain) < 2:
         raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)")
     parts, ahead = [], []
     for name, found in bins.items():
         if len(found) < 2:
-            option = "gradient_enrichment of frequency bins" + (" with balanced=1" if name == "balanced" else "")
-            parts.append(Part.absent(name, Missing(option), margin=RATIO_MARGIN))
+            gap = Missing("gradient_enrichment of frequency bins with balanced=1")
+            parts.append(Part.absent(name, gap, margin=RATIO_MARGIN))
             continue
-        first, rarest = found[min(found)], found[max(found)]
-        parts.append(Part.of(name, first.over(rarest) - Quantity.constant(1.0), margin=RATIO_MARGIN))
+        first, *others = found.values()
+        parts.append(Part.of(name, first.over(others[-1]) - Quantity.constant(1.0), margin=RATIO_MARGIN))
         # the smallest lead of the most frequent bin over another bin
-        others = [quantity for number, quantity in found.items() if number != min(found)]
         ahead.append(judge([Part.of(_AHEAD[name], first - other, margin=0.0, needed=False) for other in others])[1])
-    plain = bins["plain"]
     ends = {"most frequent bin": plain[min(plain)], "rarest bin": plain[max(plain)]}
-    parts += [*Part.describe_all({**ends, "rank trend": _trend(plain)}), *ahead]
+    trend = correlate(list(plain), [quantity.value for quantity in plain.values()], "spearman")  # −1: it falls
+    parts += [*Part.describe_all({**ends, "rank trend": trend}), *ahead]
     mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
-    courses = {str(n): evidence.step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in plain}
-    details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}}
-    details |= {"steps": courses, "target_bins": _records(_bin_means(run, None, by="target"))}
-    details["bins_pool_masked_and_unmasked"] = mixed
+    courses = {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in plain}
+    targets = _bin_means(run, None, by="target")
+    details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}, "steps": courses}
+    details |= {"target_bins": _records(targets), "bins_pool_masked_and_unmasked": mixed}
     aspects = {**{name: (name,) for name in _FITS}, "most": tuple(_AHEAD.values())}
-    return Finding(parts, functools.partial(_frequency_sentence, mixed=mixed), details, aspects=aspects)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"in the tangent directions the gradients of the most frequent tokens hold {parts['most frequent bin']} "
+        text += f"times what chance would give and those of the rarest {parts['rarest bin']} times; with directions "
+        text += f"fitted {_FIT_WORDS[part.name]} the relative lead of the former is {part}, {part.outcome}"
+        most, lead = judge([parts[name] for name in _AHEAD.values() if name in parts])
+        of_all = "the most enriched of all bins"
+        ahead = {
+            "holds": f"they are {of_all}",
+            "fails": f"the most frequent are not {of_all}: another is ahead by {figure(-lead.effect)} times chance",
+            "undecided": f"whether they are {of_all} is open: their lead over the nearest is {lead} times chance",
+        }
+        return f"{text} ({ahead[most]}{'; every bin pools masked and unmasked rows' if mixed else ''})"
+
+    return Finding(parts, sentence, details, aspects=aspects)
 
 
 def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict[int, Quantity]:
@@ -77,59 +85,31 @@ def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict
     found: dict[int, Readings] = {}
     for group in run.groups("gradient_enrichment"):
         name, _, number = group.partition(":")
-        readings = run.tangent("gradient_enrichment", group, balanced=balanced) if name == by else {}
-        if readings:
+        if name == by and (readings := run.tangent("gradient_enrichment", group, balanced=balanced)):
             found[int(number)] = readings
     if not found:
         return {}
-    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=Cell.order)
+    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=evidence.Cell.order)
     return {number: average(found[number], cells) for number in sorted(found)} if cells else {}
-
-
-def _trend(bins: dict[int, Quantity]) -> float:
-    """Spearman's correlation of bin number with enrichment: −1 if it falls from frequent to rare."""
-    values = [bins[number].value for number in sorted(bins)]
-    ranks = [sum(other < value for other in values) for value in values]
-    n = len(values)
-    return 1 - 6 * sum((i - rank) ** 2 for i, rank in enumerate(ranks)) / (n * (n * n - 1))
 
 
 def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
     return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
 
 
-def _frequency_sentence(parts: Parts, status: Status, part: Part, *, mixed: bool) -> str:
-    first, rarest = span(parts["most frequent bin"]), span(parts["rarest bin"])
-    text = f"in the tangent directions the gradients of the most frequent tokens hold {first} times what chance would "
-    text += f"give and those of the rarest {rarest} times; with directions fitted {_FIT_WORDS[part.name]} the relative "
-    text += f"lead of the former is {span(part)}, {outcome(status, part)}"
-    most, lead = judge([parts[name] for name in _AHEAD.values() if name in parts])
-    of_all = "the most enriched of all bins"
-    ahead = {
-        "holds": f"they are {of_all}",
-        "fails": f"the most frequent are not {of_all}: another is ahead by {figure(-lead.effect)} times chance",
-        "undecided": f"whether they are {of_all} is open: their lead over the nearest is {span(lead)} times chance",
-    }
-    return f"{text} ({ahead[most]}{'; every bin pools masked and unmasked rows' if mixed else ''})"
-
-
-@claim(
-    "rare_tokens_spread",
-    of=models,
-    statement="Rare tokens lie further from their centroid than frequent ones, across contexts and over training.",
-    source=SOURCE,
-    metrics=("frequency_spread", "frequency_spread_p"),
-    margin=CORRELATION_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("frequency_spread", "frequency_spread_p"), margin=CORRELATION_MARGIN)
 def rare_tokens_spread(run: Run) -> Finding:
-    """Minus Spearman's correlation of log frequency with the distance to the type's centroid, at the last step.
+    """Rare tokens lie further from their centroid than frequent ones, across contexts and over training.
+
+    Minus Spearman's correlation of log frequency with the distance to the type's centroid, at the last step.
 
     The distance as it is and divided by the type's mean norm must agree: a longer vector spreads more by its length.
     """
     parts, records = [], []
     for over, way, normalised in itertools.product(_OVER_WORDS, ("pearson", "spearman"), (False, True)):
         options: dict[str, Any] = {"correlation": way, **({"normalised": 1} if normalised else {}), "over": over}
-        spread, tests = (_at_last(run.rows(f"frequency_spread{p}", **options)) for p in ("", "_p"))
+        measured = (run.rows(f"frequency_spread{p}", **options) for p in ("", "_p"))
+        spread, tests = (evidence.at(rows, evidence.last_step(rows)) for rows in measured)
         words = {"over": over, "correlation": way, "normalised": normalised}
         records += [{**c.record(), **words, "value": r.value, "low": r.low, "high": r.high} for c, r in spread.items()]
         name = f"{over}: {_DISTANCES[normalised]}"
@@ -145,26 +125,19 @@ def rare_tokens_spread(run: Run) -> Finding:
     return Finding(parts, _spread_sentence, {"spread": records}, settle=_agreed, aspects=aspects)
 
 
-def _at_last(readings: Readings) -> Readings:
-    """The rows of the last step."""
-    last = evidence.last_step(readings)
-    return {cell: row for cell, row in readings.items() if cell.step == last}
-
-
 def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
-    """Put one combined part for each of the two comparisons in front of the two distances it is made of."""
-    made = {}
+    """The two comparisons, each combined from two distances that must agree."""
+    combined = agreements(dict.fromkeys(_OVER_WORDS, "measures of distance"), parts)
     for over, words in _OVER_WORDS.items():
         members = [part for name, part in parts.items() if name.startswith(f"{over}: ")]
-        if members:
-            made[over] = agreement(members, over, what="measures of distance")
         if len({part.status for part in members if part.measured}) > 1:
             statuses = " and ".join(f"{part.status} for the {part.name.split(': ')[1]}" for part in members)
-            made[over] = replace(made[over], reason=f"the two measures of distance {words} do not agree ({statuses})")
-    return {**made, **{name: replace(part, needed=False) for name, part in parts.items()}}
+            reason = f"the two measures of distance {words} do not agree ({statuses})"
+            combined[over] = replace(combined[over], reason=reason)
+    return combined
 
 
-def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
+def _spread_sentence(parts: Parts, part: Part) -> str:
     """The sentence of the verdict; it states correlations, whereas effects are minus the correlation."""
     results = []
     for over, words in _OVER_WORDS.items():
@@ -175,19 +148,15 @@ def _spread_sentence(parts: Parts, status: Status, part: Part) -> str:
             results.append(f"{f'{both[0]} ({both[1]})' if len(both) > 1 else ''.join(both)} {words}")
     text = f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(results)}; the "
     text += f"claim needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, "
-    return f"{text}{_OVER_WORDS[part.name]}, is {span(-part)}"
+    return f"{text}{_OVER_WORDS[part.name]}, is {-part}"
 
 
-@claim(
-    "encoder_and_decoder",
-    of=whole("encoder and decoder"),
-    statement="Tangent directions hold more gradient energy than every control in an encoder and in a decoder.",
-    source=SOURCE,
-    metrics=ENERGY_METRICS,
-    margin=MARGIN,
-)
+@claim(of=evidence.whole("encoder and decoder"), source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
 def encoder_and_decoder(study: Study) -> Finding:
-    """`tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart."""
+    """Tangent directions hold more gradient energy than every control in an encoder and in a decoder.
+
+    `tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart.
+    """
     natural = {model: run for model, run in study.items() if not _ARM.search(model)}
     kinds = {"encoder": [r for r in natural.values() if is_encoder(r)]}
     kinds["decoder"] = [r for r in natural.values() if r.tangent("gradient_energy") and not is_encoder(r)]
@@ -196,7 +165,8 @@ def encoder_and_decoder(study: Study) -> Finding:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
     parts = [part for kind, runs in kinds.items() for run in runs for part in _of_model(run, kind)]
     details = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
-    return Finding(parts, _kinds_sentence, details, settle=_settled, scope="for these models")
+    settle = functools.partial(agreements, {"encoder": "encoders and kinds of rows", "decoder": "decoders"})
+    return Finding(parts, _kinds_sentence, details, settle=settle, scope="for these models")
 
 
 def is_encoder(run: Run) -> bool:
@@ -210,66 +180,52 @@ def _of_model(run: Run, kind: str) -> list[Part]:
     Where controls were measured only for all rows together, as with a frozen proxy, the rows are judged together.
     """
     kinds = ("masked", "unmasked") if kind == "encoder" else ()
-    groups = [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]
     parts = []
-    for group in groups:
+    for group in [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]:
         controls = control_parts(run, group)
-        _, part = judge(controls)
         p = max((c.p for c in controls if math.isfinite(c.p)), default=math.nan)
-        rows = f" ({group or 'masked and unmasked'} rows)" if kinds else ""
-        tested = any(c.tested for c in controls)
-        parts.append(replace(part, name=f"{kind}: {run.model}{rows}", p=p, tested=tested))
+        name = f"{kind}: {run.model}" + (f" ({group or 'masked and unmasked'} rows)" if kinds else "")
+        parts.append(replace(judge(controls)[1], name=name, p=p, tested=any(c.tested for c in controls)))
     return parts
 
 
-def _settled(parts: dict[str, Part]) -> dict[str, Part]:
-    """Put one part for each kind of model in front of the parts it is made of, which become descriptive."""
-    made = {}
-    for kind, what in (("encoder", "encoders and kinds of rows"), ("decoder", "decoders")):
-        members = [part for name, part in parts.items() if name.startswith(f"{kind}: ")]
-        if members:
-            made[kind] = agreement(members, kind, what=what)
-    described = {name: replace(part, needed=False) for name, part in parts.items()}
-    return {**made, **(described if made else parts)}
-
-
-def _kinds_sentence(parts: Parts, status: Status, part: Part) -> str:
-    results = [f"{span(p)} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
+def _kinds_sentence(parts: Parts, part: Part) -> str:
+    results = [f"{p} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
     text = "the lead of the tangent directions over the control that comes closest is, in units of what chance would "
-    text += f"give of the gradients' energy, {', '.join(results)}; what decides is the {part.name} with {span(part)}, "
-    return text + outcome(status, part)
+    text += f"give of the gradients' energy, {', '.join(results)}; what decides is the {part.name} with {part}, "
+    return text + part.outcome
 
 
 @claim(
-    "semi_nmf_beats_pca",
     of=models,
-    statement="Semi-NMF directions hold more gradient energy than principal components of the same rank.",
     source="not in the paper: the comparison it leaves out",
     metrics=("gradient_energy", "proxy_overlap"),
     margin=ENERGY_MARGIN,
 )
 def semi_nmf_beats_pca(run: Run) -> Finding:
-    """Mean over sites and steps of energy(semi-NMF) − energy(PCA), paired fold by fold."""
+    """Semi-NMF directions hold more gradient energy than principal components of the same rank.
+
+    Mean over sites and steps of energy(semi-NMF) − energy(PCA), paired fold by fold.
+    """
     ours, theirs = (run.needed("gradient_energy", proxy=proxy) for proxy in ("semi_nmf", "pca"))
     cells = [cell for cell in trained(ours) if cell in theirs]
     if not cells:
         raise Missing("gradient_energy of semi-NMF and PCA at the same site and step")
-    gaps = {cell: ours[cell].quantity - theirs[cell].quantity for cell in ours if cell in theirs}
+    gaps = evidence.differences(ours, theirs)
     parts = [
         Part.of("difference", average(gaps, cells), margin=ENERGY_MARGIN),
         *Part.describe_all({"semi-NMF": average(ours, cells), "PCA": average(theirs, cells)}),
     ]
-    overlap = run.rows("proxy_overlap", rank=run.rank)
-    if overlap:
+    if overlap := run.rows("proxy_overlap", rank=run.rank):
         values = [overlap[cell].value for cell in trained(overlap)]
-        parts.append(Part.described("overlap of the spans", sum(values) / len(values)))
-    return Finding(parts, _pca_sentence, {"steps": evidence.step_records(gaps), "layers": evidence.layer_records(gaps)})
+        parts += Part.describe_all({"overlap of the spans": sum(values) / len(values)})
+    return Finding(parts, _pca_sentence, evidence.course_records(gaps))
 
 
-def _pca_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"semi-NMF holds {figure(parts['semi-NMF'].effect)} of the gradient energy and PCA of the same rank "
-    text += f"{figure(parts['PCA'].effect)}; the difference is {span(part)}, {outcome(status, part)}"
-    if status != "fails":
+def _pca_sentence(parts: Parts, part: Part) -> str:
+    text = f"semi-NMF holds {parts['semi-NMF'].number} of the gradient energy and PCA of the same rank "
+    text += f"{parts['PCA'].number}; the difference is {part}, {part.outcome}"
+    if part.status != "fails":
         return text
     if part.high < -part.margin:
         return f"{text}, so PCA is the better of the two"
@@ -293,15 +249,16 @@ def _arm_pairs(study: Study) -> dict[str, tuple[Run, Run] | Missing]:
 
 
 @claim(
-    "frequency_intervention",
     of=_arm_pairs,
-    statement="Training on text with a stronger frequency bias makes gradients more tangent-aligned.",
     source=f"{SOURCE}, named there as future work",
     metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
     margin=RATIO_MARGIN,
 )
 def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
-    """Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts."""
+    """Training on text with a stronger frequency bias makes gradients more tangent-aligned.
+
+    Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts.
+    """
     more, less = arms
     high, low, paired = _averages(*(run.needed("gradient_enrichment") for run in arms))
     parts = [
@@ -313,7 +270,7 @@ def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
         two = _averages(*cosines)
         parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
     details: dict[str, Any] = {"more": more.model, "less": less.model, "paired": paired}
-    details["steps"] = {run.model: evidence.step_records(run.tangent("gradient_enrichment")) for run in arms}
+    details["steps"] = {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms}
     aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
     # the interval is over contexts, not trainings: one run per arm supports a verdict on these two runs only
     return Finding(parts, _arms_sentence, details, aspects=aspects, scope="for these two runs only")
@@ -335,9 +292,7 @@ def bias(model: str) -> float:
     (1.0, 0.0, 1.5)
     """
     arm = _ARM.search(model)
-    if arm is None:
-        return NATURAL_EXPONENT
-    return float(arm["exponent"]) if arm["exponent"] else 0.0
+    return float(arm["exponent"] or 0.0) if arm else NATURAL_EXPONENT
 
 
 def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
@@ -351,10 +306,9 @@ def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
     return (first, second, True) if paired else (first.unpaired(), second.unpaired(), False)
 
 
-def _arms_sentence(parts: Parts, status: Status, part: Part) -> str:
-    more, less = span(parts["more bias"]), span(parts["less bias"])
+def _arms_sentence(parts: Parts, part: Part) -> str:
     text = "the tangent directions hold of the gradients' energy, after training on text with more frequency bias, "
-    text += f"{more} times what chance would give and, with less, {less} times: "
-    text += f"the relative lead of the former is {span(part)}, {outcome(status, part)}"
+    text += f"{parts['more bias']} times what chance would give and, with less, {parts['less bias']} times: "
     cosine = parts.get("average cosine")
-    return text + (f" (the activations' average cosine differs by {span(cosine)})" if cosine else "")
+    beside = f" (the activations' average cosine differs by {cosine})" if cosine else ""
+    return f"{text}the relative lead of the former is {part}, {part.outcome}{beside}"

@@ -16,14 +16,13 @@ neither is selected by its result.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, figure, models, step_records
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.query import Row
@@ -37,7 +36,7 @@ _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a ma
 EARLY = 0.1  # share of training that counts as early
 START_MARGIN = MARGIN  # enrichment above 1 at step 0 that still counts as chance
 GROWTH_MARGIN = 0.05
-_SHARE = "share of growth"
+_SHARE, _GAIN = "share of growth", "IsoScore* gain"
 _SCHEDULE = "a schedule such as log_spaced() measures it"
 _CONTROL_WORDS = {
     "normal": "directions normal to them",
@@ -125,8 +124,10 @@ def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **op
     It covers the variation over random subspaces, which the interval over contexts does not. Without
     `gradient_p_holm` it is Bonferroni's from `gradient_p`, and without that a bound from mean and sd of the draws.
     """
-    adjusted = _values_at(run.tangent("gradient_p_holm", group, **options), step)
-    return min(adjusted) if adjusted else exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
+    adjusted = _at(run.tangent("gradient_p_holm", group, **options), step).values()
+    if adjusted:
+        return min(row.value for row in adjusted)
+    return exact_p(run, "gradient_energy", group, p="gradient_p", step=step, **options)
 
 
 def exact_p(
@@ -137,39 +138,31 @@ def exact_p(
     Without that metric it is Cantelli's bound 1/(1 + z²) from the random control, valid for any distribution: energies
     of random subspaces are skewed to the right, so normal tails would be too small.
     """
-    values = _values_at(run.tangent(p, group, **options), step)
+    values = [row.value for row in _at(run.tangent(p, group, **options), step).values()]
     if not values:
         readings = run.tangent(metric, group, **options)
-        drawn = run.tangent(metric, group, control="random", **options)
-        at = evidence.last_step(drawn) if step == "last" else step
-        for cell, row in readings.items():
-            if cell.step == at and cell in drawn and drawn[cell].sd > 0:
-                z = (row.value - drawn[cell].value) / drawn[cell].sd
+        for cell, drawn in _at(run.tangent(metric, group, control="random", **options), step).items():
+            if cell in readings and drawn.sd > 0:
+                z = (readings[cell].value - drawn.value) / drawn.sd
                 values.append(1 / (1 + z * z) if z > 0 else 1.0)
     return min(1.0, len(values) * min(values)) if values else math.nan
 
 
-def _values_at(readings: Readings, step: int | str | None) -> list[float]:
-    at = evidence.last_step(readings) if step == "last" else step
-    return [row.value for cell, row in readings.items() if cell.step == at]
+def _at(readings: Readings, step: int | str | None) -> Readings:
+    return evidence.at(readings, evidence.last_step(readings) if isinstance(step, str) else step)
 
 
 # -- the claims --------------------------------------------------------------------------------------------------------
 
 
-@claim(
-    "tangent_energy",
-    of=models,
-    statement="Directions fitted on activations hold more gradient energy than every control of the same rank.",
-    source=SOURCE,
-    metrics=ENERGY_METRICS,
-    margin=MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
 def tangent_energy(run: Run) -> Finding:
-    """Mean over sites and steps after initialisation of (energy − control)/(r/d), against each of four controls."""
-    parts = control_parts(run)
+    """Directions fitted on activations hold more gradient energy than every control of the same rank.
+
+    Mean over sites and steps after initialisation of (energy − control)/(r/d), against each of four controls.
+    """
+    parts = [*control_parts(run), *described_energy(run)]
     cells, layers = cell_records(run), _layers(run)
-    parts += described_energy(run)
     shares = {
         "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
         "layers beyond the margin": [layer["beyond"] for layer in layers],
@@ -182,20 +175,24 @@ def tangent_energy(run: Run) -> Finding:
             parts.append(replace(means[0], name=rows))
             status, part = judge(control_parts(run, group))
             groups[group] = {**part.record(), "status": status, "control": part.name}
-            groups[group] |= {"told": [p.record() for p in means], "steps": evidence.step_records(_scaled(run, group))}
-    details = {"cells": cells, "layers": layers, "steps": evidence.step_records(_scaled(run)), "groups": groups}
-    return Finding(parts, energy_sentence, details, aspects={c: (c,) for c in CONTROLS})
+            groups[group] |= {"told": [p.record() for p in means], "steps": step_records(_scaled(run, group))}
+    details = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run)), "groups": groups}
+    return Finding(parts, _energy_sentence("gradients' energy"), details, aspects={c: (c,) for c in CONTROLS})
 
 
-def energy_sentence(parts: Parts, status: Status, part: Part, *, what: str = "gradients' energy") -> str:
-    """The sentence of the verdict: enrichment, distance from the closest control, and at how many layers."""
-    text = f"the tangent directions hold {span(parts['enrichment'])} times as much of the {what} as chance would give; "
-    text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {span(part)} in the same unit, "
-    remarks = [f"at the last step {figure(parts['enrichment at the last step'].effect)} times chance"]
-    remarks += [f"on {rows} {figure(parts[rows].effect)} times" for rows in _ROWS.values() if rows in parts]
-    if "layers beyond the margin" in parts:
-        remarks.append(f"the lead is beyond the margin in {_part_of(parts['layers beyond the margin'].effect)} layers")
-    return f"{text}{outcome(status, part)} ({'; '.join(remarks)})"
+def _energy_sentence(what: str) -> Sentence:
+    """The sentence on enrichment, distance from the closest control, and at how many layers."""
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"the tangent directions hold {parts['enrichment']} times as much of the {what} as chance would give; "
+        text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {part} in the same unit, "
+        remarks = [f"at the last step {parts['enrichment at the last step'].number} times chance"]
+        remarks += [f"on {rows} {parts[rows].number} times" for rows in _ROWS.values() if rows in parts]
+        if layers := parts.get("layers beyond the margin"):
+            remarks.append(f"the lead is beyond the margin in {_part_of(layers.effect)} layers")
+        return f"{text}{part.outcome} ({'; '.join(remarks)})"
+
+    return sentence
 
 
 def _part_of(share: float) -> str:
@@ -211,8 +208,7 @@ def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
     """Descriptive parts: mean enrichment after initialisation and at the last step, pooled and per row."""
     scaled = _scaled(run, group, **options)
     cells = [cell for cell in trained(run.needed("gradient_energy", group, **options)) if cell in scaled]
-    last = max(-1 if cell.step is None else cell.step for cell in cells)
-    ends = [cell for cell in cells if cell.step in (None, last)]
+    ends = [cell for cell in cells if cell.step in (None, evidence.last_step(cells))]
     numbers = {"enrichment": average(scaled, cells), "enrichment at the last step": average(scaled, ends)}
     rows = _scaled(run, group, average="row", **options)
     if any(cell in rows for cell in cells):
@@ -250,25 +246,20 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
     for control in CONTROLS:
         for layer in evidence.layer_records(differences(run, control)):
-            site = (layer["stack"], layer["layer"], layer["kind"])
-            record = records.setdefault(site, evidence.site_record(site))
-            record[control] = {name: layer[name] for name in ("value", "low", "high")}
+            site = {name: layer.pop(name) for name in ("stack", "layer", "kind")}
+            records.setdefault(tuple(site.values()), site)[control] = layer
     for record in records.values():
         record["beyond"] = all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
     return list(records.values())
 
 
-@claim(
-    "anisotropy_share",
-    of=models,
-    statement="Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.",
-    source=SOURCE,
-    metrics=("gradient_share", "gradient_isoscore_gain"),
-    margin=SHARE_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("gradient_share", "gradient_isoscore_gain"), margin=SHARE_MARGIN)
 def anisotropy_share(run: Run) -> Finding:
-    """Mean over sites and steps of the spectral share minus that of the normal control; ΔIsoScore* must not object."""
-    share = run.needed("gradient_share")
+    """Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.
+
+    Mean over sites and steps of the spectral share minus that of the normal control; ΔIsoScore* must not object.
+    """
+    share, gain = run.needed("gradient_share"), run.tangent("gradient_isoscore_gain")
     cells = trained(share)
     gaps = {c: _above(share, run.tangent("gradient_share", control=c)) for c in CONTROLS}
     if not gaps["normal"]:
@@ -277,14 +268,16 @@ def anisotropy_share(run: Run) -> Finding:
     parts += Part.describe_all({c: average(gaps[c], cells) for c in CONTROLS[1:] if gaps[c]})
     lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
     parts += Part.describe_all({"share": average(share, cells), "sites and steps below average": lacking})
-    gain = run.tangent("gradient_isoscore_gain")
-    isotropy = _above(gain, run.tangent("gradient_isoscore_gain", control="normal"))
-    if isotropy:
-        parts.append(Part.of("IsoScore* gain", average(isotropy, trained(gain)), margin=0.0, needed=False))
-    signed = {cell: _signed(reading) for cell, reading in share.items()}
-    details: dict[str, Any] = {"steps": evidence.step_records(signed), "layers": evidence.layer_records(signed)}
+    if isotropy := _above(gain, run.tangent("gradient_isoscore_gain", control="normal")):
+        parts.append(Part.of(_GAIN, average(isotropy, trained(gain)), margin=0.0, needed=False))
+    details: dict[str, Any] = evidence.course_records({cell: _signed(reading) for cell, reading in share.items()})
     details |= {"flagged": sorted({share[c].note for c in cells if "fewer than" in share[c].note})}
-    return Finding(parts, _share_sentence, details, doubt=_share_doubt)
+
+    def doubt(parts: Parts) -> str:
+        confirmed = _GAIN not in parts or parts[_GAIN].low > 0
+        return "" if confirmed else "the second measure, IsoScore*, does not confirm it"
+
+    return Finding(parts, _share_sentence, details, doubt=doubt)
 
 
 def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
@@ -300,40 +293,27 @@ def _below(reading: Row) -> bool:
     return bool(re.search(r"\bbelow\b", reading.note)) and not re.search(r"\babove\b", reading.note)
 
 
-def _share_sentence(parts: Parts, status: Status, part: Part) -> str:
-    text = f"the tangent directions hold a share of {span(parts['share'])} of the gradients' spectral anisotropy, the "
-    text += f"unevenness of their energy over directions; compared with normal directions that is {span(part)} more, "
-    text += outcome(status, part)
-    remarks, gain = [], parts.get("IsoScore* gain")
-    lacking = parts["sites and steps below average"].effect
+def _share_sentence(parts: Parts, part: Part) -> str:
+    text = f"the tangent directions hold a share of {parts['share']} of the gradients' spectral anisotropy, the "
+    text += f"unevenness of their energy over directions; compared with normal directions that is {part} more, "
+    remarks, lacking = [], parts["sites and steps below average"].effect
     if lacking > 0:
         remarks.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
-    if gain:
+    if gain := parts.get(_GAIN):
         compared = "more without them than without normal ones"
-        remarks.append(f"IsoScore*, a measure of evenness, changes by {span(gain)} {compared}")
-    return text + (f" ({'; '.join(remarks)})" if remarks else "")
-
-
-def _share_doubt(parts: Parts) -> str:
-    gain = parts.get("IsoScore* gain")
-    confirmed = gain is None or gain.low > 0
-    return "" if confirmed else "the second measure, IsoScore*, does not confirm it"
+        remarks.append(f"IsoScore*, a measure of evenness, changes by {gain} {compared}")
+    return text + part.outcome + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
 # -- how the tangent geometry forms ------------------------------------------------------------------------------------
 
 
-@claim(
-    "emerges_early_and_persists",
-    of=models,
-    statement="Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still "
-    "there at the end.",
-    source=SOURCE,
-    metrics=ENERGY_METRICS,
-    margin=MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
 def emerges_early_and_persists(run: Run) -> Finding:
-    """Enrichment early minus 1, early minus the start, at the end minus 1, and at chance at the start.
+    """Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still there at the
+    end.
+
+    Enrichment early minus 1, early minus the start, at the end minus 1, and at chance at the start.
 
     All are means over the sites measured at all three steps. At chance = the interval at step 0 ends below 1 + margin.
     """
@@ -363,10 +343,20 @@ def emerges_early_and_persists(run: Run) -> Finding:
         *Part.describe_all({"at the start": start_, "early": early_, "at the end": last_}),
         *Part.describe_all({"early step": early, "last step": last}),
     ]
-    aspects = {"emerges early": ("early over chance", "early over the start"), "persists": (parts[2].name,)}
-    aspects["absent at the start"] = (parts[3].name,)
+    names = [part.name for part in parts]
+    aspects = {"emerges early": tuple(names[:2]), "persists": (names[2],), "absent at the start": (names[3],)}
     details = {"starts_at_chance": {"holds": True, "fails": False}.get(parts[3].status), "courses": _courses(run)}
-    return Finding(parts, _emergence_sentence, details, aspects=aspects)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"of the gradients' energy the tangent directions hold {parts['at the start']} times what chance would "
+        text += f"give at step 0, {parts['early']} times at step {parts['early step'].number} and "
+        text += f"{parts['at the end']} times at step {parts['last step'].number}; "
+        text += _AT_START[parts["at chance at the start"].status]
+        if part.guard:
+            return f"{text}, which decides"
+        return f"{text}, and the comparison that decides, {_DECIDING[part.name]}, is {part}, {part.outcome}"
+
+    return Finding(parts, sentence, details, aspects=aspects)
 
 
 def _courses(run: Run) -> dict[str, Any]:
@@ -378,8 +368,8 @@ def _courses(run: Run) -> dict[str, Any]:
             for site in sorted({cell.site for cell in found}):
                 course = {cell.step: reading.quantity for cell, reading in found.items() if cell.site == site}
                 peak = max(course, key=lambda step: course[step].value)
-                numbers = {"onset": onset(course), "peak_step": peak, "peak": course[peak].value}
-                layers.append({**evidence.site_record(site), **numbers})
+                place = dict(zip(("stack", "layer", "kind"), site, strict=True))
+                layers.append({**place, "onset": onset(course), "peak_step": peak, "peak": course[peak].value})
             whole = onset(evidence.means_by(found, lambda cell: cell.step))
             courses[group or "all"] = {"steps": step_records(found), "onset": whole, "layers": layers}
     return courses
@@ -403,68 +393,44 @@ _DECIDING = {
 }
 
 
-def _emergence_sentence(parts: Parts, status: Status, part: Part) -> str:
-    early, last = (figure(parts[name].effect) for name in ("early step", "last step"))
-    text = f"of the gradients' energy the tangent directions hold {span(parts['at the start'])} times what chance "
-    text += f"would give at step 0, {span(parts['early'])} times at step {early} and {span(parts['at the end'])} times "
-    text += f"at step {last}; {_AT_START[parts['at chance at the start'].status]}"
-    if part.guard:
-        return f"{text}, which decides"
-    return f"{text}, and the comparison that decides, {_DECIDING[part.name]}, is {span(part)}, {outcome(status, part)}"
-
-
-@claim(
-    "amplified",
-    of=models,
-    statement="Training amplifies tangent directions: activations grow more along them than along controls.",
-    source=SOURCE,
-    metrics=("amplification", "amplification_p"),
-    margin=GROWTH_MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=("amplification", "amplification_p"), margin=GROWTH_MARGIN)
 def amplified(run: Run) -> Finding:
-    """Mean share of the growth of the activations' covariance inside the earlier directions, minus that of controls."""
+    """Training amplifies tangent directions: activations grow more along them than along controls.
+
+    Mean share of the growth of the activations' covariance inside the earlier directions, minus that of controls.
+    """
     growth = run.needed("amplification")
     cells = trained(growth)
+    tests = {"normal": {}, "random": {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}}
     parts = []
-    for control in ("normal", "random"):
-        drawn = run.tangent("amplification", control=control)
-        gaps = {c: growth[c].quantity - Quantity.constant(drawn[c].value) for c in cells if c in drawn}
-        if not gaps:
+    for control, test in tests.items():
+        gaps = evidence.differences(growth, run.tangent("amplification", control=control), fixed=True)
+        if any(cell in gaps for cell in cells):
+            parts.append(Part.of(control, average(gaps, cells), margin=GROWTH_MARGIN, **test))
+        else:
             parts.append(Part.absent(control, Missing(f"amplification with control={control}"), margin=GROWTH_MARGIN))
-            continue
-        test: dict[str, Any] = {}
-        if control == "random":
-            test = {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}
-        parts.append(Part.of(control, average(gaps, cells), margin=GROWTH_MARGIN, **test))
-    parts.append(Part.described(_SHARE, average(growth, cells)))
+    parts += Part.describe_all({_SHARE: average(growth, cells)})
 
-    def sentence(parts: Parts, status: Status, part: Part) -> str:
-        text = f"of the growth of the activations' variance between measured steps a share of {span(parts[_SHARE])} "
-        text += f"lies in the tangent directions fitted at the earlier step, {span(part)} more than in {part.name} "
-        return f"{text}directions, {outcome(status, part)}"
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"of the growth of the activations' variance between measured steps a share of {parts[_SHARE]} "
+        text += f"lies in the tangent directions fitted at the earlier step, {part} more than in {part.name} "
+        return f"{text}directions, {part.outcome}"
 
-    return Finding(parts, sentence, {"steps": step_records(growth), "layers": evidence.layer_records(growth)})
+    return Finding(parts, sentence, evidence.course_records(growth))
 
 
-@claim(
-    "embedding_updates_aligned",
-    of=models,
-    statement="Updates of the embedding table lie in the tangent directions more than in any control.",
-    source=SOURCE,
-    metrics=ENERGY_METRICS,
-    margin=MARGIN,
-)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
 def embedding_updates_aligned(run: Run) -> Finding:
-    """Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E."""
+    """Updates of the embedding table lie in the tangent directions more than in any control.
+
+    Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E.
+    """
     parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
     if run.tangent("gradient_energy", of="update_raw"):
         raw = described_energy(run, of="update_raw")[0]
         parts.append(replace(raw, name="enrichment with weight decay left in"))
-    bins = {}  # enrichment of the updates in each frequency bin
-    for group in run.groups("gradient_enrichment"):
-        readings = run.tangent("gradient_enrichment", group, of="update")
-        if group.startswith("frequency:") and readings:
-            bins[group] = average(readings, trained(readings)).record()
-    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": bins}
-    sentence = functools.partial(energy_sentence, what="energy of the embedding table's updates")
-    return Finding(parts, sentence, details)
+    groups = [group for group in run.groups("gradient_enrichment") if group.startswith("frequency:")]
+    bins = {group: run.tangent("gradient_enrichment", group, of="update") for group in groups}
+    frequency = {group: average(rows, trained(rows)).record() for group, rows in bins.items() if rows}
+    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": frequency}
+    return Finding(parts, _energy_sentence("energy of the embedding table's updates"), details)

@@ -14,17 +14,16 @@ the t interval over pairs of one seed; one seed has an interval over contexts an
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import Finding, Part, Parts, Status, claim, span
+from anisoscope.claims.engine.claim import Finding, Part, Parts, Sentence, claim
 from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Readings, Study, figure
 from anisoscope.claims.shape.depth import SOURCE
-from anisoscope.results.quantity import Quantity, combine
+from anisoscope.results.quantity import Quantity, relative_fall
 from anisoscope.results.query import Row
 
 EFFECT_MARGIN = 0.2  # relative to the value before: the scale of σ₁/Σσ depends on the width
@@ -55,7 +54,7 @@ class Contrast:
         both = (self.before, self.after)
         names = f"{self.before}-LxW and {self.after}-LxW of one size"
         gap = NotHere(f"models {names}", "`anisoscope study shape` trains them")
-        return evidence.arms_of(study, _ARMS, needed=both) or {" and ".join(both): gap}
+        return evidence.arms_by_size(study, _ARMS, needed=both) or {" and ".join(both): gap}
 
 
 _ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -64,15 +63,15 @@ OBJECTIVE = Contrast("objective effect", *_ARMS[:2], "predicting masked tokens i
 
 
 @claim(
-    "mask_effect",
     of=MASK.pairs,
-    statement="Taking the causal mask away lowers anisotropy by more than a fifth.",
     source=f"{SOURCE}, which names the causal mask as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
 def mask_effect(arms: Arms) -> Finding:
-    """The relative fall of svd_ratio from causal-masked to bidirectional-masked: (with − without)/with the mask.
+    """Taking the causal mask away lowers anisotropy by more than a fifth.
+
+    The relative fall of svd_ratio from causal-masked to bidirectional-masked: (with − without)/with the mask.
 
     A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
     with several seeds at the last such step that all of them have; the margin is a fifth of the value with the mask. It
@@ -83,16 +82,15 @@ def mask_effect(arms: Arms) -> Finding:
 
 
 @claim(
-    "objective_effect",
     of=OBJECTIVE.pairs,
-    statement="Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a "
-    "fifth.",
     source=f"{SOURCE}, which names the autoregressive objective as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
 )
 def objective_effect(arms: Arms) -> Finding:
-    """The relative fall of svd_ratio from causal-next to causal-masked: (next token − masked)/next token.
+    """Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a fifth.
+
+    The relative fall of svd_ratio from causal-next to causal-masked: (next token − masked)/next token.
 
     A positive number is a fall. It is of the mean over blocks at the last step that has all blocks of both arms, and
     with several seeds at the last such step that all of them have; the margin is a fifth of the value after next-token
@@ -109,7 +107,7 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
     measured = {"svd_ratio": main, **{metric: pair for metric, pair in rest.items() if pair is not None}}
     described = {metric: pair.effect() for metric, pair in measured.items()}
     if "svd_ratio_squared" in measured:
-        described[_FALL_SQUARED] = measured["svd_ratio_squared"].fall()
+        described[_FALL_SQUARED] = relative_fall(*measured["svd_ratio_squared"].means())
     start = [{cell.layer for cell in arm if cell.step == 0} for arm in (main.one, main.two)]
     if main.step and all(set(main.layers) <= layers for layers in start):
         described[_START] = replace(main, step=0).effect()
@@ -124,10 +122,10 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
         metric: [{"layer": layer, **pair.effect([layer]).record()} for layer in pair.layers]
         for metric, pair in measured.items()
     }
-    where = f"mean over {len(main.layers)} block{'s' if len(main.layers) > 1 else ''}{evidence.at_step(main.step)}"
-    sentence = functools.partial(_sentence, contrast=contrast, where=where)
-    parts = [Part.of(_FALL, main.fall(), margin=EFFECT_MARGIN), *Part.describe_all(described)]
-    return Finding(parts, sentence, details, scope="for these two runs only")
+    where = f"mean over {evidence.counted(len(main.layers), 'block')}{evidence.at_step(main.step)}"
+    fall = Part.of(_FALL, relative_fall(*main.means()), margin=EFFECT_MARGIN)
+    sentence = _sentence(contrast, where)
+    return Finding([fall, *Part.describe_all(described)], sentence, details, scope="for these two runs only")
 
 
 @dataclass(frozen=True)
@@ -164,8 +162,8 @@ class _Pair:
         return sizes[0] == sizes[1] and all(contexts is not None for contexts, _ in sizes[0])
 
     def rows(self, arm: Readings) -> list[Row]:
-        found = {cell.layer: reading for cell, reading in arm.items() if cell.step == self.step}
-        return [found[layer] for layer in self.layers]
+        by_layer = {cell.layer: reading for cell, reading in evidence.at(arm, self.step).items()}
+        return [by_layer[layer] for layer in self.layers]
 
     def means(self, layers: Iterable[int] | None = None) -> list[Quantity]:
         found = [evidence.block_mean(arm, self.step, layers or self.layers) for arm in (self.one, self.two)]
@@ -174,10 +172,6 @@ class _Pair:
     def effect(self, layers: Iterable[int] | None = None) -> Quantity:
         one, two = self.means(layers)
         return two - one
-
-    def fall(self) -> Quantity:
-        """(before − after) / before."""
-        return combine(self.means(), lambda v: (v[0] - v[1]) / v[0] if v[0] else math.nan)
 
 
 def _both(
@@ -192,47 +186,47 @@ def _both(
     return one, two, layers, whole
 
 
-def _sentence(parts: Parts, status: Status, part: Part, *, contrast: Contrast, where: str) -> str:
+def _sentence(contrast: Contrast, where: str) -> Sentence:
     before, after = contrast.before, contrast.after
-    text = f"{contrast.words} takes σ₁/Σσ, {where}, from {span(parts[before])} ({before}) to {span(parts[after])} "
-    text += f"({after}): relative to {before} {_reading(part, parts.get(_FALL_SQUARED))}"
-    text += f"; the {contrast.name} ({after} − {before}) is {span(parts['svd_ratio'])} for σ₁/Σσ"
-    text += f" (at step 0, before any training, {span(parts[_START])})" if _START in parts else ""
-    effects = [f"{span(parts[metric])} for {words}" for metric, words in _NAMES.items() if metric in parts]
-    return ", ".join([text, *effects])
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"{contrast.words} takes σ₁/Σσ, {where}, from {parts[before]} ({before}) to {parts[after]} "
+        text += f"({after}): relative to {before} it {_reading(part, parts.get(_FALL_SQUARED))}"
+        text += f"; the {contrast.name} ({after} − {before}) is {parts['svd_ratio']} for σ₁/Σσ"
+        text += f" (at step 0, before any training, {parts[_START]})" if _START in parts else ""
+        effects = [f"{parts[metric]} for {words}" for metric, words in _NAMES.items() if metric in parts]
+        return ", ".join([text, *effects])
+
+    return sentence
 
 
 def _reading(fall: Part, squared: Part | None) -> str:
     """The relative fall as a clause; a negative fall is worded as a rise.
 
     >>> _reading(Part("", -0.75, -0.8, -0.7, margin=0.2), None)
-    'it rises by 75 % [70, 80], against the claim and by more than the margin of 20 %'
+    'rises by 75 % [70, 80], against the claim and by more than the margin of 20 %'
     """
+    rises = fall.effect < 0
+    sign = -100.0 if rises else 100.0
+    low, high = sorted((sign * fall.low, sign * fall.high))
+    ends = f" [{figure(low)}, {figure(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    text = f"{'rises' if rises else 'falls'} by {figure(sign * fall.effect)} %{ends}, "
     margin = f"the margin of {figure(100 * fall.margin)} %"
+    inside = f"with {margin} inside the interval"
     if not math.isfinite(fall.low):
-        return f"it {_change(fall)}, without an interval to hold against {margin}"
+        return f"{text}without an interval to hold against {margin}"
     if fall.low > 0:
-        reach = f"beyond {margin}" if fall.low > fall.margin else f"with {margin} inside the interval"
-        return f"it {_change(fall)}, " + (f"by less than {margin}" if fall.high < fall.margin else reach)
+        reach = f"beyond {margin}" if fall.low > fall.margin else inside
+        return text + (f"by less than {margin}" if fall.high < fall.margin else reach)
     if fall.high < 0:
         sizes = {fall.low > -fall.margin: " and by less than ", fall.high < -fall.margin: " and by more than "}
-        return f"it {_change(fall)}, against the claim" + (sizes[True] + margin if True in sizes else "")
+        return f"{text}against the claim" + (sizes[True] + margin if True in sizes else "")
     if _within(fall, NEXT_TO_NOTHING) and squared is not None and _within(squared, fall.margin):
-        return f"it {_change(fall)}, next to no effect"
+        return f"{text}next to no effect"
     small = " and is no more than a tenth either way" if _within(fall, NEXT_TO_NOTHING) else ""
-    out = f"though a fall by {margin} is ruled out" if fall.high < fall.margin else f"with {margin} inside the interval"
-    return f"it {_change(fall)}, which cannot be told from nothing with these runs{small}, {out}"
+    out = f"though a fall by {margin} is ruled out" if fall.high < fall.margin else inside
+    return f"{text}which cannot be told from nothing with these runs{small}, {out}"
 
 
 def _within(part: Part, reach: float) -> bool:
     return -reach <= part.low and part.high <= reach
-
-
-def _change(fall: Part) -> str:
-    """ "falls" or "rises by N %", with the interval in that direction."""
-    rises = fall.effect < 0
-    sign = -100.0 if rises else 100.0
-    low, high = sorted((sign * fall.low, sign * fall.high))
-    number = f"{figure(sign * fall.effect)} %"
-    ends = f" [{figure(low)}, {figure(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
-    return f"{'rises' if rises else 'falls'} by {number}{ends}"

@@ -14,16 +14,15 @@ Draws of the profile for the interval of the peak are y + multivariate t with G 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import TOO_FEW, Finding, Part, Parts, Status, claim, judge, outcome, span
+from anisoscope.claims.engine.claim import TOO_FEW, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, Study, figure, stacks, whole
 from anisoscope.results.quantity import FEWEST_FOLDS, THIN, Quantity
 
@@ -94,13 +93,12 @@ class Curve:
 
     def records(self) -> list[dict[str, Any]]:
         """The profile as records for the report, one per block."""
-        records = []
-        for layer, depth, value, half in zip(
-            self.layers, *(a.tolist() for a in (self.depths, self.values, self.halves)), strict=True
-        ):
-            bounds = {"low": value - half, "high": value + half} if math.isfinite(half) else {}
-            records.append({"layer": layer, "depth": depth, "value": value, **bounds})
-        return records
+        columns = zip(self.layers, self.depths.tolist(), self.values.tolist(), self.halves.tolist(), strict=True)
+        return [
+            {"layer": layer, "depth": depth, "value": value}
+            | ({"low": value - half, "high": value + half} if math.isfinite(half) else {})
+            for layer, depth, value, half in columns
+        ]
 
     def quantity(self, function: Callable[[np.ndarray], float]) -> Quantity:
         """A function of the profile, with its jackknife values."""
@@ -131,11 +129,9 @@ class Curve:
         return Quantity(float(gaps.mean()), tuple(((gaps.sum() - gaps) / (g - 1)).tolist()))
 
 
-def quantiles(values: np.ndarray) -> tuple[float, float]:
-    """The central 95 % interval of draws; NaN without draws."""
-    if not len(values):
-        return math.nan, math.nan
-    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
+def _quantiles(values: np.ndarray) -> tuple[float, float]:
+    """The central 95 % interval of draws."""
+    low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf") if len(values) else (math.nan, math.nan)
     return float(low), float(high)
 
 
@@ -174,27 +170,16 @@ def isotonic(values: np.ndarray) -> np.ndarray:
     return np.repeat([mean for mean, _ in pools], [size for _, size in pools]) if pools else values
 
 
-def spread(profile: np.ndarray) -> float:
-    """(max − min) / mean."""
-    mean = float(profile.mean())
-    return float(np.ptp(profile)) / mean if mean else math.nan
-
-
-def curve(readings: Readings, step: int | None) -> Curve:
-    """The profile over the blocks at one step; raises `Missing` with too few blocks or without the first or last."""
-    cells = sorted((cell for cell in readings if cell.step == step), key=lambda cell: cell.layer)
-    depths = [round(cell.layer / readings[cell].depth) for cell in cells if readings[cell].depth > 0]
-    blocks = max([*depths, *(cell.layer for cell in cells)])
-    if len(cells) < FEWEST_BLOCKS:
-        raise Missing(f"profile of {FEWEST_BLOCKS} blocks", f"{len(cells)} of {blocks} have a number")
-    missing = [end for end in (1, blocks) if end not in {cell.layer for cell in cells}]
+def _block_profile(readings: Readings) -> Curve:
+    """The profile over the blocks at the last step; raises `Missing` with too few blocks or without an end."""
+    rows = {cell.layer: row for cell, row in evidence.at(readings, evidence.last_step(readings)).items()}
+    blocks = max([*rows, *(round(layer / row.depth) for layer, row in rows.items() if row.depth > 0)])
+    if len(rows) < FEWEST_BLOCKS:
+        raise Missing(f"profile of {FEWEST_BLOCKS} blocks", f"{len(rows)} of {blocks} have a number")
+    missing = [end for end in (1, blocks) if end not in rows]
     if missing:
         raise Missing(f"number at block {missing[0]}", "a shape over depth needs both ends; measure all layers")
-    layers = [cell.layer for cell in cells]
-    return Curve.of(layers, [layer / blocks for layer in layers], [readings[cell].quantity for cell in cells])
-
-
-Profiles = dict[str, tuple[Curve, int | None]]
+    return Curve.of(list(rows), [layer / blocks for layer in rows], [row.quantity for row in rows.values()])
 
 
 def _first(stack: BlockStack) -> Readings:
@@ -202,51 +187,56 @@ def _first(stack: BlockStack) -> Readings:
     return next((found for found in map(stack.blocks, METRICS) if found), {})
 
 
-def _profiles(stack: BlockStack) -> Profiles:
-    """The profile for each measured formula, and the step."""
-    found: Profiles = {}
+def _profiles(stack: BlockStack) -> dict[str, Curve]:
+    """The profile for each measured formula."""
+    profiles: dict[str, Curve] = {}
     if not _first(stack):
         raise stack.gap("svd_ratio")
     for name, (metric, options, _) in _FORMULAS.items():
-        readings = stack.blocks(metric, **options)
-        step = evidence.last_step(readings)
         try:
-            found |= {name: (curve(readings, step), step)} if readings else {}
+            if readings := stack.blocks(metric, **options):
+                profiles[name] = _block_profile(readings)
         except Missing:
-            if not found:  # the deciding formula must be complete, the descriptive ones may have gaps
+            if not profiles:  # the deciding formula must be complete, the descriptive ones may have gaps
                 raise
-    return found
+    return profiles
 
 
 def _by_formula(
-    stack: BlockStack, parts_of: Callable[[Curve], list[Part]], *, names: Sequence[str], sentence: Callable[..., str]
+    stack: BlockStack, parts_of: Callable[[Curve], list[Part]], *, names: Sequence[str], sentence: Sentence
 ) -> Finding:
     """The finding from the parts of the deciding formula and, as descriptive parts named after it, of each other one.
 
-    Each of the others also gets an aspect made of its parts in `names`.
+    Each of the others also gets an aspect made of its parts in `names`, and a clause in the sentence.
     """
     profiles = _profiles(stack)
-    (decides, (profile, step)), *others = profiles.items()
+    (decides, profile), *others = profiles.items()
+    metric, options, symbol = _FORMULAS[decides]
+    step = evidence.last_step(stack.blocks(metric, **options))
     parts = parts_of(profile)
-    for name, (other, _) in others:
+    for name, other in others:
         parts += [replace(p, name=f"{name}: {p.name}", needed=False) for p in parts_of(other)]
-    details: dict[str, Any] = {"formula": _FORMULAS[decides][0], "step": step, "profile": profile.records()}
-    details |= {"profiles": {name: one.records() for name, (one, _) in profiles.items()}}
+    records = {name: other.records() for name, other in profiles.items()}
+    details = {"formula": metric, "step": step, "profile": records[decides], "profiles": records}
     aspects = {name: tuple(f"{name}: {part}" for part in names) for name, _ in others}
-    where = f"over {len(profile)} blocks{evidence.at_step(step)} {_FORMULAS[decides][2]}"
-    return Finding(parts, functools.partial(sentence, where=where), details, aspects=aspects)
+
+    def with_others(parts: Parts, part: Part) -> str:
+        clauses = []
+        for name, members in aspects.items():
+            if known := [parts[member] for member in members if member in parts]:
+                status = judge(known)[0]
+                clauses.append(f"{'is ' if status == 'undecided' else ''}{status} by {_FORMULAS[name][2]}")
+        beside = f" (it {' and '.join(clauses)})" if clauses else ""
+        return f"over {len(profile)} blocks{evidence.at_step(step)} {symbol} {sentence(parts, part)}{beside}"
+
+    return Finding(parts, with_others, details, aspects=aspects)
 
 
-@claim(
-    "bell_shaped",
-    of=stacks,
-    statement="Anisotropy over depth is bell-shaped: highest in the middle blocks and lower at both ends.",
-    source=SOURCE,
-    metrics=METRICS,
-    margin=END_MARGIN,
-)
+@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=END_MARGIN)
 def bell_shaped(stack: BlockStack) -> Finding:
-    """The peak of svd_ratio over blocks 1 … L minus the first and the last block, at the last measured step.
+    """Anisotropy over depth is bell-shaped: highest in the middle blocks and lower at both ends.
+
+    The peak of svd_ratio over blocks 1 … L minus the first and the last block, at the last measured step.
 
     The peak must lie at a relative depth of .2 to .8 (its interval: 4000 draws of the profile from a multivariate t
     with the jackknife covariance between blocks, which share their contexts), both ends .05 below it (it is chosen
@@ -265,68 +255,53 @@ def bell_parts(profile: Curve) -> list[Part]:
     return [
         Part.of(_FIRST, profile.above(0), margin=END_MARGIN),
         Part.of(_LAST, profile.above(len(profile) - 1), margin=END_MARGIN),
-        Part(_PEAK, float(near[profile.peak]), *quantiles(near[peaks]), **away),  # type: ignore[arg-type]
+        Part(_PEAK, float(near[profile.peak]), *_quantiles(near[peaks]), **away),  # type: ignore[arg-type]
         Part.of(_SHAPE, smooth, margin=SMOOTH, p=math.nan, guard=True),
-        Part("peak depth", float(depths[profile.peak]), *quantiles(depths[peaks]), needed=False),
-        Part.described("peak", float(profile.values.max())),
+        Part("peak depth", float(depths[profile.peak]), *_quantiles(depths[peaks]), needed=False),
+        *Part.describe_all({"peak": float(profile.values.max())}),
     ]
 
 
-def _bell_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
-    text = f"{where} peaks at relative depth {span(parts['peak depth'])} with {figure(parts['peak'].effect)}, "
-    text += f"{span(parts[_FIRST])} above the first block and {span(parts[_LAST])} above the last, and leaves the best "
-    text += f"up–down curve by {figure(100 * (1 - parts[_SHAPE].effect))} % of its range; what decides is "
-    return f"{text}{_BELL[part.name]} with {span(part)}, {outcome(status, part)}" + _others(parts, _BELL)
+def _bell_sentence(parts: Parts, part: Part) -> str:
+    text = f"peaks at relative depth {parts['peak depth']} with {parts['peak'].number}, {parts[_FIRST]} above the "
+    text += f"first block and {parts[_LAST]} above the last, and leaves the best up–down curve by "
+    text += f"{figure(100 * (1 - parts[_SHAPE].effect))} % of its range; what decides is "
+    return f"{text}{_BELL[part.name]} with {part}, {part.outcome}"
 
 
-def _others(parts: Parts, names: Iterable[str]) -> str:
-    """A clause on the results of the formulas that do not decide."""
-    clauses = []
-    for name, (_, _, words) in _FORMULAS.items():
-        members = [parts[f"{name}: {n}"] for n in names if f"{name}: {n}" in parts]
-        if members:
-            status = judge(members)[0]
-            clauses.append(f"{'is ' if status == 'undecided' else ''}{status} by {words}")
-    return f" (it {' and '.join(clauses)})" if clauses else ""
-
-
-@claim(
-    "flat_profile",
-    of=stacks,
-    statement="Anisotropy is uniform over depth.",
-    source=SOURCE,
-    metrics=METRICS,
-    margin=LEAST_EVENNESS,
-)
+@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=LEAST_EVENNESS)
 def flat_profile(stack: BlockStack) -> Finding:
-    """1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean."""
+    """Anisotropy is uniform over depth.
+
+    1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean.
+    """
     return _by_formula(stack, flat_parts, names=["evenness"], sentence=_flat_sentence)
+
+
+def _evenness(profile: np.ndarray) -> float:
+    mean = float(profile.mean())
+    return 1 - (float(np.ptp(profile)) / mean if mean else math.nan)
 
 
 def flat_parts(profile: Curve) -> list[Part]:
     """The parts of a flat profile."""
     return [
-        Part.of("evenness", profile.quantity(lambda y: 1 - spread(y)), margin=LEAST_EVENNESS, p=math.nan),
-        Part.described("mean", float(profile.values.mean())),
+        Part.of("evenness", profile.quantity(_evenness), margin=LEAST_EVENNESS, p=math.nan),
+        *Part.describe_all({"mean": float(profile.values.mean())}),
     ]
 
 
-def _flat_sentence(parts: Parts, status: Status, part: Part, *, where: str) -> str:
+def _flat_sentence(parts: Parts, part: Part) -> str:
     turned = replace(part, effect=1 - part.effect, low=1 - part.high, high=1 - part.low)
-    text = f"{where} is {figure(parts['mean'].effect)} on average and its range is {span(turned)} of that, where a "
-    return f"{text}uniform profile stays below {figure(1 - LEAST_EVENNESS)}" + _others(parts, ["evenness"])
+    text = f"is {parts['mean'].number} on average and its range is {turned} of that, where a "
+    return f"{text}uniform profile stays below {figure(1 - LEAST_EVENNESS)}"
 
 
-@claim(
-    "decoders_bell_encoders_flat",
-    of=whole("decoders and encoders"),
-    statement="Every decoder has a bell-shaped profile of anisotropy and every encoder a uniform one.",
-    source=SOURCE,
-    metrics=METRICS,
-    margin=END_MARGIN,
-)
+@claim(of=whole("decoders and encoders"), source=SOURCE, metrics=METRICS, margin=END_MARGIN)
 def decoders_bell_encoders_flat(study: Study) -> Finding:
-    """`bell_shaped` of every decoder and `flat_profile` of every encoder; one that is not refutes it.
+    """Every decoder has a bell-shaped profile of anisotropy and every encoder a uniform one.
+
+    `bell_shaped` of every decoder and `flat_profile` of every encoder; one that is not refutes it.
 
     Which is which is told by run.json, or by the names of the arms of the causal ablation, of which causal + masked LM
     is neither.
@@ -343,7 +318,7 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
     parts: list[Part] = []
     for role, name in ((role, name) for role, names in kinds.items() for name in names):
         try:
-            profile = next(iter(_profiles(found[name]).values()))[0]
+            profile = next(iter(_profiles(found[name]).values()))
         except Missing as gap:  # too few blocks: this model is undecided, the others are judged
             parts.append(Part.absent(f"{role} {name}: profile", f"of {role} {name} {gap}", margin=END_MARGIN))
             continue
@@ -351,21 +326,22 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
         parts += [replace(p, name=f"{role} {name}: {p.name}") for p in made if math.isfinite(p.margin)]
     ends = {name: evidence.last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
-    sentence = functools.partial(_kinds_sentence, unknown=unknown_words)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        clauses = [_kind_clause(parts, role, shape) for role, shape in (("decoder", "a bell"), ("encoder", "flat"))]
+        text = f"the profile is {' and '.join(clauses)}; what decides is {part.name} with {part}, {part.outcome}"
+        return text + (f"; {unknown_words}" if unknown else "")
+
     return Finding(parts, sentence, details, scope="for these models")
 
 
-def _kinds_sentence(parts: Parts, status: Status, part: Part, *, unknown: str) -> str:
-    clauses = []
-    for role, words in (("decoder", "a bell"), ("encoder", "flat")):
-        statuses: dict[str, list[Part]] = {}
-        for name, p in parts.items():
-            if name.startswith(f"{role} "):
-                statuses.setdefault(name.rsplit(": ", 1)[0], []).append(p)
-        judged = {name.removeprefix(f"{role} "): judge(members)[0] for name, members in statuses.items()}
-        rest = [f"{name} {'is open' if s == 'undecided' else 'is not'}" for name, s in judged.items() if s != "holds"]
-        holding = sum(s == "holds" for s in judged.values())
-        text = f"{words} in {holding} of {len(judged)} {role}{'s' if len(judged) > 1 else ''}"
-        clauses.append(text + (f" ({', '.join(rest)})" if rest else ""))
-    text = f"the profile is {' and '.join(clauses)}; what decides is {part.name} with {span(part)}, "
-    return text + outcome(status, part) + (f"; {unknown}" if unknown else "")
+def _kind_clause(parts: Parts, role: str, shape: str) -> str:
+    members: dict[str, list[Part]] = {}
+    for name, part in parts.items():
+        if name.startswith(f"{role} "):
+            members.setdefault(name.removeprefix(f"{role} ").rsplit(": ", 1)[0], []).append(part)
+    statuses = {name: judge(of_model)[0] for name, of_model in members.items()}
+    rest = [f"{name} {'is open' if s == 'undecided' else 'is not'}" for name, s in statuses.items() if s != "holds"]
+    holding = sum(status == "holds" for status in statuses.values())
+    text = f"{shape} in {holding} of {evidence.counted(len(statuses), role)}"
+    return text + (f" ({', '.join(rest)})" if rest else "")
