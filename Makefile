@@ -24,7 +24,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 docs: $(VENV)/.dev  ## write docs/metrics.md, docs/sites.md and docs/claims.md again, from the declarations
-	$(BIN)/python -m anisoscope.commands.reference docs
+	$(BIN)/python tools/reference_pages.py docs
 
 bench: $(VENV)/.dev $(PEERS)/.installed  ## every job beside its peers; writes benchmarks/RESULTS.md and docs/performance.md
 	$(BIN)/python benchmarks/run.py $(JOBS)

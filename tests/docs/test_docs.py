@@ -67,7 +67,7 @@ def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:
 
 
 def test_reference_pages_are_what_the_declarations_say() -> None:
-    from anisoscope.commands.reference import pages
+    from reference_pages import pages
 
     for name, text in pages():
         written = (ROOT / "docs" / name).read_text(encoding="utf-8")

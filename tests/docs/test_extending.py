@@ -101,7 +101,7 @@ def test_a_declared_metric_can_be_called_on_an_array(declared: Metric) -> None:
 
 
 def test_a_declared_metric_is_in_the_reference_page(declared: Metric) -> None:
-    from anisoscope.commands.reference import metrics_page
+    from reference_pages import metrics_page
 
     assert "## `longest_axis`" in metrics_page()
 
@@ -113,7 +113,7 @@ def test_a_misspelt_option_of_a_declared_metric_is_known(declared: Metric, tmp_p
 
 
 def test_a_number_of_a_command_is_listed_and_documented_and_a_profile_says_who_measures_it(tmp_path: Path) -> None:
-    from anisoscope.commands.reference import metrics_page
+    from reference_pages import metrics_page
 
     before = registry()
 

@@ -222,7 +222,7 @@ def joint(tables: Sequence[Table], paths: Sequence[str]) -> Table:
     renamed = [table.renamed(names) for table, names in zip(tables, new_names(tables, paths), strict=True)]
     # claims read the model entries of all runs, which say which models are encoders
     models = [entry for table in renamed for entry in table.about.get("models") or ()]
-    return replace(Table.concat(renamed), about=renamed[0].about if len(renamed) == 1 else {"models": models})
+    return Table.concat(renamed, None if len(renamed) == 1 else {"models": models})
 
 
 def new_names(tables: Sequence[Table], paths: Sequence[str]) -> list[dict[str, str]]:

@@ -99,7 +99,7 @@ def looks_like_dataset(name: str) -> bool:
 
 
 def _embedded() -> Iterator[Document]:
-    packed = importlib.resources.files("anisoscope.data.embedded") / "corpus.txt.gz"
+    packed = importlib.resources.files("anisoscope.data") / "embedded" / "corpus.txt.gz"
     text = gzip.decompress(packed.read_bytes()).decode("utf-8")
     for article in text.rstrip("\n").split(SEPARATOR):
         yield Document(article, source="embedded")

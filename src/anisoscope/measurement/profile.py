@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -121,7 +121,7 @@ class Profiler:
             raise
         self._finish()
         self.folder.tidy()
-        return replace(Table.concat(self.tables), about=self.about)
+        return Table.concat(self.tables, self.about)
 
     def _finish(self, error: BaseException | None = None) -> None:
         self.about |= outcome(error)

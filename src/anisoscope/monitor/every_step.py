@@ -220,7 +220,7 @@ class EveryStep:
         self.flush()
         blocks = self.blocks if step is None else [block.where(block.steps == step) for block in self.blocks]
         parts = [_long(block, columns, depth) for block in blocks if len(block.steps)]
-        return Table.concat(parts or [Table.from_records([])])
+        return Table.concat(parts)
 
 
 def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> Table:

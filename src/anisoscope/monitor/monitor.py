@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +356,7 @@ class Monitor:
     def table(self) -> Table:
         """Everything measured so far."""
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
-        return replace(Table.concat(self.tables or [Table.from_records([])]), about=about)
+        return Table.concat(self.tables, about)
 
     @property
     def trace(self) -> Table:

@@ -104,9 +104,11 @@ class Table:
         pq.write_table(self.arrow, path)
 
     @classmethod
-    def concat(cls, tables: Iterable[Table]) -> Table:
+    def concat(cls, tables: Iterable[Table], about: dict[str, Any] | None = None) -> Table:
+        """All rows in order; `about` is by default that of a single table and empty for several or none."""
         tables = list(tables)
-        return cls(pa.concat_tables([t.arrow for t in tables]), tables[0].about if len(tables) == 1 else {})
+        arrow = pa.concat_tables([table.arrow for table in tables]) if tables else SCHEMA.empty_table()
+        return cls(arrow, about if about is not None else tables[0].about if len(tables) == 1 else {})
 
     def __len__(self) -> int:
         return self.arrow.num_rows

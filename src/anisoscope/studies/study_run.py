@@ -197,7 +197,7 @@ class ArmsStudy(Study):
 
         if not self.joined:
             return
-        table = Table(Table.concat(arm.table() for arm in self.joined).arrow, self.about)
+        table = Table.concat((arm.table() for arm in self.joined), self.about)
         self.folder.write_table(table)
         judge(self.folder, table, paper=self.paper)
         paths = [arm.path for arm in self.joined]
@@ -222,6 +222,6 @@ def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
     from anisoscope.claims.catalogue import claims, evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
 
-    measured = set(table.arrow["metric"].to_pylist())
+    measured = table.metrics()
     names = [name for name, each in claims().items() if paper in each.source or each.metrics[0] in measured]
     folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names)))

@@ -120,13 +120,11 @@ def _panel(axes: Axes, panel: Panel, lookup: Lookup, *, title: str = "") -> None
         label = plain(level.label).split(",")[0].rstrip(" =") or "_"
         rule = axes.axvline if level.upright else axes.axhline
         rule(value, color=colour, linewidth=0.7, linestyle=DASHES[level.dash], label=label, zorder=0.5)
+    right = axes.twinx() if panel.right is not None else axes
     for series in panel.series:
         for i in range(max(1, series.each)):
-            _series(axes, series, lookup, i)
+            _series(right if series.right else axes, series, lookup, i)
     if panel.right is not None:
-        right = axes.twinx()
-        for series in (s for s in panel.series if s.right):
-            _series(right, series, lookup, 0)
         _axis(right, right.yaxis, panel.right, "y", lookup)
     if panel.grid is None:
         _axis(axes, axes.xaxis, panel.x, "x", lookup)

@@ -219,7 +219,7 @@ class Untrained(Study):
         for arm, counts in (item for part in parts for item in part.about["histograms"].items()):
             arrays |= {f"{arm}/{point}": np.asarray(values, dtype=np.int32) for point, values in counts.items()}
         self.folder.write_arrays(HISTOGRAMS, arrays)
-        verdicts = evaluate_claims(Table(table.arrow, {"models": self.about["models"]}), CLAIMS)
+        verdicts = evaluate_claims(replace(table, about={"models": self.about["models"]}), CLAIMS)
         self.folder.write_json("verdicts.json", verdicts_to_dicts(verdicts))
 
     def run(self) -> Path:

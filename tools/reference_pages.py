@@ -1,6 +1,6 @@
 """Write the reference pages docs/metrics.md, docs/sites.md and docs/claims.md from the declarations in the code.
 
-python -m anisoscope.commands.reference docs
+python tools/reference_pages.py docs
 """
 
 from __future__ import annotations
