@@ -13,8 +13,9 @@ the interval has G − 1 degrees of freedom, and there is none with fewer than t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -259,6 +260,16 @@ class Mark(NamedTuple):
     value: float
     low: float = math.nan
     high: float = math.nan
+
+
+def mean_of(values: Iterable[float | None]) -> float:
+    """The mean of the finite values; NaN if there is none.
+
+    >>> mean_of([1.0, None, 2.0])
+    1.5
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else math.nan
 
 
 def over_seeds(

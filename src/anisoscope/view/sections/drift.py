@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from operator import itemgetter
-from statistics import fmean
 from typing import Any
 
 from anisoscope.results.modality import MODALITIES
+from anisoscope.results.quantity import mean_of
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import DASHES, Axis, Depth, Figure, Panel, Series, Switch, brief, series, wants_log
 from anisoscope.view.page import Controls, DataTable, Fold, Heading, Prose, Section, Swatch, Swatches, TableCell, text
@@ -135,7 +135,7 @@ class Bundle:
         return [value for member in self.members if (value := finite(member.get(name))) is not None]
 
     def mean(self, name: str) -> float | None:
-        return fmean(self.values(name)) if self.values(name) else None
+        return finite(mean_of(self.values(name)))
 
     def told(self, name: str) -> str:
         """A number with its interval as text; of several seeds their mean and range."""
@@ -215,7 +215,7 @@ def counted(record: Record) -> list[dict[str, Any]]:
     return [point for point in record["points"] if point["counted"]]
 
 
-def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def points_over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The points of a model with their intervals; for several seeds means with the range over seeds."""
     if len(lines) == 1:
         return list(lines[0])
@@ -226,7 +226,7 @@ def over_seeds(lines: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
     for points in places.values():
         values = [value for p in points if (value := finite(p["cosine"])) is not None]
         ends = {"seeds": range_words(values), "low": None, "high": None}
-        found.append({**points[0], **ends, "cosine": fmean(values) if values else None})
+        found.append({**points[0], **ends, "cosine": finite(mean_of(values))})
     return found
 
 
@@ -298,7 +298,7 @@ def modality_series(found: Comparison) -> tuple[Series, ...]:
         size = 8.0 if bundle.status == "fails" else 6.0
         look: dict[str, Any] = {"colour": colour_of(bundle.modality), "width": 1.8, "size": size}
         look |= {"colour": thin["colour"], "width": 1.1, "size": 4.0, "named": False} if pale else {}
-        points = over_seeds(lines)
+        points = points_over_seeds(lines)
         look |= {"dash": bundle.dash, "marker": LOOKS[bundle.status][1], "text": _where(points, name)}
         drawn.append(Series(name, *_course(points), **look))
     return tuple(drawn)
@@ -566,4 +566,4 @@ def _modality_words(modality: str, bundles: Sequence[Bundle]) -> str:
         return "".join(f"{estimate(row['mean'], row['mean_low'], row['mean_high'])} in {modality}" for row in rows)
     size = bundles[0].seeds if len(bundles) == 1 else size_words(bundles)
     values = [row["mean"] for row in rows]
-    return f"{number(fmean(values))} in {modality} ({size}, {range_words(values)})"
+    return f"{number(mean_of(values))} in {modality} ({size}, {range_words(values)})"

@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import fmean
 from typing import Any
 
-from anisoscope.results.quantity import Quantity, mean
+from anisoscope.results.quantity import Quantity, mean, mean_of
 from anisoscope.results.query import FIRST_OUTLIER, Row
 from anisoscope.view.page import PageFinding
 from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
@@ -258,7 +257,7 @@ def _attention(rows: ProfileRows, subject: Subject) -> str:
         clauses.append(f"{(sharpness > 0.5).sum()} of {len(sharpness)} heads have a sharpness above 0.5")
     layers = heads.where(metric="first_key_mass").groups("layer")
     if layers:
-        mass, layer = max((fmean(part.numbers()), -layer) for layer, part in layers.items())
+        mass, layer = max((mean_of(part.numbers()), -layer) for layer, part in layers.items())
         size = number(mass, 2)
         clauses.append(f"the first key takes up to {size} of the attention (block {-layer}, mean over heads)")
     return ", and ".join(clauses) + "." if clauses else ""

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results.quantity import mean_of
 from anisoscope.results.query import Query, Row, Table, options_of, with_options
 from anisoscope.view import figure, subjects
 from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, wants_log
@@ -127,7 +127,7 @@ class HeadMap:
             values = [v for (_, at), v in self.values.items() if at == layer and v is not None]
             low, high = (min(values), max(values)) if values and banded else (math.nan, math.nan)
             fields = {"layer": layer, "kind": kind, "depth": math.nan, "note": f"mean over {len(values)} heads"}
-            fields |= {"value": fmean(values) if values else math.nan, "low": low, "high": high}
+            fields |= {"value": mean_of(values), "low": low, "high": high}
             means.append(SimpleNamespace(**fields, interval=(low, high) if math.isfinite(low) else None))
         return Line(self.subject, means, reach="" if self.mean else "heads from")
 
