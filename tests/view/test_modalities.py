@@ -148,6 +148,14 @@ def test_one_model_has_no_pool() -> None:
     assert len(figures[0].panels) == 1
 
 
+def test_a_model_with_too_few_layers_for_a_correlation_is_in_the_table_and_not_drawn() -> None:
+    section = drift_section(compared(media_table(Media("long", layers=4).stream(), Media("short", layers=1).stream())))
+    assert section is not None
+    table = next(part for part in section.parts if isinstance(part, DataTable))
+    assert {str(row[0].text) for group in table.groups for row in group} >= {"long", "short"}
+    assert len(next(part for part in section.parts if isinstance(part, Figure)).panels) == 1
+
+
 def test_runs_of_one_name_are_told_apart_and_pooled_together() -> None:
     tables = [media_table(Media("same", layers=4).stream(lambda d, up=up: 0.2 + up * d)) for up in (0.3, 0.5)]
     found = compared(*tables)

@@ -366,6 +366,7 @@ def drift_section(found: Comparison) -> Section | None:
     parts += [Figure(tuple(first), id="drift", layout=layout, files=files, most=OPEN, size=1.75)]
     for name, more in (("Further models", rest), ("Models with random weights", panels[len(front) :])):
         parts += [Fold(f"{name} ({len(more)})", [Figure(tuple(more))], css="behind")] if more else []
+    front, behind = in_front(bundles_of(found.records))  # stacks with too few sites are in the tables too
     parts += [Heading("Correlations"), _drift_table(found, front, pooled=True)]
     if behind:
         counts = Counter(bundle.status for bundle in behind)
@@ -411,8 +412,9 @@ def bundle_words(bundle: Bundle) -> str:
     sites = spans({record["n"] for record in bundle.members})
     summary = f"{pearson}{tests[0]}, {spearman}{tests[1]} over {sites} sites."
     if bundle.values("explained"):
-        shown = bundle.status_cell().text
-        summary += f" Share that goes with the mean: {bundle.told('explained')}. Explained by drift: {shown}."
+        summary += f" Share that goes with the mean: {bundle.told('explained')}."
+    if bundle.values("explained") or bundle.seeds:
+        summary += f" Explained by drift: {bundle.status_cell().text}."
     if bundle.seeds:
         return summary
     near = interval_words(bundle.first["near_identity"], None, None)

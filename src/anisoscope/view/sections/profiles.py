@@ -33,8 +33,8 @@ LARGE_MAP = 14
 LEAD = (
     "Bands are 95&nbsp;% intervals that resample contexts, not rows, for each layer on its own. <em>embed</em> is the "
     "input of the first block; numbers are blocks, or relative depth (1: the last block) where models are compared. "
-    "The <em>final</em> norm, a diamond, stands apart. Dashed lines leave the first position of each context out; they "
-    "are drawn where it is an outlier. Point at a value for its counts and notes."
+    "The <em>final</em> norm, where there is one, is a diamond apart. Dashed lines, drawn where the first position of "
+    "each context is an outlier, leave it out. Point at a value for its counts and notes."
 )
 # "encoder.3.resid", or "some/model/3.resid" where one run holds several models
 SITE = re.compile(

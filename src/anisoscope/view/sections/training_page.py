@@ -111,7 +111,8 @@ def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
 
     Without gradient metrics the seeds of a model are drawn as one line and have one entry.
     """
-    arms = legend_arms(rows)
+    drawn = {key.subject for key in rows.lines}  # models measured at no step of a training have no lines
+    arms = [arm for arm in legend_arms(rows) if any(one.index in drawn for one in arm.subjects)]
     shown = {arm.line for arm in arms[: ARMS if rows.metrics().isdisjoint(TANGENT) else SHOWN]}
     if len(arms) > SHOWN and not rows.metrics().isdisjoint(TANGENT):
         shown = {*sorted({one.model: one.index for one in reversed(rows.subjects)}.values())[:SHOWN]}
