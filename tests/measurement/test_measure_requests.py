@@ -172,15 +172,16 @@ def test_every_fold_left_out_is_centred_about_its_own_mean(shift: float) -> None
         mine = rows[(fold != left).numpy()]
         part = cloud.without(left)
         assert part.n == len(mine)
-        assert part.plain == pytest.approx(pair_cosine(mine), rel=1e-10)
-        assert part.centred == pytest.approx(pair_cosine(mine - mine.mean(0)), rel=1e-7, abs=1e-12)
+        assert part.average_cosine(centred=False) == pytest.approx(pair_cosine(mine), rel=1e-10)
+        assert part.average_cosine(centred=True) == pytest.approx(pair_cosine(mine - mine.mean(0)), rel=1e-7, abs=1e-12)
 
 
 def test_equal_rows_have_no_direction_about_their_mean() -> None:
     rows = torch.full((40, 6), 0.1)
     with pytest.raises(TooFewRows):
-        _ = Centred.of(Sample(40).update(rows, context=torch.arange(40))).centred
-    assert Centred.of(Sample(40).update(rows, context=torch.arange(40))).plain == pytest.approx(1.0)
+        Centred.of(Sample(40).update(rows, context=torch.arange(40))).average_cosine(centred=True)
+    cloud = Centred.of(Sample(40).update(rows, context=torch.arange(40)))
+    assert cloud.average_cosine(centred=False) == pytest.approx(1.0)
 
 
 def test_a_default_profile_tells_how_much_drift_explains() -> None:

@@ -94,7 +94,7 @@ def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: T
     mass = torch.where(count >= SMALLEST_ROW, sink / total, torch.nan)
     entropy, sharp, largest = _row(total, mean, weights.amax(-1), count)
     column = first.expand(*masked.shape[:-1], 1)
-    if total.device.type != "cpu" or bool((sink > 0.5 * total).any()):  # on a GPU, or if subtraction would lose digits
+    if _retaken(sink, total):
         shifted, weights = _weights(masked.scatter_(-1, column, -torch.inf))
         left, mean = weights.sum(-1), torch.linalg.vecdot(weights, shifted)
     else:
@@ -103,6 +103,11 @@ def _quantities(plain: Tensor, bias: Tensor | None, allowed: Tensor, *, first: T
     rest = count - _at(allowed, first).to(count.dtype)
     entropy_rest, sharp_rest, _ = _row(left, mean, weights.amax(-1), rest)
     return torch.stack([entropy, sharp, mass, entropy_rest, sharp_rest, spread, plain_spread, largest], dim=-1)
+
+
+def _retaken(sink: Tensor, total: Tensor) -> bool:
+    """Whether the softmax without the first key is recomputed: on a GPU, or if subtraction would lose digits."""
+    return total.device.type != "cpu" or bool((sink > 0.5 * total).any())
 
 
 def _weights(masked: Tensor) -> tuple[Tensor, Tensor]:
