@@ -127,7 +127,8 @@ class SampleLines:
 
     @property
     def n(self) -> int:
-        return len(self.rows)
+        """The number of rows of the first line."""
+        return int((self.fold != self.left_out[0]).sum()) if self.left_out else len(self.rows)
 
     def staying(self, folds: Sequence[int]) -> Tensor:
         """Whether each row remains without each of these folds: bool [n, folds], on the host."""
