@@ -242,6 +242,13 @@ def test_vector_twins_are_written_and_the_same_every_time(folder: Path, tmp_path
     assert all(file.read_bytes() == (again / file.name).read_bytes() for file in files)
 
 
+def test_a_model_without_steps_beside_a_training_has_a_file_of_its_heads(tmp_path: Path) -> None:
+    untrained = Scribe(model="random", steps=(None,)).pair()
+    write_report(tmp_path, [view_of(Scribe().pair()), view_of(untrained)], catalogue=CATALOGUE)
+    files = {path.stem for path in (tmp_path / "figures").glob("qk-heads*.svg")}
+    assert files == {"qk-heads", "qk-heads-random"}
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
 def test_the_script_draws_the_table_s_planes(page: Page, tmp_path: Path) -> None:
     """The script in a page that is not there: what it would hand to the drawing library."""

@@ -169,6 +169,11 @@ class Carried:
         return [(i, heads) for i, heads in enumerate(self.heads) if heads.planes]
 
     @property
+    def pairs(self) -> list[str]:
+        """The kinds of queries whose planes are there."""
+        return [kind for kind in PAIR_WORDS if any(p.kind == kind for _, heads in self.planes for p in heads.planes)]
+
+    @property
     def words(self) -> list[str]:
         return [f"step {step:,}" for step in self.steps] or [""]
 
@@ -243,15 +248,22 @@ def _nested(array: np.ndarray, times: Sequence[int], *, digits: int = 3) -> Any:
 
 def attention_sections(runs: Sequence[RunView], catalogue: Catalogue) -> list[Section]:
     """Sections on mean queries and keys per head, their paths, and measures of attention; empty without heads."""
-    found = carried(head_numbers(runs))
+    everyone = head_numbers(runs)
+    found = carried(everyone)
     sections = [_plane_section(found)] if found and found.planes else []
+    undated = carried([heads for heads in everyone if heads.steps == (None,)])
+    if sections and found and found.over_time and undated:  # a file of each model that has no step on the page
+        stems = _stems("qk-heads", undated.planes, named=True)
+        files = {stem: {**chosen, "qkstep.0": 0} for stem, chosen in stems.items()}
+        drawn = replace(_glyph_figure(undated), id="", shown=False, files=files)
+        sections = [replace(sections[0], parts=[*sections[0].parts, drawn])]
     if found and found.over_time and any(heads.spreads for heads in found.heads):
         sections.append(_sharp_section(found, catalogue, alone=not sections))
     return sections
 
 
 def _plane_section(found: Carried) -> Section:
-    pairs = [kind for kind in PAIR_WORDS if any(p.kind == kind for _, heads in found.planes for p in heads.planes)]
+    pairs = found.pairs
     crowd = max(plane.cosine[0].size for _, heads in found.planes for plane in heads.planes) > CROWDED
     models = choice("Model", [heads.label for _, heads in found.planes])
     kinds = choice("Heads of", [PAIR_WORDS[kind] for kind in pairs])
@@ -265,25 +277,27 @@ def _plane_section(found: Carried) -> Section:
     )
     key = [Swatch("mean query", "@s1"), Swatch("mean key", "@s2")]
     parts: list[Any] = [Prose(text(lead)), Controls(switch), *([Controls(when)] if len(found.words) > 1 else [])]
-    parts += [Swatches(key), _glyph_figure(found, pairs), *found.omission]
+    parts += [Swatches(key), _glyph_figure(found), *found.omission]
     parts += _path_parts(found, pairs) if found.over_time else []
     return Section("mean-qk", "Mean query and mean key", parts, "Queries, keys")
 
 
-def _stems(name: str, models: Sequence[tuple[int, Heads]]) -> dict[str, Mapping[str, int]]:
-    """File names for the first seed of each of the first models."""
+def _stems(name: str, models: Sequence[tuple[int, Heads]], *, named: bool = False) -> dict[str, Mapping[str, int]]:
+    """File names for the first seed of each of the first models; with the model's label if there are several."""
     first = [(place, heads) for place, (_, heads) in enumerate(models) if heads.turn == 0][:FILES]
-    return {name if len(first) == 1 else f"{name}-{heads.label}": {"qk.0": place} for place, heads in first}
+    named = named or len(first) > 1
+    return {f"{name}-{heads.label}" if named else name: {"qk.0": place} for place, heads in first}
 
 
-def _glyph_figure(found: Carried, pairs: Sequence[str]) -> Figure:
+def _glyph_figure(found: Carried) -> Figure:
     """A figure of layers by heads: the mean key points right, the mean query is drawn at its angle."""
     views, sizes, summaries = {}, [], []
     for place, (i, heads) in enumerate(found.planes):
         for plane in heads.planes:
             sizes.append((len(plane.layers), plane.cosine.shape[2]))
+            kind = found.pairs.index(plane.kind)
             for scale in range(len(SCALES)):
-                views[f"{place}|{pairs.index(plane.kind)}|{scale}"] = _glyphs(f"qk/{i}/{plane.kind}", plane, scale)
+                views[f"{place}|{kind}|{scale}"] = _glyphs(f"qk/{i}/{plane.kind}", plane, scale)
         plane = heads.planes[0]
         size = f"{plural(len(plane.layers), 'layer')} of {plural(plane.cosine.shape[2], 'head')}"
         one, two, angle = (number(float(np.nanmean(np.abs(a[-1])))) for a in (plane.query, plane.key, plane.cosine))
