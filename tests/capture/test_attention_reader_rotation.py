@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anisoscope.capture import Capture, find_layout
 from support.attending import CLOSE, attending
 from support.tiny_media import MEDIA, media, media_inputs
-from support.tiny_models import FAMILIES, Record, captured, inputs, tiny
+from support.tiny_models import FAMILIES, Interrupting, Record, captured, inputs, tiny
 
 ROTARY = ["codegen", "eurobert", "falcon-40b", "falcon-7b", "gemma", "gemma2", "gpt_neox", "gpt_neox-sequential",
           "gptj", "granite", "llama", "mistral", "modernbert", "olmo", "olmo2", "phi", "phi3", "qwen2", "qwen3",
@@ -96,16 +96,6 @@ def test_unrotated_queries_are_what_the_model_projects_and_norms(name: str) -> N
 
 def _rotary_function(model: nn.Module) -> Any:
     return sys.modules[type(model).__module__].apply_rotary_pos_emb  # type: ignore[attr-defined]
-
-
-class Interrupting(Record):
-    def __init__(self, error: type[BaseException]) -> None:
-        super().__init__()
-        self.error = error
-
-    def rows(self, rows: Any) -> None:
-        if rows.site.layer == 2:
-            raise self.error
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

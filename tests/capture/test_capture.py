@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from anisoscope.capture import Capture, Site, find_layout, weight_rows
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
-from support.tiny_models import Record, captured, contexts, inputs, padded, tiny
+from support.tiny_models import Interrupting, Record, captured, contexts, inputs, padded, tiny
 
 
 def hooks(model: nn.Module) -> int:
@@ -205,16 +205,6 @@ def test_sites_that_saw_nothing_raise_with_their_names() -> None:
             capture.run(inputs(model, 4))
         model.model.layers[2] = kept
         capture.run(inputs(model, 4))
-
-
-class Interrupting(Record):
-    def __init__(self, error: type[BaseException]) -> None:
-        super().__init__()
-        self.error = error
-
-    def rows(self, rows: Any) -> None:
-        if rows.site.layer == 2:
-            raise self.error
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -12,21 +12,13 @@ from torch import nn
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import first_tensor
 from anisoscope.studies.untrained.fresh_block import (
-    UntrainedBlock,
     biased,
     block_config,
     build_block,
     direction,
     initialise,
 )
-
-SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
-
-
-def small_block(family: str, *, init: str = "normal", seed: int = 0) -> UntrainedBlock:
-    block = build_block(family, **SMALL, seed=seed)
-    initialise(block, init, seed=seed)
-    return block
+from support.small_block import SMALL, small_block
 
 
 def outputs_of(family: str) -> torch.Tensor:

@@ -19,14 +19,7 @@ from anisoscope.studies.untrained.protocol import (
     score_rows,
     sequence_numbers,
 )
-
-SMALL = {"width": 32, "heads": 2, "length": 24, "sequences": 3}
-
-
-def small_block(family: str, *, init: str = "normal", seed: int = 0) -> UntrainedBlock:
-    block = build_block(family, **SMALL, seed=seed)
-    initialise(block, init, seed=seed)
-    return block
+from support.small_block import small_block
 
 
 def values(block: UntrainedBlock, x: torch.Tensor, *, rows: int = 0) -> dict[tuple[str, str], float]:

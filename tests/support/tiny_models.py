@@ -230,6 +230,18 @@ class Record:
         return next(rows for rows in reversed(self.all) if str(rows.site) == name)
 
 
+class Interrupting(Record):
+    """A sink that raises at the rows of block 2."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def rows(self, rows: Any) -> None:
+        if rows.site.layer == 2:
+            raise self.error
+
+
 def captured(model: nn.Module, batch: Any, sites: list[Any] | None = None, *, sink: Any = None, **options: Any) -> Any:
     """What one pass over a batch gives to a sink, at the usual sites unless told."""
     from anisoscope.capture import Capture, find_layout
