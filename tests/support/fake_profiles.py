@@ -25,12 +25,13 @@ class Sheet:
     def __init__(
         self, model: str = "m", *, number: int | None = 0, entropy: Any = 0, noise: float = 0.002, common: float = 0.7,
         layers: int = 12, steps: Iterable[int | None] = (None,), stack: str = "single", replicates: bool = True,
-        contexts: int = 128,
+        contexts: int = 128, tails: float = math.inf,
     ) -> None:  # fmt: skip
         self.random = np.random.default_rng(entropy)
+        self.tails = tails  # degrees of freedom of the noise: 3 has heavy tails, infinity is normal
         self.model, self.number, self.noise, self.common, self.layers = model, number, noise, common, layers
         self.steps, self.stack, self.replicates, self.contexts = tuple(steps), stack, replicates, contexts
-        self.shared = self.random.normal(size=FOLDS)
+        self.shared = self._luck()
         self.rows: list[dict[str, Any]] = []
 
     def add(
@@ -58,9 +59,25 @@ class Sheet:
             self.add(metric, truth, variant=variant, group=group)
         return self
 
+    def losses(self, *, start: float = 5.0, end: float = 2.0, constant: float = 3.0) -> Sheet:
+        """The held-out loss at every step, and that of the best constant predictor, as a training writes them."""
+        steps = [step for step in self.steps if step is not None]
+        for step in steps:
+            done = math.log1p(step) / math.log1p(max(steps[-1], 1))
+            place = {"step": step, "layer": None, "depth": None, "kind": "training", "group": "", "head": None}
+            for metric, mean in (("probe_loss", start + (end - start) * done), ("constant_loss", constant)):
+                self.rows.append(self._row({**place, "metric": metric, "variant": ""}, mean))
+        return self
+
+    def _luck(self) -> np.ndarray:
+        """Noise of the folds, with a standard deviation of one."""
+        if math.isinf(self.tails):
+            return self.random.normal(size=FOLDS)
+        return self.random.standard_t(self.tails, size=FOLDS) * math.sqrt((self.tails - 2) / self.tails)
+
     def _row(self, place: dict[str, Any], mean: float) -> dict[str, Any]:
         mine = {"half:1": slice(0, FOLDS // 2), "half:2": slice(FOLDS // 2, FOLDS)}.get(place["group"], slice(0, FOLDS))
-        own = math.sqrt(1 - self.common**2) * self.random.normal(size=FOLDS)
+        own = math.sqrt(1 - self.common**2) * self._luck()
         folds = (mean + self.noise * math.sqrt(FOLDS) * (self.common * self.shared + own))[mine]
         value, replicates = float(folds.mean()), ((folds.sum() - folds) / (len(folds) - 1)).tolist()
         low, high = jackknife(value, replicates, bounds=(None, None))

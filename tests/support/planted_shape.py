@@ -1,0 +1,215 @@
+"""Planted and null tables of the claims about depth, training and the arms of an ablation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anisoscope.results.query import Table
+from support.fake_profiles import Sheet, Truth, bell, flat, hump, joined
+from support.specimen import Specimen
+
+STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+ESTIMATORS = {"two_nn": 1.0, "levina_bickel": 1.1, "gride": 0.9}
+# layers, standard error of a number, tails of its noise: from small and sure to deep and shaky
+SIZES: tuple[dict[str, Any], ...] = (
+    {"layers": 6, "noise": 0.002},
+    {"layers": 12, "noise": 0.02},
+    {"layers": 24, "noise": 0.005, "tails": 3.0},
+    {"layers": 8, "noise": 0.05, "common": 0.0},
+)
+
+
+def size_of(seed: int) -> dict[str, Any]:
+    return SIZES[seed % len(SIZES)]
+
+
+def walk(seed: Any, points: Iterable[Any], *, by: float) -> dict[Any, float]:
+    """A walk from 0 over some points, with normal steps of this standard deviation: autocorrelated, without a trend."""
+    points = tuple(points)
+    steps = by * np.random.default_rng(seed).normal(size=len(points))
+    return dict(zip(points, np.cumsum([0.0, *steps[1:]]).tolist(), strict=True))
+
+
+def profile(truth: Truth | float, *, model: str = "m", seed: int = 0, seeds: int = 1, **more: Any) -> list[Sheet]:
+    """svd_ratio over depth after training, for some seeds."""
+    given = {"steps": (1000,), "layers": 12, **more}
+    found = []
+    for number in range(seeds):
+        sheet = Sheet(model, number=number, entropy=(seed, number, *map(ord, model)), **given)
+        found.append(sheet.add("svd_ratio", truth).losses())
+    return found
+
+
+def both(decoder: Truth | float, encoder: Truth | float, **more: Any) -> Table:
+    sheets = [*profile(decoder, model="decoder-12x512", **more), *profile(encoder, model="encoder-12x512", **more)]
+    return joined(*sheets, types={"decoder-12x512": "decoder", "encoder-12x512": "encoder"})
+
+
+def constant_profile(seed: int) -> Table:
+    return joined(*profile(0.2, seed=seed, **size_of(seed)))
+
+
+def outlier_block(seed: int) -> Table:
+    """A flat profile with one block far above the others."""
+    size = {**size_of(seed), "noise": 0.005}
+    odd = int(np.random.default_rng(seed).integers(1, size["layers"] + 1)) / size["layers"]
+    return joined(*profile(lambda step, depth: 0.2 + 0.2 * math.isclose(depth, odd), seed=seed, **size))
+
+
+def tilted_profile(seed: int) -> Table:
+    """A profile that only rises, or only falls."""
+    sign = (-1) ** seed
+    return joined(*profile(lambda step, depth: 0.3 + 0.2 * sign * depth, seed=seed, **size_of(seed)))
+
+
+def alike(seed: int) -> Table:
+    """An encoder and a decoder with the same profile, a bell or none."""
+    truth = bell() if seed % 2 else flat()
+    return both(truth, truth, seed=seed, **{**size_of(seed), "noise": min(size_of(seed)["noise"], 0.02)})
+
+
+def trained(course: Callable[[int], float], *, seed: int = 0, seeds: int = 1, **more: Any) -> Table:
+    """svd_ratio and average cosine over training, the same at every block."""
+    sheets = []
+    for number in range(seeds):
+        given = {"steps": STEPS, "layers": 4, "noise": 0.002, **more}
+        sheet = Sheet("m", number=number, entropy=(seed, number), **given)
+        sheets.append(sheet.add("svd_ratio", lambda step, depth: course(step)).losses())
+        sheet.add("average_cosine", lambda step, depth: course(step))
+    return joined(*sheets)
+
+
+def grown(step: int, *, by: float = 1.0) -> float:
+    return 0.1 * (1 + by * math.log1p(step) / math.log1p(STEPS[-1]))
+
+
+def wandering(seed: int) -> Table:
+    """A course without a trend whose steps are small or large."""
+    course = walk((seed, 7), STEPS, by=(0.005, 0.01, 0.02)[seed % 3])
+    return trained(lambda step: max(0.2 + course[step], 0.02), seed=seed)
+
+
+def still(seed: int) -> Table:
+    level, tails = (0.2, math.inf) if seed % 2 else (0.002, 3.0)
+    return trained(lambda step: level, seed=seed, noise=level * (0.01, 0.1, 0.3)[seed % 3], tails=tails)
+
+
+def phases(course: Callable[[int], float], *, seed: int = 0, steps: tuple[int, ...] = STEPS, **more: Any) -> Table:
+    """Intrinsic dimension over training by three estimators, with the halves of the contexts."""
+    sheet = Sheet("m", entropy=seed, **{"steps": steps, "layers": 4, "noise": 0.1, **more})
+    for name, scale in ESTIMATORS.items():
+        sheet.halves(name, lambda step, depth, scale=scale: scale * course(step))
+    return joined(sheet.losses())
+
+
+def noisy_dimension(seed: int) -> Table:
+    return phases(lambda step: 10.0, seed=seed, noise=(0.1, 0.5, 1.5)[seed % 3], tails=(math.inf, 3.0)[seed % 2])
+
+
+def trembling_dimension(seed: int) -> Table:
+    """Training itself moves the dimension up and down from step to step, in all contexts alike."""
+    luck = np.random.default_rng((seed, 3)).normal(size=len(STEPS))
+    return phases(lambda step: 10 * (1 + 0.03 * luck[STEPS.index(step)]), seed=seed)
+
+
+def partitions(clusters: float, random: float, whole: float, *, seed: int = 0, **more: Any) -> Table:
+    sheet = Sheet("m", entropy=seed, **{"layers": 6, "noise": 0.005, **more})
+    for variant, level in (("", clusters), ("partition=random", random), ("partition=none", whole)):
+        sheet.add("local_anisotropy", level, variant=variant)
+    return joined(sheet)
+
+
+def even_partitions(seed: int) -> Table:
+    level = (0.05, 0.3, 0.9)[seed % 3]
+    return partitions(level, level, level, seed=seed, **{**size_of(seed), "noise": min(size_of(seed)["noise"], 0.02)})
+
+
+def estimated(profiles: Mapping[str, Truth | float], *, seed: int = 0, **more: Any) -> Table:
+    sheet = Sheet("m", entropy=seed, **{"layers": 12, "noise": 0.1, **more})
+    for name, truth in profiles.items():
+        sheet.add(name, truth)
+    return joined(sheet)
+
+
+def unrelated_estimators(seed: int) -> Table:
+    """Three profiles that have nothing to do with each other, each measured well."""
+    random = np.random.default_rng((seed, 5))
+    layers = (5, 6, 8, 12)[seed % 4]
+    own = {name: random.normal(size=layers + 1) for name in ESTIMATORS}
+    truths = {n: (lambda step, depth, n=n: 10 + own[n][round(depth * layers)]) for n in ESTIMATORS}
+    return estimated(truths, seed=seed, layers=layers, noise=(0.01, 0.3)[seed % 2])
+
+
+def noisy_estimators(seed: int) -> Table:
+    return estimated(dict.fromkeys(ESTIMATORS, 10.0), seed=seed, layers=(5, 12, 24)[seed % 3], noise=0.3, common=0.0)
+
+
+ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
+
+
+def arms(levels: Mapping[str, float], *, seed: int = 0, seeds: int = 3, scatter: float = 0.03, **more: Any) -> Table:
+    """Three arms whose svd_ratio ends at these levels, from the same start; seeds scatter around them, relatively."""
+    random = np.random.default_rng((seed, 11))
+    sheets = []
+    for number, arm in itertools.product(range(seeds), ARMS):
+        level = max(levels[arm] * (1 + scatter * random.normal()), 1e-4)
+        given = {"steps": (0, 10, 100, 1000), "layers": 4, "noise": 0.02 * level, **more}
+        sheet = Sheet(f"{arm}-4x64", number=number, entropy=(seed, number, *map(ord, arm)), **given)
+        sheets.append(sheet.add("svd_ratio", lambda step, depth, end=level: end if step else 0.1).losses())
+    return joined(*sheets)
+
+
+def equal_arms(seed: int) -> Table:
+    level = (0.1, 0.001, 0.5)[seed % 3]
+    scatter = (0.02, 0.1, 0.3)[seed // 3 % 3]
+    return arms(dict.fromkeys(ARMS, level), seed=seed, scatter=scatter, seeds=(3, 5)[seed % 2])
+
+
+def levels(*, mask: float = 0.0, objective: float = 0.0) -> dict[str, float]:
+    """The levels of arms between which anisotropy falls by these parts."""
+    second = 0.2 * (1 - objective)
+    return {"causal-next": 0.2, "causal-masked": second, "bidirectional-masked": second * (1 - mask)}
+
+
+SHAPE: dict[str, Specimen] = {
+    "bell_shaped": Specimen(
+        lambda: joined(*profile(bell())),
+        {"constant": constant_profile, "tilted": tilted_profile},
+        lambda: joined(*profile(lambda step, depth: 0.1 + 0.2 * depth)),
+    ),
+    "flat_profile": Specimen(
+        lambda: joined(*profile(flat())),
+        {"bell": lambda seed: joined(*profile(bell(), seed=seed, **size_of(seed)))},
+        lambda: joined(*profile(bell())),
+    ),
+    "decoders_bell_encoders_flat": Specimen(
+        lambda: both(bell(), flat()), {"alike": alike}, lambda: both(flat(), bell())
+    ),
+    "two_phases": Specimen(
+        lambda: phases(lambda step: hump(STEPS)(step, 0.5)),
+        {"noise": noisy_dimension, "trembling": trembling_dimension},
+        lambda: phases(lambda step: 5 + math.log1p(step)),
+    ),
+    "anisotropy_grows": Specimen(
+        lambda: trained(grown), {"still": still}, lambda: trained(lambda step: grown(step, by=-0.5))
+    ),
+    "locally_isotropic": Specimen(
+        lambda: partitions(0.2, 0.5, 0.6), {"even": even_partitions}, lambda: partitions(0.6, 0.5, 0.5)
+    ),
+    "estimators_agree": Specimen(
+        lambda: estimated({n: (lambda step, depth, s=s: 10 + 8 * s * depth) for n, s in ESTIMATORS.items()}),
+        {"noise": noisy_estimators},
+        lambda: estimated({n: (lambda step, depth, i=i: 10 + 8 * (-1) ** i * depth) for i, n in enumerate(ESTIMATORS)}),
+    ),
+    "mask_effect": Specimen(
+        lambda: arms(levels(mask=0.5)), {"equal": equal_arms}, lambda: arms(levels(mask=-0.5), scatter=0.02)
+    ),
+    "objective_effect": Specimen(
+        lambda: arms(levels(objective=0.5)), {"equal": equal_arms}, lambda: arms(levels(objective=-0.5), scatter=0.02)
+    ),
+}
