@@ -186,6 +186,10 @@ KNOWN_MEASURED: dict[str, KnownMeasured] = {
     "attention_median": KnownMeasured(attention.attention_median, lambda: (numbers(0.7, 0.1, 0.2, 0), _SEEN), 0.2),
     "attention_min": KnownMeasured(attention.attention_min, lambda: (numbers(0.7, 0.1, 0.2, 0), _SEEN), 0.1),
     "loss": KnownMeasured(training.loss, lambda: (numbers(1, 3),), 2.0),
+    "target_entropy": KnownMeasured(
+        frequency.target_entropy, lambda: (torch.tensor([4, 2, 0, 1]), torch.tensor([0.5, 0.5, 7.0, 1.0])), 1.5
+    ),
+    "weighted_probe_loss": KnownMeasured(training.weighted_probe_loss, lambda: (6.0, 4), 1.5),
     "probe_loss": KnownMeasured(training.probe_loss, lambda: (6.0, 4), 1.5),
     "gradient_norm": KnownMeasured(training.gradient_norm, lambda: ([numbers(3.0), torch.tensor([[4.0]])],), 5.0),
     "learning_rate": KnownMeasured(training.learning_rate, lambda: ([{"lr": 0.1}, {"lr": 1.0}],), 0.1),

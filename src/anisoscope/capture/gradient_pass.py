@@ -45,11 +45,30 @@ class LabelConvention:
         """The number of target tokens."""
         return int((self.targets(labels) != IGNORED).sum())
 
-    def summed(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The cross-entropy of all targets, in the precision of the logits."""
+    def summed(self, logits: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
+        """The cross-entropy of all targets, in the precision of the logits; `weights` [V] are those of the targets."""
         targets = self.targets(labels).to(logits.device).flatten()
         flat = logits.reshape(-1, logits.shape[-1])
-        return torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
+        weight = None if weights is None else weights.to(flat)
+        return torch.nn.functional.cross_entropy(flat, targets, weight, ignore_index=IGNORED, reduction="sum")
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """The weight of every token as a target of the training loss, and whether gradients are those of that loss.
+
+    Gradients of the loss in which every target counts alike are the same measurement for every model, however it was
+    trained; those of the weighted loss are the ones that training follows.
+    """
+
+    weights: Tensor  # [V]
+    gradients: bool = False
+
+    def loss(self, logits: Tensor, labels: Tensor, reading: LabelConvention) -> Tensor:
+        """Σ w ℓ over all targets, in float32 or better."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        with contextlib.nullcontext() if self.gradients else torch.no_grad():
+            return reading.summed(logits, labels, weights=self.weights).double()
 
 
 def unlabelled(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +163,7 @@ class GradientPass:
     sites: dict[Site, SiteRows] = field(default_factory=dict)
     loss: float = 0.0  # summed over target tokens
     tokens: int = 0
+    weighted_loss: float | None = None  # the same with the weights of the targets; None without weights
     weights: dict[str, Tensor] = field(default_factory=dict)  # gradients by parameter name
     embedded: tuple[Tensor, Tensor] | None = None  # ids [m] and the gradients of their embeddings [m, d]
     unreached: list[Site] = field(default_factory=list)  # sites that no gradient reaches
@@ -224,13 +244,17 @@ def gradient_rows(
     layout: Layout,
     reading: LabelConvention | None = None,
     loss: LossRule | None = None,
+    targets: TargetWeights | None = None,
     weights: Sequence[str] = (),
     embedding: bool = False,
     others: Sink | None = None,
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
 ) -> GradientPass:
-    """The rows of a pass with the gradients of the summed loss; optionally also gradients of weights and embeddings."""
+    """The rows of a pass with the gradients of the summed loss; optionally also gradients of weights and embeddings.
+
+    With `targets` the loss is also summed with these weights; its gradients are taken if they ask for it.
+    """
     out, collector, named = GradientPass(), Collector(others), dict(model.named_parameters())
     embedded: list[tuple[Tensor, Tensor]] = []  # ids and outputs of the input embedding
     with contextlib.ExitStack() as stack:
@@ -240,8 +264,11 @@ def gradient_rows(
             stack.callback(_watch_embedding(model, embedded).remove)
         capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
-        total, out.tokens = _total(model, inputs, reading=reading, loss=loss)
+        total, out.tokens, weighted = _total(model, inputs, reading=reading, loss=loss, targets=targets)
         out.loss = float(total.detach()) if out.tokens or loss is not None else 0.0
+        out.weighted_loss = None if weighted is None else float(weighted.detach())
+        if targets is not None and targets.gradients and weighted is not None:
+            total = weighted
         reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
         # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
@@ -269,15 +296,20 @@ def gradient_rows(
 
 
 def _total(
-    model: nn.Module, inputs: Mapping[str, Any], *, reading: LabelConvention | None, loss: LossRule | None
-) -> tuple[Tensor, int]:
-    """The summed loss with its graph, and the number of target tokens."""
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    reading: LabelConvention | None,
+    loss: LossRule | None,
+    targets: TargetWeights | None,
+) -> tuple[Tensor, int, Tensor | None]:
+    """The summed loss with its graph, the number of target tokens, and the loss with weights of the targets."""
     labels = inputs.get("labels")
     if loss is not None:
         total = loss(model, inputs)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
-        return total, reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
+        return total, reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0, None
     if not isinstance(labels, Tensor):
         raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
     output = forward(model, inputs)
@@ -285,10 +317,12 @@ def _total(
     reading = reading or find_label_convention(model, output, labels)
     tokens = reading.count(labels)
     if not tokens:  # these contexts have no targets
-        return logits.sum() * 0.0, 0
+        nothing = logits.sum() * 0.0
+        return nothing, 0, nothing if targets is not None else None
+    weighted = None if targets is None else targets.loss(logits, labels, reading)
     if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
-        return reading.summed(logits, labels), tokens
-    return output_part(output, "loss").double() * tokens, tokens
+        return reading.summed(logits, labels), tokens, weighted
+    return output_part(output, "loss").double() * tokens, tokens, weighted
 
 
 def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:

@@ -21,6 +21,12 @@ def train(
     every_step: Annotated[
         bool, typer.Option("--every-step", help="Moments of activations and gradients at all steps, too.")
     ] = False,
+    weighted_gradients: Annotated[
+        bool,
+        typer.Option(
+            "--weighted-gradients", help="Look at gradients of the loss with --target-weights, not of the plain one."
+        ),
+    ] = False,
     rank: Annotated[
         int | None, typer.Option(help="Directions of the tangent proxy; default: 16, at most a quarter of d.")
     ] = None,
@@ -34,6 +40,7 @@ def train(
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
+    watch |= {"weighted_gradients": True} if weighted_gradients else {}
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:

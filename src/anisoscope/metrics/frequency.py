@@ -68,6 +68,25 @@ def unigram_entropy(counts: Tensor) -> float:
     return float(-(share * share.log2()).sum())
 
 
+@measured(
+    *STEPS,
+    title="Effective entropy of the targets",
+    formula="−Σ q log₂ q,  q ∝ p·w",
+    reference="ours",
+    convention="in bits, over the types that occur; w = weight of a target in the loss, 1 where nothing is weighted",
+    bounds=(0.0, None),
+)
+def target_entropy(counts: Tensor, weights: Tensor | None = None) -> float:
+    """Entropy of the target types as they count in the training loss; lower is more uneven.
+
+    It is that of the tokens unless the loss is weighted by the frequency of the target.
+
+    >>> target_entropy(torch.tensor([6, 2, 0]), torch.tensor([1.0, 3.0, 9.0]))
+    1.0
+    """
+    return unigram_entropy(counts if weights is None else counts * weights.to(counts.device).double())
+
+
 def bin_of(tokens: Tensor, bins: Tensor) -> Tensor:
     """The bin of every row's token; −1 for rows without a token, unseen types and ids beyond the vocabulary."""
     known = (tokens >= 0) & (tokens < len(bins))

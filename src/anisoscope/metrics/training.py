@@ -33,11 +33,23 @@ def loss(losses: Tensor) -> float:
     title="Probe loss",
     formula="Σ ℓ / n",
     reference="ours: the loss that the model is trained on",
-    convention="summed loss of the held-out contexts over their n predicted tokens, in nats",
+    convention="summed loss of the held-out contexts over their n predicted tokens, in nats; every target counts alike",
     bounds=(0.0, None),
 )
 def probe_loss(total: float, tokens: int) -> float:
     """Mean loss on the held-out probe."""
+    return total / tokens
+
+
+@_positive(
+    title="Weighted probe loss",
+    formula="Σ w ℓ / n",
+    reference="ours: the loss that the model is trained on, where targets are weighted",
+    convention="over the n predicted tokens of the held-out contexts, in nats; w = weight of the target, 1 on average "
+    "over the training tokens; only where the training loss is weighted",
+)
+def weighted_probe_loss(total: float, tokens: int) -> float:
+    """Mean loss on the held-out probe, with targets weighted as in training."""
     return total / tokens
 
 

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass
 from anisoscope.capture.capture import Capture, Rule, by_rule
-from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, unlabelled, untouched
+from anisoscope.capture.gradient_pass import (
+    IGNORED,
+    LabelConvention,
+    LossRule,
+    TargetWeights,
+    unlabelled,
+    untouched,
+)
 from anisoscope.capture.row import Batch, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -27,8 +34,8 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.frequency import unigram_entropy
-from anisoscope.metrics.training import probe_loss
+from anisoscope.metrics.frequency import target_entropy, unigram_entropy
+from anisoscope.metrics.training import probe_loss, weighted_probe_loss
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
@@ -187,6 +194,7 @@ class Instruments:
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
+    targets: TargetWeights | None = None  # weights of the training loss by target token
     progress: Progress | None = None  # called after the metrics of each site
 
     def __post_init__(self) -> None:
@@ -219,14 +227,19 @@ class Instruments:
         if rows.tokens and (self.study is None or not self.study.source):  # not for training batches
             mean = probe_loss(rows.loss, rows.tokens)
             records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
+            if rows.weighted_loss is not None:
+                mean = weighted_probe_loss(rows.weighted_loss, rows.tokens)
+                records.append({**place, "metric": "weighted_probe_loss", "value": mean, "n": rows.tokens})
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
             self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
         records += self.study.measure(rows)
         if self.study.counts is not None:
-            entropy = unigram_entropy(self.study.counts)
-            records.append({**place, "metric": "unigram_entropy", "value": entropy, "layer": 0})
+            weights = None if self.targets is None else self.targets.weights
+            entropies = {"unigram_entropy": unigram_entropy(self.study.counts)}
+            entropies["target_entropy"] = target_entropy(self.study.counts, weights)
+            records += [{**place, "metric": name, "value": bits, "layer": 0} for name, bits in entropies.items()]
         beside = self._tables(rows)
         if self.readers and rows.weights:
             sizes: dict[str, Any] = {"plan": self.study.plan, "rank": self.study.main_rank, "seed": self.seed}
@@ -399,6 +412,7 @@ class Probe:
         weights = [name for found in i.readers.values() for name in found]  # parameters whose gradients are kept
         weights += [name for name in (i.output_weight,) if embedding and name is not None]
         self.options: dict[str, Any] = {"loss": loss, "weights": list(dict.fromkeys(weights)), "embedding": embedding}
+        self.options["targets"] = i.targets
         self.pieces = list(self._pieces(given))
         if self.gradients and len({piece.test for piece in self.pieces}) < 2:
             contexts = sum(len(piece.context) for piece in self.pieces)
@@ -491,20 +505,22 @@ class Probe:
                 if others is not None:
                     sites = [*i.sites, *self.extra]
                     stack.enter_context(Capture(self.model, sites, others, layout=i.layout, rows=i.rows))
-                loss, tokens = self._loss(piece.inputs)
-            out.loss, out.tokens = out.loss + loss, out.tokens + tokens
+                out.add_loss(*self._loss(piece.inputs))
         return out
 
-    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int]:
-        """The summed loss of a forward pass and the tokens it is over; (0, 0) where the model has none."""
+    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None]:
+        """The summed loss of a forward pass, the tokens it is over, the weighted loss; (0, 0, None) without a loss."""
         labels = inputs.get("labels")
         tokens = self.convention.count(labels) if self.convention is not None and isinstance(labels, Tensor) else 0
         if self.loss is not None:
-            return float(self.loss(self.model, inputs)), tokens
-        if not tokens:
+            return float(self.loss(self.model, inputs)), tokens, None
+        if not tokens or self.convention is None:
             forward(self.model, unlabelled(self.model, inputs))
-            return 0.0, 0
-        return float(gradient_pass.output_part(forward(self.model, inputs), "loss")) * tokens, tokens
+            return 0.0, 0, None
+        output, targets = forward(self.model, inputs), self.instruments.targets
+        logits, labels = gradient_pass.output_part(output, "logits"), inputs["labels"]
+        weighted = None if targets is None else float(targets.loss(logits, labels, self.convention))
+        return float(gradient_pass.output_part(output, "loss")) * tokens, tokens, weighted
 
 
 def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:

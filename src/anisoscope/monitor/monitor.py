@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradient_pass import LossRule, original
+from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch
@@ -58,6 +58,8 @@ class Monitor:
     for claims that choose on one half and test on the other.
     `counts` are token frequencies of the training corpus [V], for bins; with `optimizer`, weight decay is subtracted
     from embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models without one.
+    `target_weights` [V], if the training loss is weighted by target token: the probe's loss and gradients stay those of
+    the plain loss, and the weighted loss is measured beside it; with `weighted_gradients` gradients are of the latter.
     `rows` is for models whose forward takes no mask or ids: a function of the (args, kwargs) of a forward that returns
     which positions are data, bool [contexts, positions], or a dict of the arguments that are missing, such as
     `attention_mask`, `input_ids` and `labels`.
@@ -84,6 +86,8 @@ class Monitor:
         tokenizer: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: LossRule | None = None,
+        target_weights: Tensor | None = None,
+        weighted_gradients: bool = False,
         total_steps: int | None = None,
         rows: Rule | None = None,
         name: str = "",
@@ -114,6 +118,7 @@ class Monitor:
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
+        words["targets"] = None if target_weights is None else TargetWeights(target_weights, weighted_gradients)
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
         self._choose_passes(probe, loss=loss, batch_size=batch_size)
         rows_taken = ROWS if every_step is True else int(every_step)

@@ -63,11 +63,13 @@ def training_monitor(
     halves: bool = False,
     clean: bool = False,
     every_step: bool = False,
+    weighted_gradients: bool = False,
 ) -> Any:
     """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
-    `monitor` is a preset by cost, or metrics. With `clean` a masked language model is measured on unmasked text, the
-    same as a model that predicts the next token.
+    `monitor` is a preset by cost, or metrics. Gradients are those of the loss in which every target counts alike, the
+    same measurement for every arm, or, with `weighted_gradients`, of the loss that is trained on. With `clean` a masked
+    language model is measured on unmasked text, the same as a model that predicts the next token.
     """
     together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
     batches = stream.probe_batches(contexts, batch_size=together)
@@ -77,6 +79,7 @@ def training_monitor(
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}
+        options |= {"target_weights": stream.target_weights, "weighted_gradients": weighted_gradients}
         if clean and training.task == "masked":
             return CleanMonitor(model, masked=batches, probe=unmasked(batches), **options)
     return Monitor(model, probe=batches, **options)

@@ -94,6 +94,7 @@ class StepRows:
     test: dict[Site, list[tuple[SiteRows, float]]] = field(default_factory=dict)
     loss: float = 0.0
     tokens: int = 0
+    weighted_loss: float | None = None  # with the weights that training gives to targets; None where it gives none
     weights: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)  # (fold or −1, gradients by name)
     embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids, gradients
     unreached: set[Site] = field(default_factory=set)
@@ -108,8 +109,13 @@ class StepRows:
             if rows.g is not None:
                 self.test.setdefault(site, []).append((rows, factor))
         self.unreached |= set(found.unreached)
-        self.loss += found.loss
-        self.tokens += found.tokens
+        self.add_loss(found.loss, found.tokens, found.weighted_loss)
+
+    def add_loss(self, loss: float, tokens: int, weighted: float | None) -> None:
+        """Add the summed losses of some contexts, and the number of their targets."""
+        self.loss += loss
+        self.tokens += tokens
+        self.weighted_loss = self.weighted_loss if weighted is None else (self.weighted_loss or 0.0) + weighted
 
     def fit_half(self, site: Site) -> Half:
         """The fit half of one site, whether or not the site has gradients."""

@@ -9,6 +9,7 @@ attention, or a depthwise convolution.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,6 +135,10 @@ class MediaStream:
         drawn = row_hash(key, torch.arange(self.batch_size, device=self.device), seed=self.seed)
         rows = ((drawn >> 2) & ((1 << 61) - 1)) % len(labels)
         return self._inputs(values[rows], labels[rows])
+
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+        """The model's own loss."""
+        return forward(**batch).loss
 
     def probe_batches(self, contexts: int = 64, *, batch_size: int = 16) -> list[dict[str, Tensor]]:
         """Fixed held-out examples, those with the smallest hashes of their content: the same for every seed."""

@@ -187,6 +187,9 @@ class TrainConfig(CommonTrainConfig):
     frequency: Annotated[
         str, Option("natural, flat or zipf:S: resample the corpus towards that token distribution.")
     ] = "natural"
+    target_weights: Annotated[
+        str, Option("none, flat or power:A: weigh the loss so that targets count with frequencies f^A (flat: A = 0).")
+    ] = "none"
     limit: Annotated[float | None, Option("Megabytes of text to use; default: all.")] = None
     text_field: Annotated[str, Option("Field that holds the text, in .jsonl, .csv and .parquet.")] = "text"
     mask_rate: float = 0.15  # masked language models only
@@ -196,6 +199,7 @@ class TrainConfig(CommonTrainConfig):
 
     def __post_init__(self) -> None:
         from anisoscope.data.resampling import parse_frequency
+        from anisoscope.data.target_weights import parse_target_weights
         from anisoscope.data.tokens import parse_tokens
 
         super().__post_init__()
@@ -207,6 +211,7 @@ class TrainConfig(CommonTrainConfig):
         self._check_attention(choose_family(self.arch, self.family))
         parse_tokens(self.tokens)
         parse_frequency(self.frequency)
+        parse_target_weights(self.target_weights)
 
     def _check_family(self, family: TrainableFamily) -> None:
         """Raise an error if the width is not divisible by the heads, or if the objective does not fit the attention."""
@@ -258,22 +263,28 @@ class TrainConfig(CommonTrainConfig):
 
     @property
     def arm(self) -> str:
-        """The model's name: architecture, objective if not the default, attention variant, resampling of the corpus.
+        """The model's name: architecture, objective if not the default, attention, resampled corpus, weighted loss.
 
         >>> TrainConfig().arm, TrainConfig(frequency="flat").arm, TrainConfig(frequency="zipf:1.50").arm
         ('decoder', 'decoder-flat', 'decoder-zipf1.5')
+        >>> TrainConfig(target_weights="flat").arm, TrainConfig(arch="encoder", target_weights="power:1.50").arm
+        ('decoder-flatloss', 'encoder-powerloss1.5')
         >>> TrainConfig(family="prenorm", objective="masked").arm
         'decoder-masked'
         >>> TrainConfig(family="prenorm", attention="qk-norm").arm
         'decoder-qk-norm'
         """
         from anisoscope.data.resampling import parse_frequency
+        from anisoscope.data.target_weights import parse_target_weights
 
         kind = self.arch if self.task == OBJECTIVES[self.arch] else f"{self.arch}-{self.task}"
         kind += f"-{self.attention}" if self.attention not in (None, "softmax") else ""
-        if self.frequency in ("natural", "flat"):
-            return kind if self.frequency == "natural" else f"{kind}-flat"
-        return f"{kind}-zipf{parse_frequency(self.frequency):g}"
+        if self.frequency != "natural":
+            kind += "-flat" if self.frequency == "flat" else f"-zipf{parse_frequency(self.frequency):g}"
+        exponent = parse_target_weights(self.target_weights)
+        if exponent is None:
+            return kind
+        return f"{kind}-flatloss" if exponent == 0 else f"{kind}-powerloss{exponent:g}"
 
     @property
     def entry(self) -> dict[str, str]:

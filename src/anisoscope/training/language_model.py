@@ -8,12 +8,14 @@ A *segment* is a document of at least T tokens, or a run of adjacent shorter one
 is extended into adjacent text. *Windows* of T tokens begin every T/2 tokens of a segment, and the last one ends with
 it: no window crosses the ends of a document that is long enough, and none needs padding. Windows are drawn with
 replacement, with equal weights or those of a resampling: arms that differ in `--frequency` differ only in the weights.
+Arms that differ in `--target-weights` see the same batches; targets count in the loss by their frequency.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.gradient_pass import LabelConvention
 from anisoscope.data.resampling import resample
+from anisoscope.data.target_weights import parse_target_weights, weights_by_frequency, weights_report
 from anisoscope.data.tokens import IGNORED, MASK, PAD, SEP, SPECIALS
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.attention_variant import MODEL_TYPE, VARIANTS
@@ -58,6 +62,7 @@ def make_stream(
     weights, report = (None, None) if natural else _window_weights(config, text, out / "sampling.npz")
     settings: dict[str, Any] = {name: getattr(config, name) for name in ("batch_size", "mask_rate", "seed")}
     settings |= {"device": choose_device(config.device), "weights": weights, "report": report}
+    settings |= {"loss_weights": config.target_weights}
     return WindowStream(text, config.context, objective=config.task, **settings)
 
 
@@ -212,6 +217,7 @@ class WindowStream:
     device: torch.device = _CPU
     weights: np.ndarray | None = None  # [N] of the windows; None = equal
     report: dict[str, Any] | None = None  # of the resampling that gave the weights
+    loss_weights: str = "none"  # of the targets: none, flat or power:A
 
     @property
     def tokenizer(self) -> Any:
@@ -228,7 +234,11 @@ class WindowStream:
         kept = ("fingerprint", "bytes", "parts", "vocab_size")
         entry = {name: self.corpus.about[name] for name in kept}
         entry |= {"types": int((self.counts > 0).sum()), "windows": len(self.starts), "context_length": self.context}
-        return entry if self.report is None else {**entry, "sampling": self.report}
+        entry |= {} if self.report is None else {"sampling": self.report}
+        if self.target_weights is None:
+            return entry
+        weights = self.target_weights.double().cpu().numpy()
+        return {**entry, "target_weights": weights_report(self.counts, weights, name=self.loss_weights)}
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -246,6 +256,33 @@ class WindowStream:
         seen[: len(SPECIALS)] = 0
         scaled = np.rint(seen / seen.sum() * self.corpus.about["parts"]["train"]["tokens"])
         return np.where(seen > 0, np.maximum(scaled, 1), 0).astype(np.int64)
+
+    @cached_property
+    def target_weights(self) -> Tensor | None:
+        """The weight of each token as a target of the loss, float64 [vocab]; None if all count alike.
+
+        A function of the counts, so a resumed run computes the same. Special tokens, which are not counted, weigh 1.
+        """
+        exponent = parse_target_weights(self.loss_weights)
+        if exponent is None:
+            return None
+        weights = weights_by_frequency(self.counts, exponent)
+        weights[: len(SPECIALS)] = 1.0
+        return torch.from_numpy(weights).to(self.device)
+
+    def loss(self, forward: Callable[..., Any], batch: Batch) -> Tensor:
+        """The loss of a batch: the model's own, or, with weights, Σ w ℓ / n over its n targets.
+
+        It is divided by the number of targets, not by their weights: the mean of the weights over the corpus is 1, and
+        so the gradients of all batches count alike.
+        """
+        if self.target_weights is None:
+            return forward(**batch).loss
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        logits, reading = forward(**inputs).logits, LabelConvention(self.objective == "next")
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        number = (reading.targets(batch["labels"]) != IGNORED).sum()  # a tensor: no synchronisation
+        return reading.summed(logits, batch["labels"], weights=self.target_weights) / number
 
     @cached_property
     def _resident(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -60,6 +60,9 @@ class BatchSource(Protocol):
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The contexts of one micro-batch, with their labels."""
 
+    def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a batch that training minimises; `forward` is the model's."""
+
     def about(self) -> dict[str, Any]:
         """The entry `data` of run.json."""
 
@@ -224,7 +227,7 @@ class Trainer:
                 hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=self.config.seed + 1)
                 torch.manual_seed(int(hashed) & ((1 << 62) - 1))
             with precision(self.config, self.stream.device):
-                loss = self.forward(**batch).loss / self.config.accumulate
+                loss = self.stream.loss(self.forward, batch) / self.config.accumulate
             loss.backward()
             losses.append(loss.detach())
         return functools.reduce(torch.add, losses)

@@ -147,7 +147,7 @@ class TrainingRecord:
         self.folder.write_about(self.about)
 
     def describe_data(self, entries: Mapping[str, Any]) -> None:
-        """Add the entry of the training data, with notes on what was left out, and of the resampling."""
+        """Add entries of the training data, with notes on what was left out, of its resampling, of target weights."""
         self.about["data"] = {"name": self.config.data, **entries}
         self.about["warnings"] += self.about["data"].pop("notes", [])
         sampling = self.about["data"].pop("sampling", None)
@@ -155,6 +155,10 @@ class TrainingRecord:
             self.about["sampling"] = sampling
             frequency = getattr(self.config, "frequency", "")
             self.about["warnings"].append(f"--frequency {frequency}: {sampling['note']}")
+        weights = self.about["data"].pop("target_weights", None)
+        if weights is not None:
+            self.about["target_weights"] = weights
+            self.about["warnings"] += [weights["note"]] if weights["note"] else []
         self.note()
 
     def describe_model(self, model: nn.Module, tokenizer: Any = None) -> None:
