@@ -261,7 +261,7 @@ def test_a_lucky_subspace_does_not_hold_although_its_interval_does() -> None:
 def test_a_claim_is_one_decorated_function() -> None:
     before = list(claims())
 
-    @claim(of=models, source="here", metrics=["gradient_energy"], margin=0.0)
+    @claim(of=models, source="here", metrics=["gradient_energy"], margin=0.0, about="training")
     def ratio_is_there(run: Run) -> Finding:
         """It
         is.

@@ -52,6 +52,7 @@ class Effects:
     unmasked: float = 1.2
     flat: float = 0.4  # strength of a `-flat` arm; `-zipfS` arms follow the line through (0, flat) and (1, 1)
     cosine: float = 0.35  # average cosine of the activations at the end of training
+    constant: float = 4.2  # held-out loss of the best constant prediction; that of the model ends at about 1.7
     noise: float = 0.01  # sd of a fold's energy
     scatter: float = 0.15  # sd of the energy of random subspaces, relative to chance
     width: int = 256
@@ -335,6 +336,7 @@ class FakeRun:
             yield self._row(place, "learning_rate", {}, value=3e-4 * 0.5 * (1 + math.cos(math.pi * done)))
             if step in self.steps:
                 yield self._row(place, "probe_loss", {}, folds=self._folds(loss + 0.05))
+                yield self._row(place, "constant_loss", {}, folds=self._folds(self.effects.constant))
 
     # how a number is written down
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, pool, unmeasured, verdict_of
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
+from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, tangent
 from anisoscope.claims.shape import ablation, depth, phases
@@ -64,7 +65,7 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
             by_subject.setdefault(subject, []).append((i, finding))
     verdicts = []
     for subject, findings in by_subject.items():
-        refusal, usable = "", [(i, finding) for i, finding in findings if _has_numbers(finding)]
+        refusal, usable = "", _counted(findings)
         if len(usable) > 1:
             aligned, refusal = at_one_step([finding for _, finding in usable])
             findings = sorted({**dict(findings), **{i: f for (i, _), f in zip(usable, aligned, strict=True)}}.items())
@@ -85,20 +86,39 @@ def _has_numbers(finding: Finding) -> bool:
     return any(part.measured for part in finding.parts)
 
 
+def _counted(findings: SeedFindings) -> SeedFindings:
+    """The findings that a verdict over seeds is made of: those with numbers, of models that learned where any did."""
+    usable = [(i, finding) for i, finding in findings if _has_numbers(finding)]
+    return [(i, finding) for i, finding in usable if not finding.gate.reason] or usable
+
+
 def _over_seeds(
     declared: Claim, subject: str, findings: SeedFindings, *, series: list[Study], single: list[Verdict], refusal: str
 ) -> Verdict:
     """The verdict over all seeds that have numbers for the claim."""
     kept = ("status", "effect", "low", "high", "p")
-    usable = [(i, f) for i, f in findings if _has_numbers(f)] or findings
+    usable = _counted(findings) or findings
     seeds = [_runs(series[i], subject)[0].seed for i, _ in usable]
     scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
     finding = pool([f for _, f in usable], refusal) if len(usable) > 1 else usable[0][1]
+    finding = replace(finding, gate=_gate_over_seeds(findings, usable, series=series, subject=subject))
     about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
     about["measured_again"] = _repeat_notes([series[i] for i, _ in findings], subject)
     about["missing"] = all(f.details.get("missing") for _, f in findings)
     about["per_seed"] = [{"seed": v.details["seed"], **{name: getattr(v, name) for name in kept}} for v in single]
     return verdict_of(declared.name, declared.statement, finding, subject=subject, scope=scope, about=about)
+
+
+def _gate_over_seeds(findings: SeedFindings, usable: SeedFindings, *, series: list[Study], subject: str) -> Gate:
+    """The gates of all seeds as one, with a note on the seeds that did not learn and are left out."""
+    gates = {_runs(series[i], subject)[0].seed: (i, finding.gate) for i, finding in findings}
+    counts = {i for i, _ in usable}
+    merged = Gate.merged({seed: gate for seed, (i, gate) in gates.items() if i in counts})
+    left_out = [
+        f"seed {seed} is left out: {g.reason}" for seed, (i, g) in gates.items() if i not in counts and g.reason
+    ]
+    models = Gate.merged({seed: gate for seed, (_, gate) in gates.items()}).models
+    return replace(merged, note="; ".join(filter(None, (merged.note, *left_out))), models=models)
 
 
 def _runs(study: Study, subject: str) -> list[Run]:

@@ -11,8 +11,9 @@ To add a claim, write a function under `@claim(...)` that returns a `Finding`, i
 
 Keys of `Verdict.details`: `parts` (each effect with interval, margin, p and status), `aspects` (sub-claims with a
 status of their own), `proxy`, `rank`, `fit`, `pooled` (whether it is over several seeds), `seed` or `seeds` (then
-`per_seed` too), `measured_again` (by model: seeds left out because they repeat the run of another seed), `missing`
-(the table has no rows to test the claim on), and what a claim adds for the report (`cells`, `steps`, `layers`, …).
+`per_seed` too), `learned` (by model: whether it did, see `claims.engine.learning`), `measured_again` (by model: seeds
+left out because they repeat the run of another seed), `missing` (the table has no rows to test the claim on), and what
+a claim adds for the report (`cells`, `steps`, `layers`, …).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
+from anisoscope.claims.engine.learning import Gate
 from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, no_effect_p, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
+About = Literal["training", "initialisation", "measurement"]  # what a claim is about; training has a gate
 ALPHA = 0.05
 ONE_MODEL = "for this model"
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
@@ -184,6 +187,7 @@ class Finding:
     note: str = ""  # appended to the sentence
     several: Callable[[Sequence[Finding]], Sentence] | None = None  # sentence over seeds
     replicate: bool = False  # seeds are samples: single ones get no verdict beside the pooled one
+    gate: Gate = field(default_factory=Gate)  # whether the models learned, for claims about training
 
 
 def judge(parts: Sequence[Part]) -> tuple[Status, Part]:
@@ -353,44 +357,52 @@ class Claim:
     function: Callable[[Study], dict[str, Finding]]
     description: str
     module: str  # where the claim is declared
+    about: About
 
 
 def claim(
-    *, of: Callable[[Study], Mapping[str, Any]], source: str, metrics: Iterable[str], margin: float
+    *, of: Callable[[Study], Mapping[str, Any]], source: str, metrics: Iterable[str], margin: float, about: About
 ) -> Callable[[Callable[[Any], Finding]], Claim]:
-    """Declare a claim under the name of its function: its source, the metrics it reads, and its margin.
+    """Declare a claim under the name of its function: its source, the metrics it reads, its margin, its subject.
 
-    The first paragraph of the function's docstring is the statement, the rest is the description on pages. `of` splits
-    a study into subjects (`models`, their `stacks`, or the `whole` study), and the function is called for each. If it
-    raises `Missing`, the finding reports what is missing.
+    A claim about `training` counts only models that learned (`claims.engine.learning`); one about `initialisation`
+    (untrained blocks too) or about the `measurement` itself counts any. The first paragraph of the function's docstring
+    is the statement, the rest is the description on pages. `of` splits a study into subjects (`models`, their `stacks`,
+    or the `whole` study), and the function is called for each. If it raises `Missing`, the finding reports what is
+    missing.
     """
 
     def declare(function: Callable[[Any], Finding]) -> Claim:
         def of_each(study: Study) -> dict[str, Finding]:
-            return {subject: judged(function, given, margin=margin) for subject, given in of(study).items()}
+            gated = about == "training"
+            return {name: judged(function, given, margin=margin, gated=gated) for name, given in of(study).items()}
 
         name, (statement, _, words) = function.__name__, inspect.cleandoc(function.__doc__ or "").partition("\n\n")
-        about = (name, " ".join(statement.split()), source, tuple(metrics), margin)
-        DECLARED[name] = Claim(*about, of_each, words, function.__module__)
+        words_of = (name, " ".join(statement.split()), source, tuple(metrics), margin)
+        DECLARED[name] = Claim(*words_of, of_each, words, function.__module__, about)
         return DECLARED[name]
 
     return declare
 
 
-def judged(function: Callable[[Any], Finding], given: Any, *, margin: float) -> Finding:
-    """The finding of the function, or one that reports what is missing.
+def judged(function: Callable[[Any], Finding], given: Any, *, margin: float, gated: bool = False) -> Finding:
+    """The finding of the function, or one that reports what is missing; `gated`: only of models that learned.
 
     Evidence with a method `ended(step)` gives a finding with `until`, which evaluates again without later steps.
     """
+    gate = Gate.of(given) if gated else Gate()
     try:
         if isinstance(given, Missing):
             raise given
-        finding = function(given)
+        finding = function(gate.open_to(given) if gated else given)
     except Missing as gap:
         finding = unmeasured(gap, margin=margin)
+        if gate.lost:  # the table has such models, but they did not learn
+            finding = replace(finding, details={**finding.details, "missing": False})
+    finding = replace(finding, gate=gate) if gated else finding
     if not hasattr(given, "ended"):
         return finding
-    return replace(finding, until=lambda step: judged(function, given.ended(step), margin=margin))
+    return replace(finding, until=lambda step: judged(function, given.ended(step), margin=margin, gated=gated))
 
 
 def unmeasured(gap: Missing, *, margin: float) -> Finding:
@@ -410,8 +422,8 @@ def verdict_of(
 ) -> Verdict:
     """The verdict on a finding, with its sentence; `about` is added to the details."""
     parts = finding.settle(_by_name(finding.parts))
-    if finding.left_open:
-        parts = {name: replace(p, reason=finding.left_open) if p.needed else p for name, p in parts.items()}
+    if left_open := finding.gate.reason or finding.left_open:
+        parts = {name: replace(p, reason=left_open) if p.needed and p.measured else p for name, p in parts.items()}
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)
     measured = [part for part in needed if part.measured]
@@ -419,12 +431,15 @@ def verdict_of(
     shown = binding if binding.measured or not measured else judge(measured)[1]
     doubt = binding.reason if status == "undecided" else finding.doubt(parts) if status == "holds" else ""
     text = finding.sentence(parts, shown) if shown.measured or not doubt else ""
-    text += f"; {finding.note}" if text and finding.note else ""
+    notes = "; ".join(filter(None, (finding.note, finding.gate.note)))
+    text += f"; {notes}" if text and notes else ""
+    doubt += f"; {finding.gate.note}" if not text and finding.gate.left_out else ""
     details: dict[str, Any] = {"parts": [part.record() for part in parts.values()]}
     if finding.aspects is not None:
         groups = {aspect: [parts[n] for n in names if n in parts] for aspect, names in finding.aspects.items()}
         judged_groups = {aspect: judge(members) for aspect, members in groups.items() if members}
         details["aspects"] = {aspect: {**p.record(), "status": s} for aspect, (s, p) in judged_groups.items()}
+    details |= {"learned": finding.gate.records()} if finding.gate.models else {}
     details |= {**(about or {}), **finding.details}
     why = _sentence(text, doubt, scope=scope, repeats=(about or {}).get("measured_again", {}))
     numbers: dict[str, Any] = {number: getattr(shown, number) for number in ("effect", "low", "high", "margin")}

@@ -27,6 +27,7 @@ ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
 LEARNED = 0.1  # relative fall of the loss from which a model counts as having learned
 LOSSES = ("probe_loss", "loss")
+GATE = ("probe_loss", "constant_loss")
 ENERGY = "gradient_energy"
 CLOSE = 1e-12  # losses this close (relative) come from the same training
 _BLOCKS = ("resid", "stage", "query", "scores")  # kinds of sites that only stacks with blocks have
@@ -97,6 +98,8 @@ class Run:
     role: str = ""  # encoder | decoder | encoder-decoder | neither; "" = unknown
     entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the model in run.json
     losses: Mapping[int, float] = field(default_factory=dict, repr=False, compare=False)  # training loss by step
+    # held-out loss and that of the best constant prediction, at the steps that have both
+    held_out: Mapping[int | None, tuple[Row, Row]] = field(default_factory=dict, repr=False, compare=False)
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -138,6 +141,12 @@ class Run:
         where = f" for group {group}" if group else ""
         how = f"it was measured with {' and '.join(near[:3])}" if any(near) else MEASURE
         raise Missing(f"{metric}{where} with {listing(wanted)}", how)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step at which anything was measured; None outside a series."""
+        of_seed = self.query.where(seed=self.seed).values("step")
+        return self.once("last step", lambda: max((step for step in of_seed if step is not None), default=None))
 
     def stacks(self) -> list[str]:
         """The stacks that have blocks."""
@@ -237,6 +246,35 @@ def steps_of(cells: Iterable[Cell]) -> list[int]:
 def last_step(cells: Iterable[Cell]) -> int | None:
     """The last measured step; None outside a series."""
     return max(steps_of(cells), default=None)
+
+
+def early(steps: Iterable[int | None]) -> list[int | None]:
+    """The first third of the measured steps after initialisation; empty where fewer than two were measured.
+
+    >>> early([0, 1, 2, 4, 8, 16, 32]), early([0, 10]), early([None])
+    ([1, 2], [], [])
+    """
+    return list(_after_start(steps)[: _third(steps)])
+
+
+def late(steps: Iterable[int | None]) -> list[int | None]:
+    """The last third of the measured steps after initialisation; a model outside a series is late.
+
+    >>> late([0, 1, 2, 4, 8, 16, 32]), late([0, 10]), late([None])
+    ([16, 32], [10], [None])
+    """
+    after = _after_start(steps)
+    return after[-max(1, _third(after)) :] or [None for step in steps if step is None][:1]
+
+
+def _after_start(steps: Iterable[int | None]) -> list[int | None]:
+    return sorted({step for step in steps if step})
+
+
+def _third(steps: Iterable[int | None]) -> int:
+    """How many of the steps after initialisation are a third; 0 where there is nothing to tell apart."""
+    count = len(_after_start(steps))
+    return max(1, count // 3) if count > 1 else 0
 
 
 def average(numbers: Numbers, cells: Iterable[Cell]) -> Quantity:
@@ -418,6 +456,7 @@ def studies_by_seed(
     for metric in LOSSES:  # held-out probe loss first
         for key, logged in query.where(metric=metric, step=...).known().groups("model", "seed").items():
             losses.setdefault(key, dict(zip(logged.column("step"), logged.column("value"), strict=True)))
+    held_out = _held_out(query)
     seeds: dict[str, set[int]] = {model: set() for model in query.values("model") if model}
     for model, seed in read.where(head=None).groups("model", "seed"):
         seeds.setdefault(model, set()).update(() if seed is None else (seed,))
@@ -428,10 +467,26 @@ def studies_by_seed(
         copies, entry = tuple(kept[model].get(seed, ())), entries.get(model, {})
         course = losses.get((model, seed)) or losses.get((model, None)) or {}
         of_model = rows.get(model, Query())
-        return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, course)
+        gate = held_out.get((model, seed)) or held_out.get((model, None)) or {}
+        return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, course, gate)
 
     aligned = _aligned({model: list(found) or [None] for model, found in kept.items()})
     return [{model: run(model, seed) for model, seed in study.items()} for study in aligned]
+
+
+def _held_out(query: Query) -> dict[tuple[str, int | None], dict[int | None, tuple[Row, Row]]]:
+    """Held-out loss and loss of the best constant by (model, seed) and step, numbers or not."""
+    found: dict[str, dict[tuple[Any, ...], Row]] = {}
+    for metric in GATE:
+        rows = query.where(metric=metric, kind="training")
+        places = zip(*map(rows.column, ("model", "seed", "step")), strict=True)
+        found[metric] = dict(zip(places, rows, strict=True))
+    loss, constant = (found[metric] for metric in GATE)
+    courses: dict[tuple[str, int | None], dict[int | None, tuple[Row, Row]]] = {}
+    for (model, seed, step), row in loss.items():
+        if (model, seed, step) in constant:
+            courses.setdefault((model, seed), {})[step] = row, constant[model, seed, step]
+    return courses
 
 
 def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ _SHARP = {"attention_sharpness": "sharpness", "attention_max": "mean row maximum
 _SHARPER, _ENTROPY, _NO_FIRST, _RISE = "sharpness", "entropy", "without the first key", "size of the rise"
 
 
-@claim(of=stacks, source=SOURCE, metrics=("qk_cosine", "drift"), margin=TREND_MARGIN)
+@claim(of=stacks, source=SOURCE, metrics=("qk_cosine", "drift"), margin=TREND_MARGIN, about="training")
 def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     """Over training the mean query and the mean key grow and turn parallel or opposite to each other.
 
@@ -202,6 +202,7 @@ def random_cosine(width: int) -> float:
     source=SOURCE,
     metrics=("attention_sharpness", "attention_max", "attention_entropy"),
     margin=TREND_MARGIN,
+    about="training",
 )
 def attention_sharpens(stack: BlockStack) -> Finding:
     """Attention becomes sharper in training: its largest weight grows and its entropy falls.

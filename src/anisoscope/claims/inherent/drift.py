@@ -312,7 +312,7 @@ def _stacks_and_all(study: Study) -> dict[str, BlockStack | Study]:
     return {**stacks(study), **({ALL: study} if len(study) > 1 else {})}
 
 
-@claim(of=_stacks_and_all, source=SOURCE, metrics=METRICS, margin=CORRELATION_MARGIN)
+@claim(of=_stacks_and_all, source=SOURCE, metrics=METRICS, margin=CORRELATION_MARGIN, about="training")
 def drift_explains_anisotropy(given: BlockStack | Study) -> Finding:
     """Where representations have drifted further from the origin they are more anisotropic, and removing the drift
     removes most of the anisotropy.

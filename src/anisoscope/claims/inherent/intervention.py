@@ -71,7 +71,7 @@ class UntrainedArm(NamedTuple):
 Biased = dict[float, Quantity]  # by bias N, ascending
 
 
-@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=ADDED_MARGIN)
+@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=ADDED_MARGIN, about="initialisation")
 def anisotropic_at_initialisation(run: Run) -> Finding:
     """A block at initialisation makes rows that share a bias more anisotropic than they came: the average cosine of its
     outputs lies more than 0.05 above that of its inputs.
@@ -129,7 +129,7 @@ def _out_of_reach(arm: UntrainedArm, known: Biased) -> str:
     return text + (f"; a bias of about {lengths[0]:.2g} would" if lengths else "")
 
 
-@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=RANK_MARGIN)
+@claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=RANK_MARGIN, about="initialisation")
 def anisotropy_grows_with_bias(run: Run) -> Finding:
     """The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.
 
@@ -142,7 +142,7 @@ def anisotropy_grows_with_bias(run: Run) -> Finding:
     return _growth(outputs, "the average cosine of the outputs", inputs=inputs)
 
 
-@claim(of=models, source=SOURCE, metrics=("attention_sharpness",), margin=RANK_MARGIN)
+@claim(of=models, source=SOURCE, metrics=("attention_sharpness",), margin=RANK_MARGIN, about="initialisation")
 def sharpness_grows_with_bias(run: Run) -> Finding:
     """The larger the bias of its inputs, the sharper is the attention of a block at initialisation.
 
@@ -215,6 +215,7 @@ def _each_without_drift(study: Study) -> Mapping[str, Arms | Missing]:
     source=OPEN_QUESTION,
     metrics=("average_cosine", "drift", "mean_norm"),
     margin=RISE_MARGIN,
+    about="training",
 )
 def anisotropy_without_drift(arms: Arms) -> Finding:
     """Anisotropy emerges without drift of queries and keys: their means removed, or without scores at all, the average
@@ -310,6 +311,7 @@ def _rise_sentence(parts: Parts, part: Part, *, last: int, name: str) -> str:
     source=OPEN_QUESTION,
     metrics=("attention_sharpness", "attention_entropy", "score_spread", "drift", "mean_norm"),
     margin=FALL_MARGIN,
+    about="training",
 )
 def sharpness_needs_drift(arms: Arms) -> Finding:
     """Sharp attention needs drift of queries and keys: with their means removed attention is less sharp by more than a

@@ -74,7 +74,7 @@ def _record(stream: Stream) -> dict[str, Any]:
     return {**found, "explained_by_drift": {"holds": "yes", "fails": "no"}.get(str(correlation["status"]), "open")}
 
 
-@claim(of=whole("modalities"), source=SOURCE, metrics=("average_cosine",), margin=ANISOTROPIC)
+@claim(of=whole("modalities"), source=SOURCE, metrics=("average_cosine",), margin=ANISOTROPIC, about="training")
 def anisotropic_in_every_modality(study: Study) -> Finding:
     """Representations are anisotropic in every modality: tokens, characters, speech, images.
 
@@ -148,7 +148,13 @@ def _averaged(names: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"mean of {listed(labels)}"
 
 
-@claim(of=whole("attention and convolution"), source=SOURCE, metrics=("average_cosine",), margin=DIFFERENCE_MARGIN)
+@claim(
+    of=whole("attention and convolution"),
+    source=SOURCE,
+    metrics=("average_cosine",),
+    margin=DIFFERENCE_MARGIN,
+    about="training",
+)
 def convolution_differs(study: Study) -> Finding:
     """Convolutional models differ in anisotropy from models with attention.
 
@@ -227,6 +233,7 @@ _LARGEST = "largest cosine: "  # over the blocks of a stack
     "Pythia models nearly isotropic",
     metrics=("average_cosine",),
     margin=ANISOTROPIC,
+    about="training",
 )
 def not_inherent(study: Study) -> Finding:
     """Anisotropy is not inherent to attention: a model with attention does without it, or models without attention are

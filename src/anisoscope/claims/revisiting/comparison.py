@@ -32,7 +32,7 @@ _ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # th
 NATURAL_EXPONENT = 1.0  # exponent of Zipf's law in natural text
 
 
-@claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN)
+@claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN, about="training")
 def frequent_most_enriched(run: Run) -> Finding:
     """Gradients of the most frequent tokens are more enriched in the tangent directions than those of the rarest.
 
@@ -97,7 +97,13 @@ def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
     return [{"bin": number, **quantity.record()} for number, quantity in bins.items()]
 
 
-@claim(of=models, source=SOURCE, metrics=("frequency_spread", "frequency_spread_p"), margin=CORRELATION_MARGIN)
+@claim(
+    of=models,
+    source=SOURCE,
+    metrics=("frequency_spread", "frequency_spread_p"),
+    margin=CORRELATION_MARGIN,
+    about="training",
+)
 def rare_tokens_spread(run: Run) -> Finding:
     """Rare tokens lie further from their centroid than frequent ones, across contexts and over training.
 
@@ -151,7 +157,7 @@ def _spread_sentence(parts: Parts, part: Part) -> str:
     return f"{text}{_OVER_WORDS[part.name]}, is {-part}"
 
 
-@claim(of=evidence.whole("encoder and decoder"), source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
+@claim(of=evidence.whole("encoder and decoder"), source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def encoder_and_decoder(study: Study) -> Finding:
     """Tangent directions hold more gradient energy than every control in an encoder and in a decoder.
 
@@ -201,6 +207,7 @@ def _kinds_sentence(parts: Parts, part: Part) -> str:
     source="not in the paper: the comparison it leaves out",
     metrics=("gradient_energy", "proxy_overlap"),
     margin=ENERGY_MARGIN,
+    about="training",
 )
 def semi_nmf_beats_pca(run: Run) -> Finding:
     """Semi-NMF directions hold more gradient energy than principal components of the same rank.
@@ -253,6 +260,7 @@ def _arm_pairs(study: Study) -> dict[str, tuple[Run, Run] | Missing]:
     source=f"{SOURCE}, named there as future work",
     metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
     margin=RATIO_MARGIN,
+    about="training",
 )
 def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
     """Training on text with a stronger frequency bias makes gradients more tangent-aligned.

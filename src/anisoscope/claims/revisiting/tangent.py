@@ -155,7 +155,7 @@ def _at(readings: Readings, step: int | str | None) -> Readings:
 # -- the claims --------------------------------------------------------------------------------------------------------
 
 
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def tangent_energy(run: Run) -> Finding:
     """Directions fitted on activations hold more gradient energy than every control of the same rank.
 
@@ -253,7 +253,13 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     return list(records.values())
 
 
-@claim(of=models, source=SOURCE, metrics=("gradient_share", "gradient_isoscore_gain"), margin=SHARE_MARGIN)
+@claim(
+    of=models,
+    source=SOURCE,
+    metrics=("gradient_share", "gradient_isoscore_gain"),
+    margin=SHARE_MARGIN,
+    about="training",
+)
 def anisotropy_share(run: Run) -> Finding:
     """Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.
 
@@ -308,7 +314,7 @@ def _share_sentence(parts: Parts, part: Part) -> str:
 # -- how the tangent geometry forms ------------------------------------------------------------------------------------
 
 
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def emerges_early_and_persists(run: Run) -> Finding:
     """Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still there at the
     end.
@@ -393,7 +399,7 @@ _DECIDING = {
 }
 
 
-@claim(of=models, source=SOURCE, metrics=("amplification", "amplification_p"), margin=GROWTH_MARGIN)
+@claim(of=models, source=SOURCE, metrics=("amplification", "amplification_p"), margin=GROWTH_MARGIN, about="training")
 def amplified(run: Run) -> Finding:
     """Training amplifies tangent directions: activations grow more along them than along controls.
 
@@ -419,7 +425,7 @@ def amplified(run: Run) -> Finding:
     return Finding(parts, sentence, evidence.course_records(growth))
 
 
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN)
+@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def embedding_updates_aligned(run: Run) -> Finding:
     """Updates of the embedding table lie in the tangent directions more than in any control.
 

@@ -67,6 +67,7 @@ OBJECTIVE = Contrast("objective effect", *_ARMS[:2], "predicting masked tokens i
     source=f"{SOURCE}, which names the causal mask as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
+    about="training",
 )
 def mask_effect(arms: Arms) -> Finding:
     """Taking the causal mask away lowers anisotropy by more than a fifth.
@@ -86,6 +87,7 @@ def mask_effect(arms: Arms) -> Finding:
     source=f"{SOURCE}, which names the autoregressive objective as a cause of the decoders' profile",
     metrics=METRICS,
     margin=EFFECT_MARGIN,
+    about="training",
 )
 def objective_effect(arms: Arms) -> Finding:
     """Predicting masked tokens instead of the next one lowers the anisotropy of a causal model by more than a fifth.

@@ -232,7 +232,7 @@ def _by_formula(
     return Finding(parts, with_others, details, aspects=aspects)
 
 
-@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=END_MARGIN)
+@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=END_MARGIN, about="training")
 def bell_shaped(stack: BlockStack) -> Finding:
     """Anisotropy over depth is bell-shaped: highest in the middle blocks and lower at both ends.
 
@@ -269,7 +269,7 @@ def _bell_sentence(parts: Parts, part: Part) -> str:
     return f"{text}{_BELL[part.name]} with {part}, {part.outcome}"
 
 
-@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=LEAST_EVENNESS)
+@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=LEAST_EVENNESS, about="training")
 def flat_profile(stack: BlockStack) -> Finding:
     """Anisotropy is uniform over depth.
 
@@ -297,7 +297,7 @@ def _flat_sentence(parts: Parts, part: Part) -> str:
     return f"{text}uniform profile stays below {figure(1 - LEAST_EVENNESS)}"
 
 
-@claim(of=whole("decoders and encoders"), source=SOURCE, metrics=METRICS, margin=END_MARGIN)
+@claim(of=whole("decoders and encoders"), source=SOURCE, metrics=METRICS, margin=END_MARGIN, about="training")
 def decoders_bell_encoders_flat(study: Study) -> Finding:
     """Every decoder has a bell-shaped profile of anisotropy and every encoder a uniform one.
 

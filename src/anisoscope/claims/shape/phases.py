@@ -38,7 +38,7 @@ _PARTITIONS = {"clusters": {}, "random": {"partition": "random"}, "whole": {"par
 _LESS = {"random": "less than at random", "whole": "less than the whole"}
 
 
-@claim(of=stacks, source=SOURCE, metrics=tuple(ESTIMATORS), margin=PHASE_MARGIN)
+@claim(of=stacks, source=SOURCE, metrics=tuple(ESTIMATORS), margin=PHASE_MARGIN, about="training")
 def two_phases(stack: BlockStack) -> Finding:
     """Intrinsic dimension first rises and then falls in training.
 
@@ -157,7 +157,7 @@ def _phases_sentence(parts: Parts, part: Part) -> str:
     return text + part.outcome
 
 
-@claim(of=stacks, source=SOURCE, metrics=("svd_ratio", "average_cosine"), margin=GROWTH_MARGIN)
+@claim(of=stacks, source=SOURCE, metrics=("svd_ratio", "average_cosine"), margin=GROWTH_MARGIN, about="training")
 def anisotropy_grows(stack: BlockStack) -> Finding:
     """Anisotropy grows in training.
 
@@ -197,7 +197,7 @@ def _growth(readings: Readings) -> dict[str, tuple[int, Quantity]]:
     return {name: (start, means[steps[-1]] - means[start]) for name, start in starts.items()}
 
 
-@claim(of=stacks, source=SOURCE, metrics=("local_anisotropy", "svd_ratio"), margin=LOCAL_MARGIN)
+@claim(of=stacks, source=SOURCE, metrics=("local_anisotropy", "svd_ratio"), margin=LOCAL_MARGIN, about="training")
 def locally_isotropic(stack: BlockStack) -> Finding:
     """The rows are anisotropic as a whole and more isotropic inside their clusters.
 
@@ -241,6 +241,7 @@ _CLUSTER_WORDS = {
     source="not in the paper: a check of its estimator against others",
     metrics=tuple(ESTIMATORS),
     margin=AGREEMENT_MARGIN,
+    about="measurement",
 )
 def estimators_agree(stack: BlockStack) -> Finding:
     """TwoNN, Levina–Bickel and GRIDE agree on which blocks have the higher intrinsic dimension.
