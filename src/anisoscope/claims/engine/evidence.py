@@ -248,33 +248,34 @@ def last_step(cells: Iterable[Cell]) -> int | None:
     return max(steps_of(cells), default=None)
 
 
-def early(steps: Iterable[int | None]) -> list[int | None]:
+def early(steps: Iterable[int | None]) -> Sequence[int | None]:
     """The first third of the measured steps after initialisation; empty where fewer than two were measured.
 
     >>> early([0, 1, 2, 4, 8, 16, 32]), early([0, 10]), early([None])
     ([1, 2], [], [])
     """
-    return list(_after_start(steps)[: _third(steps)])
+    after = _after_start(steps)
+    return after[: _third(after)]
 
 
-def late(steps: Iterable[int | None]) -> list[int | None]:
+def late(steps: Iterable[int | None]) -> Sequence[int | None]:
     """The last third of the measured steps after initialisation; a model outside a series is late.
 
     >>> late([0, 1, 2, 4, 8, 16, 32]), late([0, 10]), late([None])
     ([16, 32], [10], [None])
     """
-    after = _after_start(steps)
-    return after[-max(1, _third(after)) :] or [None for step in steps if step is None][:1]
+    found = list(steps)
+    after = _after_start(found)
+    return after[-max(1, _third(after)) :] or ([None] if None in found else [])
 
 
-def _after_start(steps: Iterable[int | None]) -> list[int | None]:
+def _after_start(steps: Iterable[int | None]) -> list[int]:
     return sorted({step for step in steps if step})
 
 
-def _third(steps: Iterable[int | None]) -> int:
+def _third(after: Sequence[int]) -> int:
     """How many of the steps after initialisation are a third; 0 where there is nothing to tell apart."""
-    count = len(_after_start(steps))
-    return max(1, count // 3) if count > 1 else 0
+    return max(1, len(after) // 3) if len(after) > 1 else 0
 
 
 def average(numbers: Numbers, cells: Iterable[Cell]) -> Quantity:
