@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, pool, unmeasured, verdict_of
+from anisoscope.claims.engine.error_control import corrected
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
@@ -39,7 +40,8 @@ def evaluate_claims(
 ) -> list[Verdict]:
     """Test claims (default: all) on a table; `rank` defaults to the most common one of the table.
 
-    With several seeds of a model the verdict over all of them comes first and then that of each seed.
+    With several seeds of a model the verdict over all of them comes first and then that of each seed. Every verdict has
+    the p of its decision, and that corrected over the grid of claims × models (`error_control`).
     """
     known = claims()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
@@ -48,7 +50,7 @@ def evaluate_claims(
             raise unknown_name("claim", name, known)
     chosen = [known[name] for name in wanted]
     series = studies_by_seed(table, {m for c in chosen for m in c.metrics}, proxy=proxy, rank=rank, fit=fit)
-    return [verdict for declared in chosen for verdict in _verdicts(declared, series)]
+    return corrected([verdict for declared in chosen for verdict in _verdicts(declared, series)])
 
 
 def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:

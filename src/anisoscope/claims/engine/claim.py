@@ -59,6 +59,7 @@ class Part:
     looks: int = 1  # number of parts from which the best is chosen; widens the interval (Bonferroni)
     below: bool = False  # whether the effect must lie below its margin instead of beyond it
     bounds: Bounds = (None, None)  # possible values; the interval is clipped to them but keeps the effect
+    degrees: float = math.nan  # of freedom of the interval, for error control; NaN: not known
 
     def __post_init__(self) -> None:
         least, most = self.bounds
@@ -76,6 +77,7 @@ class Part:
             more.setdefault("reason", f"{name} has no number here")
         if quantity.thin and math.isfinite(margin):
             more.setdefault("reason", TOO_FEW)
+        more.setdefault("degrees", float(len(quantity.live) - 1) if quantity.live else math.nan)
         return cls(name, quantity.value, low, high, margin=margin, **more)
 
     @classmethod
@@ -242,13 +244,13 @@ def _pooled(parts: Sequence[Part]) -> Part:
         p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
     elif first.guard:
         p = math.nan
-    low, high = centre - half, centre + half
+    low, high, degrees = centre - half, centre + half, float(len(effects) - 1)
     if half == 0 and all(math.isfinite(part.low) for part in parts):
         # rank correlations are coarse: seeds may be exactly equal, which would give an interval of width 0
         low, high = min(part.low for part in parts), max(part.high for part in parts)
-        p = max(part.p for part in parts)
+        p, degrees = max(part.p for part in parts), first.degrees
     reason = reason if first.needed else ""
-    return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason)
+    return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason, degrees=degrees)
 
 
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
@@ -285,7 +287,7 @@ def descriptive(parts: Parts) -> dict[str, Part]:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 DECLARED: dict[str, Claim] = {}  # by name
-_NUMBERS = ("effect", "low", "high", "p", "margin")
+_NUMBERS = ("effect", "low", "high", "p", "margin", "p_decision", "p_holm", "q")
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,9 @@ class Verdict:
     scope: str = ONE_MODEL
     subject: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    p_decision: float = math.nan  # of the decision itself; NaN where it is undecided (see error_control)
+    p_holm: float = math.nan  # adjusted over the grid of claims × models, family-wise (Holm)
+    q: float = math.nan  # the same by false discovery rate (Benjamini–Yekutieli)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", json_safe({"pooled": False, "missing": False, **self.details}))
@@ -324,7 +329,7 @@ def verdicts_from_dicts(records: Iterable[Mapping[str, Any]]) -> list[Verdict]:
     def number(value: float | None) -> float:
         return math.nan if value is None else float(value)
 
-    return [Verdict(**{**record, **{name: number(record[name]) for name in _NUMBERS}}) for record in records]
+    return [Verdict(**{**record, **{name: number(record.get(name)) for name in _NUMBERS}}) for record in records]
 
 
 def json_safe(value: Any) -> Any:

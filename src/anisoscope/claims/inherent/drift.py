@@ -422,7 +422,7 @@ def _share_over_models(found: dict[str, Stream]) -> Part:
     centre = sum(values) / len(values)
     more: dict[str, Any] = {"margin": SHARE_MARGIN, "guard": True, "bounds": engine.SHARE}
     more["reason"] = "" if math.isfinite(half) else _FEW_MODELS
-    return Part(_SHARE, centre, centre - half, centre + half, **more)
+    return Part(_SHARE, centre, centre - half, centre + half, degrees=len(values) - 1.0, **more)
 
 
 def _all_sentence(parts: Parts, part: Part, *, outcomes: dict[str, str], stacks: int) -> str:

@@ -113,7 +113,8 @@ def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
         ends = list(zip(*(quantity.interval() for quantity in means), strict=True))
         return replace(part, low=min(part.low, *ends[0]), high=max(part.high, *ends[1]))
     half = t_interval([quantity.value for quantity in means])[0]
-    return replace(part, low=min(part.low, part.effect - half), high=max(part.high, part.effect + half))
+    ends = {"low": min(part.low, part.effect - half), "high": max(part.high, part.effect + half)}
+    return replace(part, **ends, degrees=float(len(means) - 1))
 
 
 def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
@@ -209,7 +210,7 @@ def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margi
         apart = [mean(side).unpaired() for side in sides]
         return Part.of(name, apart[0] - apart[1], **more)
     half = t_quantile(degrees, among(looks)) * error
-    return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), **more)
+    return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), degrees=degrees, **more)
 
 
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
