@@ -24,7 +24,7 @@ from rich.text import Text
 from anisoscope.errors import unknown_name
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import SCHEMA, Query, Row
-from anisoscope.view.sections.findings import doubtful, leading, measured, unmeasured
+from anisoscope.view.sections.findings import doubtful, grid_words, leading, measured, stands, unmeasured
 from anisoscope.view.sections.profiles import Places, pivot
 from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
 from anisoscope.view.words import Catalogue, estimate, number
@@ -211,10 +211,13 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False
         value, low, high, p = (
             "–" if _blank(row[name]) == "" else f"{float(row[name]):.3g}" for name in ("effect", "low", "high", "p")
         )
-        status = f"[{colour}]{row['status']}[/{colour}]"
+        status = f"[{colour}]{row['status']}[/{colour}]{' alone' if stands(row) is False else ''}"
         table.add_row(f"{row['claim']}{subject}", status, f"{value} [{low}, {high}]", p, str(row["why"]))
     if table.row_count:
         console.print(table)
+    if words := grid_words(verdicts):
+        alone = " “alone”: not after that correction." if any(stands(row) is False for row in verdicts) else ""
+        console.print(f"{words}{alone}", highlight=False, markup=False)
     if not every and (absent := unmeasured(verdicts)):
         print_line(f"not measured here: {', '.join(absent)}")
 

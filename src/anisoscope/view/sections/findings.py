@@ -14,7 +14,7 @@ from typing import Any
 
 from anisoscope.results.quantity import Quantity, mean, mean_of
 from anisoscope.results.query import FIRST_OUTLIER, Row
-from anisoscope.view.page import PageFinding
+from anisoscope.view.page import DataTable, Heading, PageFinding, Prose, TableCell
 from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
 from anisoscope.view.words import (
     Catalogue,
@@ -396,6 +396,7 @@ def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "seeds": [],
         "under": [],
         "by_seed": "",
+        "alone": ALONE if stands(verdict) is False else "",
     }
 
 
@@ -433,3 +434,76 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
     text = "; ".join(clauses)
     sentences = [f"{text[:1].upper()}{text[1:]}."] if text else []
     return " ".join([*sentences, *([f"Not measured here: {listed(absent)}."] if absent else [])])
+
+
+# -- the grid of claims × models ---------------------------------------------------------------------------------------
+
+LEVEL = 0.05  # of the error over the whole grid
+ALONE = "not after correction over the grid"
+
+
+def stands(verdict: Mapping[str, Any]) -> bool | None:
+    """Whether a decided verdict stands when all of the grid are counted; None outside of it and where it is open.
+
+    >>> stands({"status": "holds", "p_holm": 0.2}), stands({"status": "undecided", "p_holm": 1.0})
+    (False, None)
+    """
+    p = finite(verdict.get("p_holm"))
+    return None if p is None or verdict.get("status") == "undecided" else p <= LEVEL
+
+
+def grid_words(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on how many verdicts stand after correction over the grid; empty without corrected ones.
+
+    >>> grid_words([{"status": "holds", "p_holm": 0.01, "q": 0.02}, {"status": "undecided", "p_holm": 1.0, "q": 1.0}])
+    'The 1 decided verdict stands after correction over the grid of 2 (Holm).'
+    """
+    grid = [v for v in verdicts if finite(v.get("p_holm")) is not None]
+    decided = [v for v in grid if stands(v) is not None]
+    if len(grid) < 2 or not decided:
+        return ""
+    standing = sum(stands(v) is True for v in decided)
+    over = f"after correction over the grid of {len(grid)} (Holm)"
+    if standing == len(decided):
+        every = "The 1 decided verdict stands" if standing == 1 else f"All {standing} decided verdicts stand"
+        return f"{every} {over}."
+    rate = sum((finite(v.get("q")) or 0.0) <= LEVEL for v in decided)
+    verb = "stands" if standing == 1 else "stand"
+    at_rate = f"{rate} at a false discovery rate of 5 % (Benjamini–Yekutieli)"
+    return f"Of {plural(len(decided), 'decided verdict')} {standing} {verb} {over}, {at_rate}."
+
+
+def verdict_grid(verdicts: Sequence[Mapping[str, Any]]) -> DataTable | None:
+    """The grid: a row for each claim, a column for each subject; None with fewer than two verdicts."""
+    grid = [v for v in verdicts if finite(v.get("p_holm")) is not None]
+    subjects = list(dict.fromkeys(str(v.get("subject") or "") for v in grid))
+    cells: dict[str, dict[str, TableCell]] = {}
+    for verdict in grid:
+        name, status = str(verdict.get("claim")), str(verdict.get("status"))
+        alone = stands(verdict) is False
+        mark = MARKS.get(status, "?") + (" alone" if alone else "")
+        single, over = (p_words(finite(verdict.get(p))) for p in ("p_decision", "p_holm"))
+        told = "" if status == "undecided" else f": p {single}, over the grid {over} (Holm)"
+        title = f"{name}, {verdict.get('subject') or 'all'}: {status}{told}"
+        look = f"cell {status if status in MARKS else 'undecided'}" + (" alone" if alone else "")
+        cells.setdefault(name, {})[str(verdict.get("subject") or "")] = TableCell(mark, title=title, css=look)
+    if len(grid) < 2:
+        return None
+    heads = [TableCell("Claim"), *(TableCell(subject or "all", css="who") for subject in subjects)]
+    body = [[TableCell(name, head=True), *(row.get(s, TableCell()) for s in subjects)] for name, row in cells.items()]
+    return DataTable([heads], [body], "Claims by models", "plain verdict-grid", numeric=99)
+
+
+def grid_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The grid on a page, with what is counted; nothing for verdicts without corrected p."""
+    grid, words = verdict_grid(verdicts), grid_words(verdicts)
+    if grid is None or not words:
+        return []
+    how = (
+        " With many claims on many models some are decided by luck. Here every measured verdict counts, undecided ones "
+        "too: p of a decision is that of its interval against its margin (the weakest part of one that holds; the "
+        "strongest of one that fails, times their number), and “alone” marks those with p above 5 % once it is "
+        f"adjusted over the grid, so that any wrong one among the others is that rare. {MARKS['holds']} holds, "
+        f"{MARKS['fails']} fails, {MARKS['undecided']} undecided."
+    )
+    return [Heading("All verdicts together"), Prose(words + how), grid]

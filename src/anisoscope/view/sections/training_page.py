@@ -161,7 +161,8 @@ def _verdict_parts(
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     several = len({str(v.get("subject") or "") for v in findings.measured(verdicts)}) > 1
     lead = Prose(text(words, counts=findings.verdict_counts(verdicts, random), scope=scope))
-    return [lead, page.Verdicts(claims, "Model" if several else "", scope)]
+    parts: list[Any] = [lead, page.Verdicts(claims, "Model" if several else "", scope)]
+    return [*parts, *findings.grid_parts(verdicts)]
 
 
 def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, int | None, str]]:
