@@ -40,7 +40,8 @@ def test_the_decision_has_p_of_its_interval_against_its_margin() -> None:
 
     assert judged(part).status == "holds"
     assert decision_p(judged(part)) == pytest.approx(2 * t.sf(2.5, 7), rel=1e-5)
-    assert decision_p(judged(Part("a", -3.0, -3.0 - T7, -3.0 + T7, margin=-0.5))) == pytest.approx(2 * t.sf(2.5, 7), rel=1e-5)
+    short = Part("a", -3.0, -3.0 - T7, -3.0 + T7, margin=-0.5)
+    assert judged(short).status == "fails" and decision_p(judged(short)) == pytest.approx(2 * t.sf(2.5, 7), rel=1e-5)
     below = Part("a", -3.0, -3.0 - T7, -3.0 + T7, margin=-0.5, below=True)
     assert judged(below).status == "holds" and decision_p(judged(below)) == pytest.approx(2 * t.sf(2.5, 7), rel=1e-5)
     assert math.isnan(decision_p(judged(Part("a", 1.0, 0.0, 2.0, margin=0.5)))), "an undecided one has none"

@@ -439,7 +439,7 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
 # -- the grid of claims × models ---------------------------------------------------------------------------------------
 
 LEVEL = 0.05  # of the error over the whole grid
-ALONE = "not after correction over the grid"
+ALONE = "alone, not over the grid"
 
 
 def stands(verdict: Mapping[str, Any]) -> bool | None:
