@@ -1,4 +1,4 @@
-"""Error control over a grid of verdicts: known answers, an independent twin, and the error it promises on null grids."""
+"""Error control over a grid of verdicts: known answers, an independent twin, the error it promises on null grids."""
 
 from __future__ import annotations
 

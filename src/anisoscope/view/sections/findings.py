@@ -440,6 +440,7 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
 
 LEVEL = 0.05  # of the error over the whole grid
 ALONE = "alone, not over the grid"
+TOGETHER = "one claim only"  # the column of subjects that only one claim speaks of
 
 
 def stands(verdict: Mapping[str, Any]) -> bool | None:
@@ -474,24 +475,41 @@ def grid_words(verdicts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict_grid(verdicts: Sequence[Mapping[str, Any]]) -> DataTable | None:
-    """The grid: a row for each claim, a column for each subject; None with fewer than two verdicts."""
+    """The grid: a row for each claim, a column for each subject; None with fewer than two verdicts.
+
+    Subjects that only one claim speaks of, such as all models together, share the last column.
+    """
     grid = [v for v in verdicts if finite(v.get("p_holm")) is not None]
-    subjects = list(dict.fromkeys(str(v.get("subject") or "") for v in grid))
-    cells: dict[str, dict[str, TableCell]] = {}
+    counts = Counter(str(v.get("subject") or "") for v in grid)
+    columns = [subject for subject, count in counts.items() if count > 1] or list(counts)
+    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for verdict in grid:
-        name, status = str(verdict.get("claim")), str(verdict.get("status"))
-        alone = stands(verdict) is False
-        mark = MARKS.get(status, "?") + (" alone" if alone else "")
-        single, over = (p_words(finite(verdict.get(p))) for p in ("p_decision", "p_holm"))
-        told = "" if status == "undecided" else f": p {single}, over the grid {over} (Holm)"
-        title = f"{name}, {verdict.get('subject') or 'all'}: {status}{told}"
-        look = f"cell {status if status in MARKS else 'undecided'}" + (" alone" if alone else "")
-        cells.setdefault(name, {})[str(verdict.get("subject") or "")] = TableCell(mark, title=title, css=look)
+        subject = str(verdict.get("subject") or "")
+        place = subject if subject in columns else TOGETHER
+        cells.setdefault(str(verdict.get("claim")), {}).setdefault(place, []).append(verdict)
     if len(grid) < 2:
         return None
-    heads = [TableCell("Claim"), *(TableCell(subject or "all", css="who") for subject in subjects)]
-    body = [[TableCell(name, head=True), *(row.get(s, TableCell()) for s in subjects)] for name, row in cells.items()]
+    columns += [TOGETHER] if any(TOGETHER in row for row in cells.values()) else []
+    heads = [TableCell("Claim"), *(TableCell(column or "all", css="who") for column in columns)]
+    body = [
+        [TableCell(name, head=True), *(_grid_cell(row.get(column, [])) for column in columns)]
+        for name, row in cells.items()
+    ]
     return DataTable([heads], [body], "Claims by models", "plain verdict-grid", numeric=99)
+
+
+def _grid_cell(verdicts: Sequence[Mapping[str, Any]]) -> TableCell:
+    """The marks of the verdicts of one claim in one column; the title has their p."""
+    marks, titles, looks = [], [], {"cell"}
+    for verdict in verdicts:
+        status, alone = str(verdict.get("status")), stands(verdict) is False
+        marks.append(MARKS.get(status, "?") + (" alone" if alone else ""))
+        single, over = (p_words(finite(verdict.get(p))) for p in ("p_decision", "p_holm"))
+        told = "" if status == "undecided" else f": p {single}, over the grid {over} (Holm)"
+        titles.append(f"{verdict.get('subject') or verdict.get('claim')} {status}{told}")
+        looks |= {status if status in MARKS else "undecided", *(["alone"] if alone else [])}
+    look = looks if len(verdicts) == 1 else {"cell"}  # several in one cell may differ
+    return TableCell(", ".join(marks), title="; ".join(titles), css=" ".join(sorted(look)))
 
 
 def grid_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[Any]:
