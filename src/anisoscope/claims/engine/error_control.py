@@ -12,7 +12,7 @@ so it is ≤ .05 exactly where the 95 % interval lies beyond (or short of) the m
 well, the larger of the two counts.
 
 p of a verdict that *holds* is the largest of its parts, since all must hold (an intersection–union test, Berger 1982).
-p of one that *fails* is the smallest of its k parts times k, since any of them may (Bonferroni). An undecided verdict has
+p of one that *fails* is the smallest of its k parts times k, since any of them may (Bonferroni). An undecided one has
 none and counts with p = 1: leaving it out of T because of its result would make the correction too weak.
 
 Holm's adjustment (1979) bounds the probability of any wrong verdict in T, Benjamini and Yekutieli's (2001) the expected

@@ -440,7 +440,7 @@ def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str
 
 LEVEL = 0.05  # of the error over the whole grid
 ALONE = "alone, not over the grid"
-TOGETHER = "one claim only"  # the column of subjects that only one claim speaks of
+TOGETHER = "others"  # the column of subjects that only one claim speaks of
 
 
 def stands(verdict: Mapping[str, Any]) -> bool | None:
