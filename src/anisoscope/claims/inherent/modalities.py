@@ -113,8 +113,8 @@ def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
         ends = list(zip(*(quantity.interval() for quantity in means), strict=True))
         return replace(part, low=min(part.low, *ends[0]), high=max(part.high, *ends[1]))
     half = t_interval([quantity.value for quantity in means])[0]
-    ends = {"low": min(part.low, part.effect - half), "high": max(part.high, part.effect + half)}
-    return replace(part, **ends, degrees=float(len(means) - 1))
+    low, high = min(part.low, part.effect - half), max(part.high, part.effect + half)
+    return replace(part, low=low, high=high, degrees=float(len(means) - 1))
 
 
 def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
