@@ -21,9 +21,10 @@ from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA
 from anisoscope.studies.arms import LocalExecutor, train_arm
 from anisoscope.studies.inherent import ARMS, FAMILIES, PRESETS, InherentConfig, write_configuration
-from anisoscope.studies.inherent.protocol import NORMED, Inherent, fill_batch_norms
+from anisoscope.studies.inherent.protocol import NORMED, Inherent
 from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
+from anisoscope.training.classifier import fill_batch_norms
 from anisoscope.training.loop import Trainer
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}
@@ -83,9 +84,18 @@ def test_presets_have_every_modality_and_room_for_seeds() -> None:
 def test_the_twins_of_vision_read_the_same_pictures() -> None:
     for name in PRESETS:
         runs = {arm: training for arm, training, _ in InherentConfig(preset=name).runs()}
-        vision, twin = asdict(runs["vision"]), asdict(runs["convolution"])
-        different = {key for key in vision if vision[key] != twin[key]}
-        assert different <= {"arch", "patch", "steps"}
+        vision = asdict(runs["vision"])
+        for twin in (asdict(training) for arm, training in runs.items() if not ARMS[arm].attends):
+            assert {key for key in vision if vision[key] != twin[key]} <= {"arch", "patch", "steps"}
+
+
+def test_convolutions_are_of_several_families_and_the_text_encoder_is_pre_norm() -> None:
+    """Not all of their stages end in a ReLU, which makes rows alike by itself."""
+    runs = {arm: training for arm, training, _ in InherentConfig().runs()}
+    families = {training.arch for arm, training in runs.items() if not ARMS[arm].attends}
+    assert families == {"convnext", "resnet", "efficientnet"}
+    assert runs["text-encoder"].family == "prenorm" and runs["text-encoder"].arch == "encoder"
+    assert runs["text-encoder"].task == "masked" and runs["text-encoder"].tokens == runs["text-decoder"].tokens
 
 
 @pytest.mark.parametrize(
@@ -136,12 +146,12 @@ def test_every_arm_is_measured_from_its_first_weights_on(whole: Path) -> None:
     table = RunFolder.open(whole).table()
     for arm in ARMS:
         mine = table.where(model=arm)
-        kind = "stage" if arm == "convolution" else "resid"
+        kind = "resid" if ARMS[arm].attends else "stage"
         for metric in ("average_cosine", "drift", "mean_norm"):
             assert set(mine.where(metric=metric, kind=kind).arrow["step"].to_pylist()) == {0, 2, 4}
         assert set(mine.where(metric="probe_loss").arrow["step"].to_pylist()) == {0, 2, 4}, "held-out loss of every arm"
         has = {"query", "key", "scores"} & set(mine.arrow["kind"].to_pylist())
-        assert has == (set() if arm == "convolution" else {"query", "key", "scores"})
+        assert has == ({"query", "key", "scores"} if ARMS[arm].attends else set())
     for family in FEW:
         assert len(table.where(model=f"{family}-random", metric="average_cosine"))
 
@@ -149,7 +159,7 @@ def test_every_arm_is_measured_from_its_first_weights_on(whole: Path) -> None:
 def test_the_twins_start_and_end_with_other_numbers_and_learn(whole: Path) -> None:
     found = values(whole)
     for arm in ARMS:
-        kind = "stage" if arm == "convolution" else "resid"
+        kind = "resid" if ARMS[arm].attends else "stage"
         mine = {key: v for key, v in found.items() if key[0] == arm and key[5] == kind and key[8] == "average_cosine"}
         start, end = ({k[3:]: v for k, v in mine.items() if k[2] == step} for step in (0, 4))
         assert start and start != end, f"{arm} does learn"
@@ -267,6 +277,7 @@ def test_a_pass_gives_norms_the_mean_and_variance_of_their_inputs_and_learns_not
     seen = model(x)
     assert seen.mean((0, 2, 3)).abs().max() < 1e-5 and (seen.var((0, 2, 3)) - 1).abs().max() < 1e-2
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters()) and not model.training
+    assert model[1].momentum == 0.1, "in training they go on as they would"
 
 
 def test_families_with_batch_norms_are_known(tmp_path: Path) -> None:

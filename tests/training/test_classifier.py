@@ -38,6 +38,8 @@ KIND: dict[str, dict[str, Any]] = {
     "images": {"kind": PICTURES, "extent": 16},
     "audio": {"kind": SOUNDS, "extent": 0.25},
 }
+_MODALITIES = {"vit": "vision", "wav2vec2": "speech"}
+_MODALITIES |= dict.fromkeys(("convnext", "resnet", "efficientnet"), "convolution")
 SAMPLES = round(0.25 * RATE)
 
 
@@ -305,6 +307,22 @@ def test_the_twins_have_about_as_many_parameters() -> None:
     assert 2 / 3 < count["convnext"] / count["vit"] < 3 / 2, count
 
 
+@pytest.mark.parametrize("arch", ["resnet", "efficientnet"])
+def test_batch_norms_know_the_first_batch_before_the_first_update(arch: str, corpora: dict[str, Path]) -> None:
+    """Measured at step 0 as in training: a fresh norm would do nothing, and one that sees the batch agrees with it."""
+    stream = MediaStream(Examples.open(corpora[arch]), batch_size=8)
+    fresh, known = media_model(tiny(arch), classes=10), classifier.MEDIA.model(tiny(arch), stream)
+    batch = stream.batch(0)
+    with torch.no_grad():
+        wanted = media_model(tiny(arch), classes=10).train()(**batch).logits
+        assert not torch.allclose(fresh.eval()(**batch).logits, wanted, atol=1e-2), "the counter-test"
+        # running variances are those of a sample (n − 1), batches are normed by n
+        torch.testing.assert_close(known.eval()(**batch).logits, wanted, rtol=0.1, atol=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), known.parameters(), strict=True))
+    norms = [module for module in known.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert norms and {norm.momentum for norm in norms} == {0.1}
+
+
 def test_a_modality_costs_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A kind of examples and an architecture that reads them are trained like those of the package."""
 
@@ -384,12 +402,12 @@ def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(arch: str, corpora: dict
 
 
 def test_run_json_says_what_was_trained_on_what(corpora: dict[str, Path], tmp_path: Path) -> None:
-    for arch, modality in {"vit": "vision", "convnext": "convolution", "wav2vec2": "speech"}.items():
+    for arch, modality in _MODALITIES.items():
         about = RunFolder.open(train_media(tiny(arch, steps=1), tmp_path / arch, corpus=corpora[arch])).about()
         model = about["models"][0]
         assert model["modality"] == {"single": modality} and "one " in model["rows"]["single"]
         assert (model["family"], model["objective"]) == (arch, "classes")
-        assert model["type"] == ("convolution" if arch == "convnext" else "encoder")
+        assert model["type"] == ("convolution" if modality == "convolution" else "encoder")
         assert about["data"]["examples"] == 60 and len(about["data"]["classes"]) == 10
         assert about["status"] == "complete"
 

@@ -1,9 +1,10 @@
 """Training small classifiers of pictures and sounds with the loop of `training.loop`: options, models and batches.
 
 All models have one cross-entropy per example, which trains stably from scratch in minutes, whereas contrastive or
-masked-frame objectives of speech need long schedules and often collapse. All have pre-norm blocks with a four times
-wider feed-forward part, so that modalities differ only in the data, and the vision models in what mixes positions:
-attention, or a depthwise convolution.
+masked-frame objectives of speech need long schedules and often collapse. ViT, ConvNeXt and wav2vec 2.0 have pre-norm
+blocks with a four times wider feed-forward part, so that modalities differ only in the data, and the vision models in
+what mixes positions: attention, or a depthwise convolution. ResNet and EfficientNet are other convolutional families,
+with batch norms, so that what is said of convolutions does not rest on one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import fresh_config, seeded
@@ -176,7 +178,36 @@ def media_stream(
     return MediaStream(examples, config.batch_size, config.seed, choose_device(config.device), dtype)
 
 
-MEDIA = Recipe(media_stream, lambda config, stream: media_model(config, classes=len(stream.examples.classes)))
+def _first_model(config: MediaConfig, stream: MediaStream) -> nn.Module:
+    """The model of a training before its first update; its batch norms know the first training batch.
+
+    Fresh ones have mean 0 and variance 1: measured as they are, step 0 would show a network without norms.
+    """
+    model = media_model(config, classes=len(stream.examples.classes)).to(stream.device)
+    fill_batch_norms(model, stream.batch(0))
+    return model
+
+
+def fill_batch_norms(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Run the model once with its batch norms in training mode, so that they store mean and variance of the inputs.
+
+    Nothing else changes; a model without batch norms is not run.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.train()
+    if norms:
+        with torch.no_grad():
+            model(**inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()
+
+
+MEDIA = Recipe(media_stream, _first_model)
 
 
 def train_media(config: MediaConfig, out: str | Path, **options: Any) -> Path:

@@ -1,8 +1,10 @@
-"""Pictures as examples of classifiers: a vision transformer, and its convolutional counterpart."""
+"""Pictures as examples of classifiers: a vision transformer, and its convolutional counterparts."""
 
 from __future__ import annotations
 
 import gzip
+import math
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, VISION
 from anisoscope.training.config import ClassifierConfig
 from anisoscope.training.examples import ClassCounts, ExampleKind, Labelled, MediaModelKind, class_folders
 
-STAGES = (0.5, 1.0, 2.0)  # width of each stage of the convolutional model relative to the vision transformer
+STAGES = (0.5, 1.0, 2.0)  # width of each stage of a convolutional model relative to the vision transformer
+_EFFICIENTNET_WIDTH = 64  # of the middle stage where its first layer has 32 channels, as it has at scale 1
 _ARRAYS = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # names in an .npz
 _EXPECTED = "MNIST's idx files, or an .npz with images and labels."
 
@@ -144,10 +147,37 @@ def _convnext(config: ClassifierConfig) -> dict[str, Any]:
     The usual layer scale of 10⁻⁶, meant for hundreds of epochs, is off: after a brief training the blocks would still
     do nothing.
     """
-    widths = [max(1, int(share * config.width)) for share in STAGES]
-    sizes: dict[str, Any] = {"num_stages": len(STAGES), "hidden_sizes": widths, "depths": stage_depths(config.layers)}
+    sizes: dict[str, Any] = {"num_stages": len(STAGES), **_stages(config)}
     sizes |= {"patch_size": config.patch, "image_size": config.size}
     return {**sizes, "layer_scale_init_value": 0.0, "drop_path_rate": config.dropout}
+
+
+def _resnet(config: ClassifierConfig) -> dict[str, Any]:
+    """Blocks of two 3 × 3 convolutions with batch norms; every stage ends in a ReLU. No part of it drops anything."""
+    stages = _stages(config)
+    return {**stages, "embedding_size": stages["hidden_sizes"][0], "layer_type": "basic"}
+
+
+def _efficientnet(config: ClassifierConfig) -> dict[str, Any]:
+    """Inverted residual blocks with squeeze and excitation; every stage ends in a batch norm, without a ReLU.
+
+    transformers' momentum of .99 is TensorFlow's; here it would keep the statistics of the last batch alone. With its
+    weights of deviation .02 the variances would fall below the ε of the norms.
+    """
+    scale = config.width / _EFFICIENTNET_WIDTH  # of all widths: those of the first and the last layer are fixed
+    widths, repeats = [int(share * _EFFICIENTNET_WIDTH) for share in STAGES], stage_depths(config.layers)
+    sizes: dict[str, Any] = {"in_channels": [widths[0], *widths[:-1]], "out_channels": widths, "strides": [1, 2, 2]}
+    sizes |= {"num_block_repeats": repeats, "kernel_sizes": [3] * len(widths), "expand_ratios": [4] * len(widths)}
+    sizes |= {"width_coefficient": scale, "depth_coefficient": 1.0, "hidden_dim": max(8, round(160 * scale) * 8)}
+    norms = {"batch_norm_momentum": 0.1, "initializer_range": 0.25}
+    dropped = {"dropout_rate": config.dropout, "drop_connect_rate": config.dropout}
+    return {**sizes, **norms, **dropped, "image_size": config.size}
+
+
+def _stages(config: ClassifierConfig) -> dict[str, list[int]]:
+    """Width and blocks of every stage."""
+    widths = [max(1, int(share * config.width)) for share in STAGES]
+    return {"hidden_sizes": widths, "depths": stage_depths(config.layers)}
 
 
 def stage_depths(layers: int) -> list[int]:
@@ -164,6 +194,11 @@ def _patches(config: ClassifierConfig) -> int:
     return (config.size // config.patch) ** 2
 
 
+def _after_stem(stride: int) -> Callable[[ClassifierConfig], int]:
+    """Positions of the first stage where the architecture fixes how much its first layers shrink a picture."""
+    return lambda config: math.ceil(config.size / stride) ** 2
+
+
 PICTURES = ExampleKind(
     IMAGES_DATA,
     extent="size",
@@ -175,9 +210,13 @@ PICTURES = ExampleKind(
     inputs=_inputs,
     processor=_processor,
 )
-KINDS = (
+KINDS = (  # ResNet's first layers halve a picture twice, those of EfficientNet once: their patches are not an option
     MediaModelKind("vit", "ViTForImageClassification", VISION, PICTURES, _patches, _vit, halvings=0),
     MediaModelKind(
         "convnext", "ConvNextForImageClassification", CONVOLUTION, PICTURES, _patches, _convnext, halvings=2
+    ),
+    MediaModelKind("resnet", "ResNetForImageClassification", CONVOLUTION, PICTURES, _after_stem(4), _resnet),
+    MediaModelKind(
+        "efficientnet", "EfficientNetForImageClassification", CONVOLUTION, PICTURES, _after_stem(2), _efficientnet
     ),
 )

@@ -1,7 +1,7 @@
 """The study *Anisotropy Is Inherent to Self-Attention* (arXiv 2401.12143): small models of each modality over training.
 
 A next-token and a masked model of tokens, a model of characters, one of speech, and for images one with attention and
-one with convolutions; each is measured from initialisation on. Further families are profiled with random weights. The
+three families of convolutions; each is measured from initialisation on. Further families are profiled with random weights. The
 preset `paper` measures published models.
 """
 
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from anisoscope.data.media_files import medium_of
 from anisoscope.measurement.config import ProfileConfig
@@ -31,7 +29,7 @@ from anisoscope.studies.config import ArmRun, StudyArm
 from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
 from anisoscope.studies.study_run import INHERENT, ArmsStudy
 from anisoscope.tangent.plan import GEOMETRY
-from anisoscope.training.classifier import MediaConfig, examples_of
+from anisoscope.training.classifier import MediaConfig, examples_of, fill_batch_norms
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.corpus import Corpus, prepare_corpus
 
@@ -217,13 +215,3 @@ def with_statistics(config: ProfileConfig, folder: Path) -> ProfileConfig:
         with quiet():
             loaded.model.save_pretrained(str(place))  # type: ignore[operator]
     return replace(config, models=(str(place),), random_init=False)
-
-
-def fill_batch_norms(model: nn.Module, inputs: dict[str, Tensor]) -> None:
-    """Run the model once with its batch norms in training mode, so that they store mean and variance of the inputs."""
-    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
-        norm.momentum = 1.0
-        norm.train()
-    with torch.no_grad():
-        model(**inputs)
-    model.eval()
