@@ -1,8 +1,8 @@
 """The study *Anisotropy Is Inherent to Self-Attention* (arXiv 2401.12143): small models of each modality over training.
 
 A next-token and a masked model of tokens, a model of characters, one of speech, and for images one with attention and
-three families of convolutions; each is measured from initialisation on. Further families are profiled with random weights. The
-preset `paper` measures published models.
+three families of convolutions; each is measured from initialisation on. Further families are profiled with random
+weights. The preset `paper` measures published models.
 """
 
 from __future__ import annotations
