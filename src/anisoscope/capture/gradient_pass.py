@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from anisoscope.capture.capture import Capture, Rule
+from anisoscope.capture.objective import CLOSE
+from anisoscope.capture.objective import IGNORED as IGNORED
+from anisoscope.capture.objective import output_part as output_part
 from anisoscope.capture.row import Index, KeptRows, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
 
-IGNORED = -100
 _PROBES: list[None] = []  # one entry per pass in progress
-_CLOSE = 5e-3  # relative difference of losses that half precision may cause
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
-"""(model, inputs) -> the loss summed over target tokens, as a scalar with its graph."""
+"""(model, inputs) -> the summed loss, as a scalar with its graph; an `Objective` is one that also counts its units."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,6 @@ def unlabelled(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "labels" or two}
 
 
-def output_part(output: Any, name: str) -> Any:
-    """A field of a model's output, or None."""
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-
-
 def find_label_convention(model: nn.Module, output: Any, labels: Tensor) -> LabelConvention:
     """The label convention under which the mean cross-entropy of the logits equals the model's own loss.
 
@@ -100,7 +97,7 @@ def find_label_convention(model: nn.Module, output: Any, labels: Tensor) -> Labe
         )
     gaps = {shifted: _gap(LabelConvention(shifted), logits, labels, loss) for shifted in (True, False)}
     best = min(gaps, key=lambda shifted: gaps[shifted])  # at initialisation both losses are near log V
-    if gaps[best] <= _CLOSE:
+    if gaps[best] <= CLOSE:
         return LabelConvention(best)
     raise AnisoscopeError(
         f"the loss of {type(model).__name__} ({float(loss.detach()):.4g}) is not the mean cross-entropy of its logits "
@@ -175,6 +172,7 @@ class Collector(KeptRows):
     def __init__(self, others: Sink | None = None) -> None:
         super().__init__()
         self.live: dict[Site, tuple[Tensor, Any]] = {}
+        self.edges: dict[Site, Any] = {}  # where gradients arrive, also if the activation is overwritten afterwards
         self.others = others
 
     def rows(self, rows: Rows) -> None:
@@ -188,6 +186,8 @@ class Collector(KeptRows):
 
     def watch(self, site: Site, activation: Tensor, rows_of: Any) -> None:
         self.live[site] = (activation, rows_of)
+        if activation.requires_grad:
+            self.edges[site] = get_gradient_edge(activation)
 
 
 @contextlib.contextmanager
@@ -269,12 +269,10 @@ def gradient_rows(
         out.weighted_loss = None if weighted is None else float(weighted.detach())
         if targets is not None and targets.gradients and weighted is not None:
             total = weighted
-        reached = [s for s in sites if s in collector.live and collector.live[s][0].requires_grad]
+        reached = [s for s in sites if s in collector.edges]
         # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
-        tensors = (
-            [collector.live[s][0] for s in reached] + [x for _, x in embedded] + [named[name] for name in learning]
-        )
+        tensors = [collector.edges[s] for s in reached] + [x for _, x in embedded] + [named[n] for n in learning]
         if not total.requires_grad or not tensors:
             raise AnisoscopeError(
                 "no gradient reaches any site: every parameter is frozen; unfreeze the ones that learn "
@@ -309,7 +307,7 @@ def _total(
         total = loss(model, inputs)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
-        return total, reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0, None
+        return total, units(loss, inputs, reading), None
     if not isinstance(labels, Tensor):
         raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
     output = forward(model, inputs)
@@ -323,6 +321,14 @@ def _total(
     if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
         return reading.summed(logits, labels), tokens, weighted
     return output_part(output, "loss").double() * tokens, tokens, weighted
+
+
+def units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConvention | None) -> int:
+    """What a summed loss is over: the units of an objective, else target tokens; 0 if that is not known."""
+    if (count := getattr(loss, "count", None)) is not None:
+        return int(count(inputs))
+    labels = inputs.get("labels")
+    return reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
 
 
 def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:

@@ -23,11 +23,12 @@ from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs, with special-token flags and a group per context, which the model itself does not take."""
+    """Model inputs, with what the model itself does not take: special-token flags, groups and transcripts."""
 
     inputs: Mapping[str, Any]
     special: Tensor | None = None  # [B, T] bool, True at special tokens
     groups: tuple[str, ...] | None = None  # B names
+    texts: tuple[str, ...] | None = None  # what is said in each of B sounds, "" where that is not known
 
 
 @dataclass(frozen=True)

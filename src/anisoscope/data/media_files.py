@@ -18,6 +18,9 @@ from anisoscope.results.modality import MEDIA, Medium
 TABLES = (".parquet", ".arrow")
 _STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how libraries name an open stream in their errors
 SHOWN = 5  # names that a message lists at most
+CLASS = "class"  # group by what a file is an example of: its folder, or the column of a table that says so
+_LABELS = ("label", "labels", "class", "category", "fine_label", "intent", "digit")
+_TRANSCRIPTS = ("text", "transcription", "transcript", "sentence", "normalized_text")
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def medium_of(source: str) -> Medium | None:
 def items(source: str, medium: Medium, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
     """The items of a folder, a file, an archive, a table with a column of bytes, or a name of the `datasets` library.
 
-    `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, or a field of a dataset.
+    `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, a field of a dataset, or `class`
+    (the folder, or the field of a dataset that is called so; empty where there is none).
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -136,11 +140,19 @@ def embedded_media(
     noun: str, labelled: Iterable[tuple[Any, str]], *, group_by: str | None, counts: MediaCounts
 ) -> Iterator[tuple[Any, Item]]:
     """Generated values as `read_media` gives them; the label of each stands for its folder."""
-    if group_by not in (None, "folder", "file"):
+    if group_by not in (None, "folder", "file", CLASS):
         raise AnisoscopeError(f"the embedded {noun}s have no field {group_by!r} to group by; group by `folder`.")
     for index, (value, label) in enumerate(labelled):
         counts.files += 1
-        yield value, Item("embedded", {None: "", "folder": label, "file": f"{noun}-{index}"}[group_by])
+        groups = {None: "", "folder": label, CLASS: label, "file": f"{noun}-{index}"}
+        yield value, Item("embedded", groups[group_by])
+
+
+def class_names(source: str, medium: Medium, *, column: str | None = None) -> list[str]:
+    """The names of all classes of a source, sorted (numbers by value); [] where it states none."""
+    names = {item.group for item in items(source, medium, column=column, group_by=CLASS)} - {""}
+    numbers = all(name.isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
 
 
 def has_columns(source: str) -> bool:
@@ -197,6 +209,9 @@ def _group(inside: str, group_by: str | None) -> str:
         return ""
     if group_by == "file":
         return inside
+    if group_by == CLASS:
+        parent = str(PurePosixPath(inside).parent)
+        return "" if parent == "." else parent
     if group_by != "folder":
         raise AnisoscopeError(f"files have no field {group_by!r} to group by; group by `folder` or `file`.")
     return str(PurePosixPath(inside).parent)
@@ -209,19 +224,21 @@ def _of_rows(
     for number, record in enumerate(rows):
         place = f"{name}[{number}]"
         chosen, known = column or _column(record, medium, name), ", ".join(map(str, record))
-        for wanted, option in ((chosen, "--text-field"), (group_by, "--group-by")):
+        kind = next((name for name in _LABELS if name in record), None) if group_by == CLASS else group_by
+        for wanted, option in ((chosen, "--text-field"), (kind, "--group-by")):
             if wanted is not None and wanted not in record:
                 raise AnisoscopeError(
                     f"{place!r} has no column {wanted!r}; its columns are: {known}. Name one of them with {option}."
                 )
-        value, group = record[chosen], "" if group_by is None else str(record[group_by])
+        value, group = record[chosen], "" if kind is None else str(record[kind])
+        text = next((record[name] for name in _TRANSCRIPTS if isinstance(record.get(name), str)), "")
         raw = value.get("bytes") if isinstance(value, dict) else value
         if isinstance(value, dict) and raw is None and value.get("path") and value.get("array") is None:
-            yield Item(place, group, partial(cast("Callable[..., BinaryIO]", open), value["path"], "rb"))
+            yield Item(place, group, partial(cast("Callable[..., BinaryIO]", open), value["path"], "rb"), text)
         elif isinstance(raw, bytes):
-            yield Item(place, group, partial(io.BytesIO, raw))
+            yield Item(place, group, partial(io.BytesIO, raw), text)
         else:
-            yield Item(place, group, value=value)
+            yield Item(place, group, text=text, value=value)
 
 
 def _column(record: Any, medium: Medium, name: str) -> str:

@@ -23,7 +23,8 @@ from anisoscope.capture.sites.layout import find_layout, pool_fits
 from anisoscope.capture.sites.site import Site
 from anisoscope.data.audio import SECONDS, read_audio
 from anisoscope.data.images import read_images
-from anisoscope.data.media_files import SHOWN, MediaCounts, has_columns, medium_of
+from anisoscope.data.media_files import SHOWN, MediaCounts, class_names, has_columns, medium_of
+from anisoscope.data.synthetic import CLASSES, SHAPES
 from anisoscope.data.text import SUPPORTED, read_documents, suffix_of
 from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 from anisoscope.errors import AnisoscopeError
@@ -38,6 +39,7 @@ from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # configuration fields that only video models have
+EMBEDDED_CLASSES = {SOUNDS_DATA: [f"vowel-{i}" for i in range(CLASSES)], IMAGES_DATA: sorted(SHAPES)}
 _WAITING = 8  # batches' worth of contexts that may be held back to be batched with others of their shape
 
 
@@ -79,6 +81,10 @@ class Feed(ABC):
     @abstractmethod
     def about(self) -> dict[str, Any]:
         """The entry `data` of run.json."""
+
+    def class_names(self) -> list[str]:
+        """The classes that the data is sorted into, [] if it is not; text has none."""
+        return []
 
     def recount(self, rows: int) -> None:  # noqa: B027 – the counts of text are exact
         """Replace an estimated number of rows by the number that the sites gave."""
@@ -220,7 +226,7 @@ class MediaFeed(Feed):
             special = None
             if self.config.special == "out":  # no position is one; the mask is as long as positions could be
                 special = torch.zeros(len(chunk), next(iter(inputs.values()))[0].numel(), dtype=torch.bool)
-            yield Batch(inputs, special, groups)
+            yield Batch(inputs, special, groups, tuple(context.text for context in chunk))
 
     def _chunks(self) -> Iterator[list[MediaContext]]:
         """Batches of contexts of one shape; smaller ones once too many contexts of different shapes are held back."""
@@ -256,6 +262,12 @@ class MediaFeed(Feed):
             if self.tell is not None:
                 self.tell("transcribing", min(seen, self.config.tokens), self.config.tokens)
         return texts
+
+    def class_names(self) -> list[str]:
+        medium = self.loaded.modality.medium
+        if self.config.data == "embedded":
+            return EMBEDDED_CLASSES[medium]
+        return class_names(self.config.data, medium, column=self._reading()["column"])
 
     def recount(self, rows: int) -> None:
         self.padding -= rows - self.tokens if self.padding else 0

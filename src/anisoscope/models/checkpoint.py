@@ -35,6 +35,10 @@ _FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call
 _TRIED = 64  # parameter names used to find the prefix of names in a file
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+# Heads of models that read no text: what they were trained to say of a sound or a picture.
+_MEDIA_HEADS = tuple(
+    "SpeechSeq2Seq CTC ImageClassification AudioClassification MaskedImageModeling PreTraining".split()
+)
 # Parts that no site reads: if they are missing, that is noted and no error.
 UNUSED = ("pooler", "position_ids", "seq_relationship")
 HEADLESS = "the output head is not in the checkpoint; the model was loaded without one"
@@ -138,6 +142,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     device_map: str | None = None
     with_head: bool = True
+    any_head: bool = False  # also heads without logits over a vocabulary, of models that read sounds or pictures
 
 
 def hub_options(source: ModelSource, wanted: LoadOptions) -> dict[str, Any]:
@@ -227,8 +232,11 @@ def _guessed_type(fields: dict[str, Any], folder: Path) -> str | None:
     return max(found, key=len) if found else None
 
 
-def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
-    """Auto classes to try, in order: those with a head that the checkpoint may contain, then the bare model."""
+def classes(config: Any, *, with_head: bool, remote: bool = False, any_head: bool = False) -> list[Any]:
+    """Classes to try, in order: those with a head that the checkpoint may contain, then the bare model.
+
+    Heads have logits over a vocabulary; with `any_head` those of sounds and pictures count, too.
+    """
     import transformers
 
     heads = [getattr(transformers, name) for name in _HEADS]
@@ -242,11 +250,26 @@ def classes(config: Any, *, with_head: bool, remote: bool = False) -> list[Any]:
         return [getattr(transformers, stated)]
     if not with_head:
         return [transformers.AutoModel]
+    if any_head and not alone and (head := _media_head(config, stated)) is not None:
+        return [head, transformers.AutoModel]
     exact = [auto for auto, name in named.items() if name == stated]
     order = list(named)[::-1] if getattr(config, "is_decoder", False) else list(named)
     if stated and hasattr(transformers, stated) and not stated.endswith("ForPreTraining"):
         order = []  # the bare model, or a head without logits over a vocabulary
     return [*(exact[:1] or order), transformers.AutoModel]
+
+
+def _media_head(config: Any, stated: str) -> Any | None:
+    """The class with a head for sounds or pictures: as stated, else the first that is known; None for text."""
+    import transformers
+
+    bare = class_of(transformers.AutoModel, config)
+    if getattr(bare, "main_input_name", "input_ids") == "input_ids":
+        return None
+    if (named := getattr(transformers, stated, None)) is not None:
+        return None if named is bare else named
+    autos = [getattr(transformers, f"AutoModelFor{name}") for name in _MEDIA_HEADS]
+    return next((auto for auto in autos if type(config) in auto._model_mapping), None)
 
 
 def class_of(auto: Any, config: Any) -> Any:
@@ -270,7 +293,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def fresh_model(config: Any, wanted: LoadOptions) -> nn.Module:
     """A model with random weights determined by the seed; the state of the global generator is restored."""
-    auto = classes(config, with_head=wanted.with_head)[0]
+    auto = classes(config, with_head=wanted.with_head, any_head=wanted.any_head)[0]
     check_fits(_size(auto, config), dtype=wanted.dtype or torch.float32, device=wanted.device)
     with seeded(wanted.seed):
         build = auto.from_config if hasattr(auto, "from_config") else auto._from_config
@@ -307,7 +330,8 @@ def stored_model(
     """The model with the checkpoint's weights, including a stored head; missing weights of blocks are an error."""
     if source.kind == "gguf":
         notes.append("the quantised weights of the GGUF file were expanded to full precision")
-    candidates = classes(config, with_head=wanted.with_head, remote=wanted.trust_remote_code)
+    heads = {"with_head": wanted.with_head, "any_head": wanted.any_head}
+    candidates = classes(config, **heads, remote=wanted.trust_remote_code)
     if wanted.device_map is None and not getattr(config, "quantization_config", None):
         stored = getattr(config, "dtype", None)
         stored = stored if isinstance(stored, torch.dtype) else torch.float32
@@ -403,7 +427,7 @@ def model_of_state(source: ModelSource, config: Any, wanted: LoadOptions, *, not
     path = Path(str(source.path))
     tensors = read_state(path)
     misfits: list[tuple[str, list[str], list[str]]] = []
-    candidates = classes(config, with_head=wanted.with_head)
+    candidates = classes(config, with_head=wanted.with_head, any_head=wanted.any_head)
     for auto in candidates:
         model, missing, surplus, beside = _fit(class_of(auto, config), tensors, config, wanted)
         if not missing and not surplus:

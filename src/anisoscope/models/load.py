@@ -162,16 +162,18 @@ def load_model(
     with_head: bool = True,
     need_tokenizer: bool = True,
     architecture: str | None = None,
+    any_head: bool = False,
 ) -> Loaded:
     """Load MODEL: a folder, a hub id (`org/name@revision`), a `.gguf` file, a PEFT adapter, or a fresh architecture.
 
-    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out. A file of
+    Refuses a checkpoint that would leave weights random. `with_head=False` leaves the output head out; `any_head`
+    loads one for classes, CTC or masked patches, too, of a model that reads sounds or pictures. A file of
     weights (`.ckpt`, `.pt`, …) is one of the `architecture`: a folder with config.json, or `bert:hidden_size=64,…`.
     """
     source = parse_model(spec, random_init=random_init, state=architecture is not None)
     plan = parse_model(architecture, random_init=True) if architecture and source.kind == "state" else source
     place_ = choose_device(device)
-    wanted = LoadOptions(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head)
+    wanted = LoadOptions(place_, choose_dtype(dtype, place_), seed, trust_remote_code, device_map, with_head, any_head)
     _check_options(source, wanted, random_init=random_init)
     notes: list[str] = []
     with quiet(source), readable_errors(source):

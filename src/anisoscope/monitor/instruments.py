@@ -25,6 +25,7 @@ from anisoscope.capture.gradient_pass import (
     unlabelled,
     untouched,
 )
+from anisoscope.capture.objective import OwnLoss, context_count, find_objective
 from anisoscope.capture.row import Batch, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -39,6 +40,7 @@ from anisoscope.metrics.training import probe_loss, weighted_probe_loss
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
+from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import (
     Record,
@@ -200,7 +202,10 @@ class Instruments:
     def __post_init__(self) -> None:
         assert self.setup.layout is not None
         self.layout: Layout = self.setup.layout
-        self.sites = self.layout.sites(stream_kinds(self.layout), self.layers)
+        # a class token is what many classifiers read, so its gradients are those that patches lack after the last block
+        kinds = stream_kinds(self.layout)
+        kinds += ["cls"] if self.study is not None and "cls" in self.layout.kinds else []
+        self.sites = self.layout.sites(kinds, self.layers)
 
     def bank(self) -> Bank | None:
         """A new bank for the geometry metrics of one step; None without such metrics."""
@@ -394,7 +399,7 @@ class Probe:
     def __init__(
         self, instruments: Instruments, probe: Any, *, loss: LossRule | None = None, batch_size: int = 16
     ) -> None:
-        self.instruments, self.loss, self.batch_size, i = instruments, loss, batch_size, instruments
+        self.instruments, self.batch_size, i = instruments, batch_size, instruments
         self.model, self.gradients = i.model, i.study is not None
         batches = [probe] if isinstance(probe, Tensor) or hasattr(probe, "keys") else list(probe)
         if not batches:
@@ -402,6 +407,9 @@ class Probe:
         with untouched(self.model):
             leave_unseen_out(self.model, batches[0], i.setup, rows=i.rows)
         given = [labelled(self.model, batch) for batch in batches]
+        self.loss = loss if loss is not None else self._objective(given[0])
+        if isinstance(self.loss, OwnLoss) and self.loss.reduction == "alone":
+            self.batch_size = 1
         if i.study is not None and i.study.plan.weights:
             inputs = unlabelled(self.model, take(given[0], torch.arange(1)))
             i.readers = gradient_pass.stream_readers(self.model, i.layout, inputs, rows=i.rows)
@@ -411,8 +419,8 @@ class Probe:
         embedding = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
         weights = [name for found in i.readers.values() for name in found]  # parameters whose gradients are kept
         weights += [name for name in (i.output_weight,) if embedding and name is not None]
-        self.options: dict[str, Any] = {"loss": loss, "weights": list(dict.fromkeys(weights)), "embedding": embedding}
-        self.options["targets"] = i.targets
+        self.options: dict[str, Any] = {"loss": self.loss, "weights": list(dict.fromkeys(weights))}
+        self.options |= {"embedding": embedding, "targets": i.targets}
         self.pieces = list(self._pieces(given))
         if self.gradients and len({piece.test for piece in self.pieces}) < 2:
             contexts = sum(len(piece.context) for piece in self.pieces)
@@ -421,6 +429,20 @@ class Probe:
                 "hash of their content to fit and to test: give at least eight."
             )
         self.convention = self._find_convention()
+
+    def _objective(self, inputs: Mapping[str, Any]) -> LossRule | None:
+        """The objective of a model that reads no tokens; None for one that does, whose labels are tokens as well."""
+        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        if decodes or any(isinstance(inputs.get(name), Tensor) for name in TEXT_DATA.inputs):
+            return None
+        few = take(dict(inputs), torch.arange(min(2, context_count(inputs))))
+        try:
+            with untouched(self.model), evaluating(self.model), torch.no_grad():
+                return find_objective(self.model, few)
+        except AnisoscopeError:
+            if self.gradients:
+                raise
+            return None
 
     def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
         """The contexts of each batch, in chunks, split by half (and fold); duplicates are dropped."""
@@ -442,13 +464,22 @@ class Probe:
                     yield ProbePiece(take(inputs, part), bool(test), hashes[part])
 
     @property
+    def objective(self) -> str:
+        """The name of what is predicted: an objective's own, next or labelled tokens; empty if that is not known."""
+        if self.convention is not None:
+            return "next" if self.convention.shifted else "labelled"
+        return str(getattr(self.loss, "name", ""))
+
+    @property
     def fingerprint(self) -> str:
         """A fingerprint of the contexts that does not depend on their order."""
         total = sum(int(h) for piece in self.pieces for h in piece.context)
         return f"{total % (1 << 64):016x}"
 
     def _find_convention(self) -> LabelConvention | None:
-        """The label convention of the model, found on a few contexts; None if unknown."""
+        """The label convention of the model, found on a few contexts; None if unknown, or if an objective counts."""
+        if hasattr(self.loss, "count"):
+            return None
         for piece in self.pieces:
             labels = piece.inputs.get("labels")
             if not isinstance(labels, Tensor) or not bool((labels != IGNORED).any()):
@@ -510,8 +541,7 @@ class Probe:
 
     def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None]:
         """The summed loss of a forward pass, the tokens it is over, the weighted loss; (0, 0, None) without a loss."""
-        labels = inputs.get("labels")
-        tokens = self.convention.count(labels) if self.convention is not None and isinstance(labels, Tensor) else 0
+        tokens = gradient_pass.units(self.loss, inputs, self.convention)
         if self.loss is not None:
             return float(self.loss(self.model, inputs)), tokens, None
         if not tokens or self.convention is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anisoscope.capture.row import Batch
 from anisoscope.capture.sites.layout import find_layout
+from anisoscope.data.media_files import CLASS
 from anisoscope.data.text import read_documents
 from anisoscope.data.tokens import contexts, mask_batch
 from anisoscope.errors import AnisoscopeError
@@ -22,6 +23,7 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import modality_words, plan_passes
 from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, joined_sinks
+from anisoscope.measurement.targets import MediaTargets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.metrics.training import probe_loss
@@ -34,7 +36,6 @@ from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy
 
 HEADLESS = "it has no language-model head, so no loss: its gradients were left out"
-TEXTLESS = "it reads no text, so the loss of a text is not its own: its gradients were left out"
 COUNTED = 2_000_000  # tokens of the data used for token frequencies
 Records = list[dict[str, Any]]
 
@@ -67,12 +68,11 @@ class CheckpointMeasurer:
         config, notes = fitting(loaded, feed_config(self.config))
         result, feed = CheckpointResult(notes=notes), make_feed(loaded, config, tell=tell)
         plan, _ = self.config.measured
-        if plan is not None and loaded.reads_text and has_loss(loaded.model):
+        batches = self._labelled(loaded, feed, result) if plan is not None else None
+        if batches is not None:
             with self._isolated(loaded, late=late):
-                self._gradients(loaded, step, feed, result, tell=tell)
+                self._gradients(loaded, step, feed, result, batches=batches, tell=tell)
         else:
-            if plan is not None:
-                result.notes.append(HEADLESS if loaded.reads_text else TEXTLESS)
             if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
                 self._count(loaded, feed, result)
             self._geometry(loaded, feed, result, tell=tell)
@@ -84,10 +84,41 @@ class CheckpointMeasurer:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
         return result
 
-    def _gradients(self, loaded: Any, step: int | None, feed: Feed, found: CheckpointResult, *, tell: Progress) -> None:
+    def _labelled(self, loaded: Any, feed: Feed, found: CheckpointResult) -> list[dict[str, Any]] | None:
+        """The batches with what the model is to predict; None, with a note, if it predicts nothing."""
+        if loaded.reads_text:
+            if not has_loss(loaded.model):
+                found.notes.append(HEADLESS)
+                return None
+            return [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
+        classes = feed.class_names()
+        targets = MediaTargets(loaded, classes)
+        with_classes = replace(feed, config=replace(feed.config, group_by=CLASS)) if classes else feed
+        try:
+            batches = [targets.labelled(batch) for batch in with_classes.batches()]
+        except AnisoscopeError as error:
+            if not self.config.series:
+                raise
+            found.notes.append(f"its gradients were left out: {error}")
+            return None
+        found.notes += targets.notes
+        found.read = {"targets": targets.source}
+        return batches
+
+    def _gradients(
+        self,
+        loaded: Any,
+        step: int | None,
+        feed: Feed,
+        found: CheckpointResult,
+        *,
+        batches: list[dict[str, Any]],
+        tell: Progress,
+    ) -> None:
         c, model = self.config, loaded.model
         plan, requests = c.measured
-        self._count(loaded, feed, found)
+        if loaded.reads_text:
+            self._count(loaded, feed, found)
         study = self.tangent(plan)
         watch, setup = self._watch(model), self._setup(loaded, requests)
         words: dict[str, Any] = {"layers": c.layers or None, "halves": c.halves}
@@ -95,8 +126,8 @@ class CheckpointMeasurer:
         if c.rank is not None:
             check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
         tell("gradients", 0, 1)
-        batches = [labelled_batch(loaded, batch, seed=c.seed) for batch in feed.batches()]
         probe = Probe(instruments, batches, batch_size=c.batch_size)
+        found.read |= {"objective": probe.objective}
         bank = instruments.bank()
         if bank is not None:
             feed_tables(bank, model, setup)
@@ -193,7 +224,7 @@ class CheckpointMeasurer:
         if given:
             feed.recount(min(given))
         found.notes += [*entry["notes"], *setup.notes]
-        found.read = {name: entry[name] for name in ("modality", "rows")}
+        found.read |= {name: entry[name] for name in ("modality", "rows")}
 
     def _batches(self, loaded: Any, feed: Feed, *, masked: bool, tell: Progress) -> Iterator[Batch]:
         """The batches; in studies with gradients, text is masked for masked language models as it is for gradients."""

@@ -187,12 +187,7 @@ class Sweeper:
         self.entries[checkpoint.key] = entry
         if loaded is None:
             return
-        if not self.config.series:
-            if loaded.main_input != "input_ids":
-                raise AnisoscopeError(
-                    f"{checkpoint.spec!r} reads {loaded.main_input}, not token ids; `tangent` takes text models "
-                    "(`profile`, `sweep` and a Monitor in your own loop take any model)."
-                )
+        if not self.config.series and loaded.reads_text:
             discovery.refuse_lossless(loaded, checkpoint.spec)
         finite = integrity.is_finite(loaded.model)
         entry["flags"] = self._flags(checkpoint, loaded.fingerprint, entry, finite=finite)
@@ -220,7 +215,8 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 0, 1)
                 spec = str(downloads.ready(checkpoint.revision) or spec)
                 self._tell(f"download {checkpoint.label}", 1, 1)
-            return load.load_model(spec, **{name: getattr(self.config, name) for name in LOADING})
+            options = {name: getattr(self.config, name) for name in LOADING}
+            return load.load_model(spec, **options, any_head=self.config.measured[0] is not None)
         except AnisoscopeError as error:
             message = integrity.resumable(error)
             if len(self.series.checkpoints) == 1:

@@ -33,6 +33,7 @@ from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
 DEFAULT_RANK = 16
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
+ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 
 @dataclass
@@ -164,7 +165,7 @@ class TangentStudy:
 
     def measure(self, rows: StepRows) -> list[Record]:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
-        halves = {site: (fit, test) for site, fit, test in rows.halves()}
+        halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
         proxies = self._fit(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
@@ -194,6 +195,18 @@ class TangentStudy:
             moments = {site: moment for site, (moment, _) in by_site.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
         return records
+
+    def _spans(self, site: Site, fit: Half) -> bool:
+        """Whether there is something to fit at a site with one row per context; too few rows, or equal ones, are noted.
+
+        The class token that enters the first block is the same in every context.
+        """
+        if site.kind not in ONE_PER_CONTEXT:
+            return True
+        wanted = self.plan.rank if self.plan.rank is not None else DEFAULT_RANK
+        if len(fit) <= wanted:
+            self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
+        return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
 
     def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
         """The second moments of a site's gradients, and the records of its proxies."""

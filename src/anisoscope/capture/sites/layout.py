@@ -215,6 +215,9 @@ def _block_lists(called: str, names: dict[str, nn.Module]) -> dict[str, list[str
                     return {"single": [_joined(prefix, path) for path in paths]}
     lists = _candidates(names)
     found = {"single": lists[0]} if len(lists) == 1 else _encoder_and_decoder(lists)
+    # the decoder of a masked autoencoder is a head, which is thrown away after training
+    body = [path for path in lists if "decoder" not in path.split(".")]
+    found = found or ({"single": body[0]} if len(body) == 1 else {})
     if found:
         return {side: [_joined(at, name) for name, _ in names[at].named_children()] for side, at in found.items()}
     raise AnisoscopeError(

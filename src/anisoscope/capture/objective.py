@@ -1,0 +1,376 @@
+"""Objectives of models that do not predict tokens: classes, transcripts (CTC), masked patches and frames, any own loss.
+
+An objective is a `LossRule` that can count: called with (model, inputs) it gives the loss *summed* over what is
+predicted (its units), with its graph. A sum does not depend on the batching, a mean does. How a model means its own
+loss is found by numbers, not by its class: the reading of its logits that gives the loss it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.row import original_contexts
+from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import CONTENT, SOUND, forward, unwrapped
+from anisoscope.numerics.hashing import row_hash
+
+IGNORED = -100
+CLOSE = 5e-3  # relative difference of losses that half precision may cause
+SAME = 1e-5  # relative distance of two codes that are the same
+NEGATIVES = 100  # distractors of a contrastive loss whose configuration states no number
+# names under which models have the number of frames that are left of so many samples or spectrogram columns
+_LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length", "_get_output_lengths")
+_BLANKS = ("blank_token_id", "ctc_blank_id", "blank_id", "pad_token_id")
+_REDUCTIONS = ("sum", "mean")
+
+
+def output_part(output: Any, name: str) -> Any:
+    """A field of a model's output, or None."""
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits of an output; a plain module may return nothing else."""
+    found = output if isinstance(output, Tensor) else output_part(output, "logits")
+    return found if isinstance(found, Tensor) else None
+
+
+class Objective(ABC):
+    """The loss of a model summed over its units."""
+
+    name: ClassVar[str]
+    unit: ClassVar[str]  # what is predicted, in the singular
+    nats: ClassVar[bool] = True  # whether the loss of a unit is a negative log-likelihood
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """The summed loss of some contexts."""
+
+    @abstractmethod
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        """The number of units of some contexts."""
+
+
+class LabelledObjective(Objective):
+    """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        output = forward(model, without_labels(inputs))
+        logits = logits_of(output)
+        if logits is None:
+            raise AnisoscopeError(f"{type(unwrapped(model)).__name__} returned no logits for its labels; give loss=.")
+        return self.losses(logits, inputs, model).sum()
+
+    @abstractmethod
+    def losses(self, logits: Tensor, inputs: Mapping[str, Any], model: nn.Module) -> Tensor:
+        """The summed loss of each context [B]."""
+
+
+def without_labels(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs but for their labels."""
+    return {name: value for name, value in inputs.items() if name != "labels"}
+
+
+@dataclass(frozen=True)
+class Classes(LabelledObjective):
+    """Cross-entropy of one label per context; of several (floats [B, C]) the binary one, of numbers squared errors."""
+
+    name: ClassVar[str] = "classes"
+    unit: ClassVar[str] = "context"
+
+    def losses(self, logits: Tensor, inputs: Mapping[str, Any], model: nn.Module) -> Tensor:
+        labels, plain = inputs["labels"].to(logits.device), nn.functional
+        if not labels.is_floating_point():
+            return plain.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        if labels.shape == logits.shape and logits.shape[-1] > 1:
+            wanted = labels.to(logits.dtype)
+            return plain.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(-1)
+        return (logits.squeeze(-1) - labels.to(logits.dtype).reshape(len(logits))).square()
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        labels = inputs["labels"]
+        return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+@dataclass(frozen=True)
+class PositionClasses(LabelledObjective):
+    """Cross-entropy of a label at some positions [B, T] (masked patches, frames); the others are −100."""
+
+    name: ClassVar[str] = "masked"
+    unit: ClassVar[str] = "labelled position"
+
+    def losses(self, logits: Tensor, inputs: Mapping[str, Any], model: nn.Module) -> Tensor:
+        labels = inputs["labels"].to(logits.device)
+        found = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+        return found.sum(1)
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        return int((inputs["labels"] != IGNORED).sum())
+
+
+@dataclass(frozen=True)
+class Transcripts(LabelledObjective):
+    """CTC: −log p(transcript | sound), summed over contexts; a unit is one symbol of a transcript.
+
+    A transcript that is longer than its frames can spell has no probability: it gives no loss and no gradient.
+    """
+
+    blank: int
+    name: ClassVar[str] = "ctc"
+    unit: ClassVar[str] = "symbol of a transcript"
+
+    def losses(self, logits: Tensor, inputs: Mapping[str, Any], model: nn.Module) -> Tensor:
+        labels = inputs["labels"].to(logits.device)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        frames = frame_counts(model, inputs.get("attention_mask"), logits)
+        sizes = (labels >= 0).sum(1)
+        scores = wide.log_softmax(-1).transpose(0, 1)
+        options: dict[str, Any] = {"blank": self.blank, "reduction": "none", "zero_infinity": True}
+        with torch.backends.cudnn.flags(enabled=False):  # its kernel wants other types and is not deterministic
+            return nn.functional.ctc_loss(scores, labels[labels >= 0], frames.cpu(), sizes.cpu(), **options)
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        return int((inputs["labels"] >= 0).sum())
+
+    def decoded(self, logits: Tensor, frames: Tensor) -> list[list[int]]:
+        """The model's own reading of each context: best symbols without repetitions and blanks.
+
+        Where every frame is blank it is the symbol that is most probable beside the blank, so that there is one.
+        """
+        found: list[list[int]] = []
+        for scores, count in zip(logits.detach().cpu(), frames.tolist(), strict=True):
+            best = scores[:count].argmax(-1).unique_consecutive()
+            symbols = best[best != self.blank].tolist()
+            if not symbols:
+                beside = scores[:count].clone()
+                beside[:, self.blank] = -torch.inf
+                symbols = [int(beside.max(0).values.argmax())]
+            found.append(symbols)
+        return found
+
+
+def frame_counts(model: nn.Module, mask: Any, logits: Tensor) -> Tensor:
+    """The frames of each context [B] that are data, by the model's own function; all of them without padding."""
+    batch, length = logits.shape[:2]
+    whole = torch.full((batch,), length, device=logits.device)
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or bool((mask != 0).all()):
+        return whole
+    counts = (mask != 0).sum(1)
+    for part in unwrapped(model).modules():
+        for name in _LENGTHS:
+            with contextlib.suppress(TypeError, NotImplementedError):
+                if (rule := getattr(part, name, None)) is not None:
+                    return rule(counts).to(logits.device).long().clamp(max=length)
+    raise AnisoscopeError(
+        f"the sounds are padded, and {type(unwrapped(model)).__name__} does not tell how many of its {length} frames "
+        "are data; give contexts of equal length."
+    )
+
+
+@dataclass(frozen=True)
+class OwnLoss(Objective):
+    """The loss that the model returns, times what it was averaged over.
+
+    `reduction` is `sum`, `mean` (over contexts that weigh alike), or `alone`: neither is true of it, and it is taken
+    for each context by itself, so that it does not depend on the batch. `masked` is the argument that marks what is
+    predicted [B, T]; without one a context is one unit.
+    """
+
+    reduction: str = "mean"
+    masked: str = ""
+    name: ClassVar[str] = "own"
+    unit: ClassVar[str] = "context"
+    nats: ClassVar[bool] = False
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        if self.reduction != "alone":
+            return _own_loss(model, inputs) * (1 if self.reduction == "sum" else self.count(inputs))
+        each = [_own_loss(model, part) * self.count(part) for part in one_by_one(inputs)]
+        return torch.stack(each).sum()
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        if self.masked:
+            return int(inputs[self.masked].sum())
+        return context_count(inputs)
+
+
+class MaskedPatches(OwnLoss):
+    """The error of reconstructed patches, as the model states it, times the number of hidden patches."""
+
+    name: ClassVar[str] = "masked"
+    unit: ClassVar[str] = "masked patch"
+
+
+@dataclass(frozen=True)
+class HiddenPatches(MaskedPatches):
+    """The same for a model that shuffles patches by `noise` and hides a fixed share of them."""
+
+    share: float = 0.75
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        batch, patches = inputs["noise"].shape
+        return int(batch * (patches - int(patches * (1 - self.share))))
+
+
+@dataclass(frozen=True)
+class MaskedFrames(Objective):
+    """The contrastive loss of wav2vec 2.0, summed over masked frames; distractors are masked frames of the same sound.
+
+    They are drawn by a hash of the sound, so that the loss depends neither on the batch nor on a random state; those
+    with the code of the frame itself do not count. The diversity of codes, a number of the whole batch without a
+    gradient in evaluation mode, is left out.
+    """
+
+    negatives: int = NEGATIVES
+    temperature: float = 0.1
+    name: ClassVar[str] = "masked"
+    unit: ClassVar[str] = "masked frame"
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        output = forward(model, {name: value for name, value in inputs.items() if name != "sampled_negative_indices"})
+        said, codes = (output_part(output, f"projected_{name}states") for name in ("", "quantized_"))
+        if not isinstance(said, Tensor) or not isinstance(codes, Tensor):
+            raise AnisoscopeError(
+                f"{type(unwrapped(model)).__name__} masks frames but returned no projected states and codes; give "
+                "loss=, a function of (model, inputs) that returns the summed loss."
+            )
+        masked = inputs["mask_time_indices"].cpu().bool()
+        drawn = distractors(masked, original_contexts(inputs), number=self.negatives)
+        place = masked.flatten().nonzero().squeeze(1).to(said.device)
+        wide = said if said.dtype == torch.float64 else said.float()
+        known = codes.to(wide.dtype).flatten(0, 1)
+        others = known[drawn.flatten(0, 1).to(said.device)[place]]  # [masked, negatives, width]
+        own, mine = known[place].unsqueeze(1), wide.flatten(0, 1)[place].unsqueeze(1)
+        scores = torch.cosine_similarity(mine, torch.cat([own, others], 1), dim=-1) / self.temperature
+        same = (others - own).norm(dim=-1) <= SAME * own.norm(dim=-1)  # products of equal codes may round differently
+        away = nn.functional.pad(same, (1, 0), value=False)
+        return -scores.masked_fill(away, -torch.inf).log_softmax(-1)[:, 0].sum()
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        return int(inputs["mask_time_indices"].sum())
+
+
+def distractors(masked: Tensor, contexts: Tensor, *, number: int) -> Tensor:
+    """Indices [B, T, number] into the B·T frames: for each masked frame other masked frames of its context."""
+    batch, length = masked.shape
+    drawn = torch.zeros(batch, length, number, dtype=torch.int64)
+    for b, (hidden, key) in enumerate(zip(masked, contexts, strict=True)):
+        places = hidden.nonzero().squeeze(1)
+        if len(places) > 1:
+            hashed = row_hash(key.expand(len(places) * number), torch.arange(len(places) * number), seed=1)
+            shift = 1 + ((hashed >> 2) & ((1 << 61) - 1)).view(len(places), number) % (len(places) - 1)
+            others = (torch.arange(len(places))[:, None] + shift) % len(places)
+            drawn[b, places] = places[others]
+        drawn[b] += b * length
+    return drawn
+
+
+def context_count(inputs: Mapping[str, Any]) -> int:
+    """The number of contexts of some inputs."""
+    named = [inputs[name] for name in CONTENT if isinstance(inputs.get(name), Tensor)]
+    others = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
+    return len([*named, *others][0])
+
+
+def one_by_one(inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The inputs of each context."""
+    size = context_count(inputs)
+    for b in range(size):
+        yield {
+            name: value[b : b + 1] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
+            for name, value in inputs.items()
+        }
+
+
+def _own_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    found = output_part(forward(model, inputs), "loss")
+    if not isinstance(found, Tensor):
+        raise AnisoscopeError(
+            f"{type(unwrapped(model)).__name__} returned no loss for its batch; add what it predicts (labels, a mask "
+            "of patches or frames), or give loss=, a function of (model, inputs) that returns the summed loss."
+        )
+    return found.sum()
+
+
+def find_objective(model: nn.Module, inputs: Mapping[str, Any]) -> Objective:
+    """The objective of a model on batches with their targets; call it without hooks and gradients.
+
+    `inputs` should be two contexts or more. An error says what is missing.
+    """
+    takes, labels = inspect.signature(unwrapped(model).forward).parameters, inputs.get("labels")
+    if "mask_time_indices" in inputs and "sampled_negative_indices" in takes:
+        config = getattr(unwrapped(model), "config", None)
+        number, warmth = (getattr(config, name, None) for name in ("num_negatives", "contrastive_logits_temperature"))
+        return MaskedFrames(int(number or NEGATIVES), float(warmth or MaskedFrames.temperature))
+    if isinstance(labels, Tensor):
+        logits = logits_of(forward(model, without_labels(inputs)))
+        if logits is not None and logits.dim() == 2 and len(logits) == len(labels) and _fits(logits, labels):
+            return Classes()
+        if logits is not None and logits.dim() == 3:
+            if "bool_masked_pos" in inputs and labels.shape == logits.shape[:2]:
+                return PositionClasses()
+            if any(name in inputs for name in SOUND) and (found := _transcripts(model, inputs, logits)) is not None:
+                return found
+            if labels.shape == logits.shape[:2]:
+                return PositionClasses()
+    hidden = "bool_masked_pos" if "bool_masked_pos" in inputs else ""
+    share = getattr(getattr(model, "config", None), "mask_ratio", None)
+    if "noise" in inputs and isinstance(share, float):
+        return HiddenPatches(_reduction(model, inputs), share=share)
+    reduction = _reduction(model, inputs)
+    return MaskedPatches(reduction, hidden) if hidden else OwnLoss(reduction)
+
+
+def _fits(logits: Tensor, labels: Tensor) -> bool:
+    if labels.is_floating_point():
+        return labels.shape == logits.shape or (logits.shape[1] == 1 and labels.numel() == len(logits))
+    return labels.dim() == 1
+
+
+def _reduction(model: nn.Module, inputs: Mapping[str, Any]) -> str:
+    """Whether the model's loss of two contexts is the mean or the sum of their own ones, or neither (`alone`)."""
+    size = context_count(inputs)
+    each = [float(_own_loss(model, part)) for part in itertools.islice(one_by_one(inputs), 2)]
+    if size < 2:
+        return "alone"
+    both = {
+        name: value[:2] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
+        for name, value in inputs.items()
+    }
+    whole = float(_own_loss(model, both))
+    for reduction, wanted in (("mean", sum(each) / 2), ("sum", sum(each))):
+        if abs(whole - wanted) <= 1e-4 * max(abs(wanted), 1e-12):
+            return reduction
+    return "alone"
+
+
+def _transcripts(model: nn.Module, inputs: Mapping[str, Any], logits: Tensor) -> Transcripts | None:
+    """The CTC reading of labels that gives the model's own loss; None if there is none."""
+    if inputs["labels"].dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
+        return None
+    config = getattr(unwrapped(model), "config", None)
+    try:
+        stated = output_part(forward(model, inputs), "loss")
+    except (RuntimeError, ValueError, IndexError):
+        return None
+    if not isinstance(stated, Tensor):
+        return None
+    own, sizes = float(stated), (inputs["labels"] >= 0).sum(1).clamp(min=1).double()
+    last = logits.shape[-1] - 1
+    named = [getattr(config, name, None) for name in _BLANKS]
+    blanks = [blank for blank in dict.fromkeys([*named, 0, last]) if isinstance(blank, int) and 0 <= blank <= last]
+    for blank, reduction in itertools.product(blanks, _REDUCTIONS):
+        each = Transcripts(blank).losses(logits, inputs, model).double().cpu()
+        total = float(each.sum() if reduction == "sum" else (each / sizes).mean())
+        if abs(total - own) <= CLOSE * max(abs(total), 1e-6):
+            return Transcripts(blank)
+    return None
