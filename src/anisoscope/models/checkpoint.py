@@ -36,8 +36,13 @@ _TRIED = 64  # parameter names used to find the prefix of names in a file
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 # Heads of models that read no text: what they were trained to say of a sound or a picture.
-_MEDIA_HEADS = tuple(
-    "SpeechSeq2Seq CTC ImageClassification AudioClassification MaskedImageModeling PreTraining".split()
+_MEDIA_HEADS = (
+    "SpeechSeq2Seq",
+    "CTC",
+    "ImageClassification",
+    "AudioClassification",
+    "MaskedImageModeling",
+    "PreTraining",
 )
 # Parts that no site reads: if they are missing, that is noted and no error.
 UNUSED = ("pooler", "position_ids", "seq_relationship")
