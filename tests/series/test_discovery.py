@@ -149,6 +149,59 @@ def test_offline_the_cache_tells_the_revisions(tmp_path: Path, monkeypatch: pyte
         series("org/tiny", revisions=("all",))
 
 
+def test_names_given_after_a_word_stand_in_where_the_hub_tells_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Online those that are there, spaced; offline those in the cache; else the list. A note says which."""
+    from anisoscope.models import source as sources
+
+    for step in range(1000, 33_000, 1000):
+        (tmp_path / "repo" / f"global_step{step}").mkdir(parents=True)
+    hub = Hub(tmp_path / "repo", tmp_path / "cache").install(monkeypatch)
+    asked = ("log:4", "global_step1000", "global_step99000")
+    found = find_series(["org/tiny"], asked)
+    assert [c.step for c in found.checkpoints] == [1000, 3000, 10_000, 32_000]
+    assert found.notes[0] == "global_step99000 of org/tiny is not on the hub"
+    assert found.notes[1] == "revisions are 4 of the 32 that the hub has of org/tiny"
+
+    def refused(repo_id: str) -> None:
+        raise OSError("403 Forbidden: access is restricted")
+
+    monkeypatch.setattr(hub, "list_repo_refs", refused)
+    found = find_series(["org/tiny"], asked)
+    assert [c.label for c in found.checkpoints] == list(asked[1:])
+    assert found.notes[0].startswith(
+        "revisions are the 2 of a fixed list: the revisions of 'org/tiny' cannot be listed"
+    )
+    with pytest.raises(AnisoscopeError, match="403 Forbidden"):
+        find_series(["org/tiny"], ("log:4",))
+    monkeypatch.setattr(sources, "hub_reachable", lambda *_: False)
+    found = find_series(["org/tiny"], asked)
+    assert [c.label for c in found.checkpoints] == list(asked[1:])
+    assert found.notes[0].startswith("revisions are the 2 of a fixed list: the hub cannot be reached")
+    refs = tmp_path / "cache" / "models--org--tiny" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "global_step5000").write_text("x")
+    assert [c.step for c in find_series(["org/tiny"], asked).checkpoints] == [5000], "what can be had"
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step738020-tokens3094B", 738_020),
+        ("step-2560000", 2_560_000),
+        ("global_step1000", 1000),
+        ("step10000", 10_000),
+        ("step_20k", 20_000),
+        ("step-480k-token-1007B", 480_000),
+        ("TinyLlama-1.1B-intermediate-step-1431k-3T", 1_431_000),
+        ("stage1-step-40000", 40_000),
+    ],
+)
+def test_names_of_published_checkpoints_tell_their_steps(name: str, step: int) -> None:
+    assert named_step(name) == step
+
+
 def test_the_next_revision_is_fetched_while_one_is_used_and_only_ours_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,9 +345,12 @@ def test_the_papers_models_are_all_there() -> None:
     words = ("bert", "roberta", "albert", "gpt2", "opt-125m", "opt-13b", "llama-2", "gpt-j", "falcon-7b", "bloom")
     assert all(any(word in spec.lower() for spec in specs) for word in words)
     series = {model.spec: model for model in SHAPE_MODELS if model.series}
-    assert series["EleutherAI/pythia-2.8b"].revisions[0] == "step0" and len(series) == 2
-    large = [model.spec.rpartition("-")[2] for model in SHAPE_MODELS if model.large]
-    assert large == ["6.7b", "13b", "hf", "6b", "7b", "7b1"], "from six billion parameters on"
+    assert series["EleutherAI/pythia-2.8b"].revisions[0] == "step0"
+    assert {f"bigscience/bloom-{size}-intermediate" for size in ("560m", "1b1", "1b7")} < set(series)
+    assert series["bigscience/bloom-1b7-intermediate"].tokenizer == "bigscience/bloom-1b7"
+    assert "TinyLlama/tinyLlama-intermediate-checkpoints-after-1T-token" in series
+    large = [model.spec.partition("/")[2] for model in SHAPE_MODELS if model.large]
+    assert " ".join(large) == "opt-6.7b opt-13b Llama-2-7b-hf Llama-2-13b-hf gpt-j-6b falcon-7b bloom-7b1", "from 6B on"
 
 
 def test_train_arm_is_what_children_run() -> None:

@@ -53,7 +53,7 @@ def log_spaced_steps(steps: Sequence[int], most: int = LOG_REVISIONS) -> list[in
     if len(ordered) <= most:
         return ordered
     early, rest = [s for s in ordered if s <= 0], [s for s in ordered if s > 0]
-    count = most - len(early)
+    count = max(2, most - len(early))
     low, high = math.log(rest[0]), math.log(rest[-1])
     targets = [low + (high - low) * k / (count - 1) for k in range(count)]
     return sorted({*early, *(min(rest, key=lambda s: abs(math.log(s) - target)) for target in targets)})

@@ -28,7 +28,9 @@ class SweepConfig:
     model: Annotated[str, Option("A folder, a hub id (org/name@revision) or a .gguf file.", argument=True)]
     revisions: Annotated[
         tuple[str, ...],
-        Option("Hub revisions: step0,step1000,…; all that name a step; log: about 16 log-spaced ones.", parse=distinct),
+        Option(
+            "Hub revisions: step0,step1000,…; all that name a step; log or log:16: log-spaced ones.", parse=distinct
+        ),
     ] = ()
     series: bool = True
     others: tuple[str, ...] = ()  # further models, in the order of training

@@ -15,7 +15,7 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
 from anisoscope.models.checkpoint import step_of_file
-from anisoscope.models.downloads import log_spaced_steps, revisions_of
+from anisoscope.models.downloads import LOG_REVISIONS, log_spaced_steps, revisions_of
 from anisoscope.models.source import STATE_SUFFIXES, is_checkpoint, parse_model
 
 _STEP = re.compile(
@@ -26,7 +26,7 @@ _THOUSANDS = {"k": 1_000, "m": 1_000_000}
 _TRAINERS = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states).*")  # not the model's
 _MODELS = re.compile(r"(pytorch_|adapter_)?model|.*-of-\d+")  # a model's own, without a step
 _RECORDS = (("trainer_state.json", "global_step"), (os.path.join("training", "state.json"), "step"))
-_WORDS = ("all", "log")
+_WORD = re.compile(r"all|log(?::([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def find_series(
 ) -> CheckpointSeries:
     """The checkpoints of a folder, the revisions of a hub model, or several models, in the order of training.
 
-    `known` are the revisions that `all` or `log` resolved to when the sweep began.
+    Of `revisions` the first may be `all` or `log` (`log:8`: about eight): those of the hub; further names are then what
+    is taken where they cannot be listed. `known` are the revisions that such a word resolved to when the sweep began.
     """
     if len(models) > 1 and revisions:
         raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
@@ -101,29 +102,50 @@ def _revisions(model: str, wanted: Sequence[str], known: Sequence[str]) -> Check
     if Path(model).expanduser().exists():
         raise AnisoscopeError(f"{model!r} is a folder, which has no revisions; leave --revisions out.")
     notes: list[str] = []
-    word = wanted[0] if len(wanted) == 1 and wanted[0] in _WORDS else None
-    names = known or (_listed(model, word, notes) if word is not None else wanted)
+    word = _WORD.fullmatch(wanted[0])
+    names = known or (_listed(model, word, wanted[1:], notes=notes) if word is not None else wanted)
     found = [Checkpoint(f"{model}@{each}", step_of(each), each, revision=each) for each in names]
     return CheckpointSeries(model.split("/")[-1], _ordered(found, model, given=True), notes)
 
 
-def _listed(model: str, word: str, notes: list[str]) -> list[str]:
-    """Revisions whose names contain a step, one per step: all of them, or log-spaced ones."""
+def _listed(model: str, word: re.Match[str], instead: Sequence[str], *, notes: list[str]) -> list[str]:
+    """Revisions whose names contain a step, one per step: all of them, or log-spaced ones; else those given `instead`.
+
+    Online the ones that are there, offline those in the local cache; `notes` get a sentence on which they are.
+    """
     online = sources.hub_reachable()
-    there = revisions_of(model, online=online)
+    try:
+        there = revisions_of(model, online=online)
+    except AnisoscopeError as error:
+        if not instead:
+            raise
+        notes.append(f"revisions are the {len(instead)} of a fixed list: {str(error).partition(';')[0]}")
+        return list(instead)
     by_step = {step: each for each in sorted(there, reverse=True) if (step := named_step(each)) is not None}
-    found = f"(found: {', '.join(there[:4]) or 'none'})"
-    if not by_step and not online:
-        raise AnisoscopeError(
-            f"the hub cannot be reached, and no revision of {model!r} in the local cache names a step {found}; go "
-            "online, or name cached ones with --revisions."
-        )
     if not by_step:
-        raise AnisoscopeError(f"no revision of {model!r} names a step {found}; name them with --revisions.")
+        return _none_listed(model, there, instead, online=online, notes=notes)
     if not online:
-        notes.append(f"the hub cannot be reached: --revisions {word} are those of the local cache")
-    chosen = sorted(by_step) if word == "all" else log_spaced_steps(list(by_step))
+        notes.append(f"the hub cannot be reached: --revisions {word[0]} are those of the local cache")
+    elif absent := [each for each in instead if each not in there]:
+        notes.append(f"{', '.join(absent)} of {model} {'are' if len(absent) > 1 else 'is'} not on the hub")
+    chosen = sorted(by_step) if word[0] == "all" else log_spaced_steps(list(by_step), int(word[1] or LOG_REVISIONS))
+    if online and instead:
+        notes.append(f"revisions are {len(chosen)} of the {len(by_step)} that the hub has of {model}")
     return [by_step[step] for step in chosen]
+
+
+def _none_listed(
+    model: str, there: Sequence[str], instead: Sequence[str], *, online: bool, notes: list[str]
+) -> list[str]:
+    """The revisions given instead, where no name of a revision has a step; without them an error."""
+    where = f"of {model!r} names a step" if online else f"of {model!r} in the local cache names a step"
+    what = f"no revision {where} (found: {', '.join(there[:4]) or 'none'})"
+    reason = what if online else f"the hub cannot be reached, and {what}"
+    if not instead:
+        how = "name them with --revisions" if online else "go online, or name cached ones with --revisions"
+        raise AnisoscopeError(f"{reason}; {how}.")
+    notes.append(f"revisions are the {len(instead)} of a fixed list: {reason}")
+    return list(instead)
 
 
 def _folder(model: str, architecture: str | None) -> CheckpointSeries:

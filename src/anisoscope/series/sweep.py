@@ -63,7 +63,10 @@ class Sweeper:
     def run(self) -> Table:
         """Measure every checkpoint in order; those that cannot be loaded are flagged and skipped."""
         old = self.folder.about()
-        self.series = self.plan or _series_of(self.config, old.get("revisions", ()) if old.get("config") else ())
+        known = old.get("revisions", ()) if old.get("config") else ()
+        self.series = self.plan or _series_of(self.config, known)
+        if known:  # how they were chosen is known from when the sweep began
+            self.series.notes.extend(old.get("revision_notes", ()))
         self.store = MonitorStore(self.folder.path, resume=True, about={})
         rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
         self.measurer = CheckpointMeasurer(self.config, self.series.last, row_map=rows)
@@ -76,6 +79,7 @@ class Sweeper:
         self.about = new_manifest(asdict(self.config), kind="sweep" if self.config.series else "tangent", **options)
         if self.config.revisions:
             self.about["revisions"] = [c.revision for c in self.series.checkpoints]
+            self.about["revision_notes"] = list(self.series.notes)
         self._write_about()
         started = time.monotonic()
         try:

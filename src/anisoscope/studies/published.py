@@ -23,18 +23,35 @@ from anisoscope.studies.study_run import ArmsStudy
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model, or a series of its checkpoints in order: revisions of one id, or `others` with their own ids."""
+    """A model, or a series of its checkpoints in order: revisions of one id, or `others` with their own ids.
+
+    Revisions are chosen among those that the hub has, about `most` of them; `revisions` are what is known of them, and
+    are taken where the hub cannot be asked.
+    """
 
     spec: str
     series: bool = False
     revisions: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    most: int = 8
+    tokenizer: str | None = None  # the id that has it, if these repositories do not
     large: bool = False  # may be distributed over several devices
     data: Medium = TEXT_DATA
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The revisions as `--revisions` takes them; none for a single model, for several ids and for a folder."""
+        hub = self.series and not self.others and not Path(self.spec).exists()
+        return (f"log:{self.most}", *self.revisions) if hub else ()
 
-def _series(spec: str, revisions: Sequence[str]) -> PaperModel:
-    return PaperModel(spec, series=True, revisions=tuple(revisions))
+
+def _series(spec: str, revisions: Sequence[str], **fields: Any) -> PaperModel:
+    return PaperModel(spec, series=True, revisions=tuple(revisions), **fields)
+
+
+def _steps(form: str, *steps: int) -> tuple[str, ...]:
+    """Names of revisions: each of the steps, put into a form."""
+    return tuple(form.format(step) for step in steps)
 
 
 def _models(form: str, names: str, **fields: Any) -> list[PaperModel]:
@@ -42,35 +59,61 @@ def _models(form: str, names: str, **fields: Any) -> list[PaperModel]:
     return [PaperModel(form.format(name), **fields) for name in names.split()]
 
 
-# names of revisions as on the hub
-_PYTHIA_FEW = tuple(f"step{step}" for step in (0, 1, 8, 64, 512, 4000, 32000, 143000))
+# names of revisions on the hub, as far as we know them; what is there is asked where the hub can be reached
 _PYTHIA = (0, 1, 4, 16, 64, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 128000, 143000)
-_OLMO = ("step1000-tokens4B", "step10000-tokens41B", "step100000-tokens419B", "step738020-tokens3095B")
+_OLMO = ("step1000-tokens4B", "step10000-tokens41B", "step100000-tokens419B", "step738020-tokens3094B")
+_EUROBERT = _steps("step{}", 10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 480_000)
 _SMOLLM = "HuggingFaceTB/SmolLM2-{}-intermediate-checkpoints"
-_TINYLLAMA_STEPS = (5, 65, 125, 185, 240, 300, 360, 420, 480, 540, 600, 660)  # thousands
-_TINYLLAMA_TOKENS = (10, 136, 262, 388, 503, 629, 755, 881, 1007, 1132, 1258, 1384)  # billions
-_TINYLLAMA = [f"step-{k}k-token-{n}B" for k, n in zip(_TINYLLAMA_STEPS, _TINYLLAMA_TOKENS, strict=True)]
+_SMOLLM_360M = _steps("step-{}", 160_000, 320_000, 640_000, 1_280_000, 2_560_000)
+_SMOLLM_2B = _steps("step-{}", 125_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_125_000)
+_TINYLLAMA_BATCH = 2048 * 1024 / 1e6  # thousands of steps -> billions of tokens
+_TINYLLAMA = [
+    f"step-{k}k-token-{round(k * _TINYLLAMA_BATCH)}B" for k in (5, 65, 125, 185, 240, 300, 360, 420, 480, 540, 600, 660)
+]
+_TINYLLAMA_LATER = tuple(  # the later checkpoints that also have an id of their own
+    f"TinyLlama/TinyLlama-1.1B-intermediate-step-{name}"
+    for name in ("715k-1.5T", "955k-token-2T", "1195k-token-2.5T", "1431k-3T")
+)
+_BLOOM = {
+    size: _steps("global_step{}", *(1000 * step for step in steps))
+    for size, steps in {
+        "560m": (1, 10, 100, 200, 300, 400, 500, 600),
+        "1b1": (1, 10, 100, 200, 300, 400, 500, 600),
+        "1b7": (1, 10, 50, 100, 150, 200, 250, 300),
+    }.items()
+}
 _MULTIBERTS = tuple(  # thousands of steps
     f"google/multiberts-seed_0-step_{step}k" for step in (0, 20, 40, 80, 120, 160, 200, 400, 600, 800, 1200, 1600, 2000)
 )
 REVISITING_MODELS: tuple[PaperModel, ...] = (
-    *_models("EuroBERT/EuroBERT-{}", "210m 610m"),
+    *(_series(f"EuroBERT/EuroBERT-{size}", _EUROBERT) for size in ("210m", "610m")),
     PaperModel("almanach/moderncamembert-base"),
     _series("allenai/OLMo-1B-hf", _OLMO),
-    *(_series(f"EleutherAI/pythia-{size}", _PYTHIA_FEW) for size in ("160m", "410m", "1b")),
+    *(
+        _series(f"EleutherAI/pythia-{size}", _steps("step{}", 0, 1, 8, 64, 512, 4000, 32000, 143000))
+        for size in ("160m", "410m", "1b")
+    ),
     PaperModel("almanach/Gaperon-1125-1B"),
-    _series(_SMOLLM.format("360M"), ("step-160000", "step-1600000", "step-3200000")),
-    _series(_SMOLLM.format("1.7B"), ("step-125000", "step-2500000", "step-4875000")),
+    _series(_SMOLLM.format("360M"), _SMOLLM_360M),
+    _series(_SMOLLM.format("1.7B"), _SMOLLM_2B),
 )
 SHAPE_MODELS: tuple[PaperModel, ...] = (
     *_models("{}", "bert-base-uncased roberta-base albert-base-v2 gpt2 gpt2-medium gpt2-large gpt2-xl"),
     *_models("facebook/opt-{}", "125m 350m 1.3b 2.7b"),
     *_models("facebook/opt-{}", "6.7b 13b", large=True),
-    *_models("{}", "meta-llama/Llama-2-7b-hf EleutherAI/gpt-j-6b tiiuae/falcon-7b", large=True),
-    *_models("bigscience/bloom-{}", "560m 1b1 3b"),
+    *_models("meta-llama/Llama-2-{}-hf", "7b 13b", large=True),
+    *_models("{}", "EleutherAI/gpt-j-6b tiiuae/falcon-7b", large=True),
+    *_models("bigscience/bloom-{}", "560m 1b1 1b7 3b"),
     PaperModel("bigscience/bloom-7b1", large=True),
-    _series("EleutherAI/pythia-2.8b", [f"step{step}" for step in _PYTHIA]),
-    _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA),
+    _series("EleutherAI/pythia-2.8b", _steps("step{}", *_PYTHIA), most=16),
+    *(
+        _series(f"bigscience/bloom-{size}-intermediate", names, tokenizer=f"bigscience/bloom-{size}")
+        for size, names in _BLOOM.items()
+    ),
+    _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA, most=12),
+    # no list of its revisions is known; without the hub the four that have ids of their own stand for it
+    _series("TinyLlama/tinyLlama-intermediate-checkpoints-after-1T-token", ()),
+    PaperModel(_TINYLLAMA_LATER[0], series=True, others=_TINYLLAMA_LATER[1:]),
 )
 INHERENT_MODELS: tuple[PaperModel, ...] = (
     *_models("{}", "bert-base-uncased roberta-base albert-base-v2 gpt2 t5-base"),
@@ -130,13 +173,14 @@ def sweep_model(
     """Run a sweep over the checkpoints of a series, or over one model; `options` as in SweepConfig."""
     config = SweepConfig(
         model.spec,
-        model.revisions,
+        model.wanted,
         series=model.series,
         others=model.others,
+        tokenizer=model.tokenizer,
         tokens=study.config.tokens,
         device=study.config.device,
         device_map="auto" if model.large and importlib.util.find_spec("accelerate") else None,
-        remove_downloads=remove_downloads and bool(model.revisions),
+        remove_downloads=remove_downloads and bool(model.wanted),
         **options,
     )
     folder = RunFolder.create(path, asdict(config), resume=True)
