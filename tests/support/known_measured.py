@@ -190,6 +190,9 @@ KNOWN_MEASURED: dict[str, KnownMeasured] = {
         frequency.target_entropy, lambda: (torch.tensor([4, 2, 0, 1]), torch.tensor([0.5, 0.5, 7.0, 1.0])), 1.5
     ),
     "weighted_probe_loss": KnownMeasured(training.weighted_probe_loss, lambda: (6.0, 4), 1.5),
+    "constant_loss": KnownMeasured(  # (3 + ½)/(3 + 1 + 1) of the first of two types
+        training.constant_loss, lambda: (torch.tensor([3, 1]), torch.tensor([0, 0, 0, 0])), -math.log(3.5 / 5)
+    ),
     "probe_loss": KnownMeasured(training.probe_loss, lambda: (6.0, 4), 1.5),
     "gradient_norm": KnownMeasured(training.gradient_norm, lambda: ([numbers(3.0), torch.tensor([[4.0]])],), 5.0),
     "learning_rate": KnownMeasured(training.learning_rate, lambda: ([{"lr": 0.1}, {"lr": 1.0}],), 0.1),

@@ -247,6 +247,20 @@ def test_counts_are_those_of_the_windows(embedded: Corpus) -> None:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
+def test_the_constant_is_fitted_on_the_targets_of_training(embedded: Corpus) -> None:
+    """Next tokens are all but the first of each window, separators too; masked ones are never special tokens."""
+    stream = WindowStream(embedded, 48)
+    slow = np.zeros(embedded.vocab_size)
+    for start in stream.starts:
+        for token in embedded.train.tokens[start + 1 : start + 48]:
+            slow[token] += 1
+    found = stream.constant.numpy()
+    assert np.allclose(found / found.sum(), slow / slow.sum(), rtol=1e-12)
+    assert found.sum() == pytest.approx(embedded.about["parts"]["train"]["tokens"])
+    masked = WindowStream(embedded, 48, objective="masked")
+    assert torch.equal(masked.constant, torch.from_numpy(masked.counts))
+
+
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_a_batch_is_a_function_of_seed_step_and_micro_batch(embedded: Corpus, objective: str) -> None:
     def stream(seed: int = 0) -> WindowStream:

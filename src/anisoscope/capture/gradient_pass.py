@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.objective import CLOSE
+from anisoscope.capture.objective import CLOSE, LabelledObjective, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
 from anisoscope.capture.row import Index, KeptRows, Rows, Scores, Sink
@@ -27,6 +27,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
 
 _PROBES: list[None] = []  # one entry per pass in progress
+ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """(model, inputs) -> the summed loss, as a scalar with its graph; an `Objective` is one that also counts its units."""
 
@@ -46,6 +47,20 @@ class LabelConvention:
     def count(self, labels: Tensor) -> int:
         """The number of target tokens."""
         return int((self.targets(labels) != IGNORED).sum())
+
+    def by_context(self, logits: Any, labels: Any) -> ContextLosses | None:
+        """The summed cross-entropy and the number of targets of every context; None where shapes do not fit."""
+        if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
+            return None
+        targets = self.targets(labels).to(logits.device)
+        if logits.shape[:-1] != targets.shape:
+            return None
+        # one context at a time: the logits of a large vocabulary are not copied as a whole
+        pairs = zip(logits.detach(), targets, strict=True)
+        flat = ((row.float().reshape(-1, row.shape[-1]), target.reshape(-1)) for row, target in pairs)
+        sums = [torch.nn.functional.cross_entropy(*pair, ignore_index=IGNORED, reduction="sum") for pair in flat]
+        counts = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+        return torch.stack(sums).double().cpu(), counts.cpu()
 
     def summed(self, logits: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """The cross-entropy of all targets, in the precision of the logits; `weights` [V] are those of the targets."""
@@ -160,6 +175,7 @@ class GradientPass:
     sites: dict[Site, SiteRows] = field(default_factory=dict)
     loss: float = 0.0  # summed over target tokens
     tokens: int = 0
+    by_context: ContextLosses | None = None
     weighted_loss: float | None = None  # the same with the weights of the targets; None without weights
     weights: dict[str, Tensor] = field(default_factory=dict)  # gradients by parameter name
     embedded: tuple[Tensor, Tensor] | None = None  # ids [m] and the gradients of their embeddings [m, d]
@@ -264,7 +280,7 @@ def gradient_rows(
             stack.callback(_watch_embedding(model, embedded).remove)
         capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
         stack.enter_context(capture)
-        total, out.tokens, weighted = _total(model, inputs, reading=reading, loss=loss, targets=targets)
+        total, out.tokens, weighted, out.by_context = _total(model, inputs, reading=reading, loss=loss, targets=targets)
         out.loss = float(total.detach()) if out.tokens or loss is not None else 0.0
         out.weighted_loss = None if weighted is None else float(weighted.detach())
         if targets is not None and targets.gradients and weighted is not None:
@@ -300,14 +316,18 @@ def _total(
     reading: LabelConvention | None,
     loss: LossRule | None,
     targets: TargetWeights | None,
-) -> tuple[Tensor, int, Tensor | None]:
-    """The summed loss with its graph, the number of target tokens, and the loss with weights of the targets."""
+) -> tuple[Tensor, int, Tensor | None, ContextLosses | None]:
+    """The summed loss with its graph, the number of targets, the loss with weights of targets, the loss by context."""
     labels = inputs.get("labels")
+    if isinstance(loss, LabelledObjective):
+        each = loss.by_context(model, inputs)
+        known = each.detach().double().cpu(), context_units(loss, inputs, reading)
+        return each.sum(), units(loss, inputs, reading), None, known
     if loss is not None:
         total = loss(model, inputs)
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise AnisoscopeError(f"loss= returned {type(total).__name__}; expected the summed loss as one number.")
-        return total, units(loss, inputs, reading), None
+        return total, units(loss, inputs, reading), None, None
     if not isinstance(labels, Tensor):
         raise AnisoscopeError("the batch has no labels, so there is no loss; add labels, or give loss=.")
     output = forward(model, inputs)
@@ -316,11 +336,12 @@ def _total(
     tokens = reading.count(labels)
     if not tokens:  # these contexts have no targets
         nothing = logits.sum() * 0.0
-        return nothing, 0, nothing if targets is not None else None
+        return nothing, 0, nothing if targets is not None else None, None
     weighted = None if targets is None else targets.loss(logits, labels, reading)
+    by_context = reading.by_context(logits, labels)
     if isinstance(logits, Tensor) and logits.dtype == torch.float64:  # transformers computes the loss in float32
-        return reading.summed(logits, labels), tokens, weighted
-    return output_part(output, "loss").double() * tokens, tokens, weighted
+        return reading.summed(logits, labels), tokens, weighted, by_context
+    return output_part(output, "loss").double() * tokens, tokens, weighted, by_context
 
 
 def units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConvention | None) -> int:
@@ -329,6 +350,11 @@ def units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConven
         return int(count(inputs))
     labels = inputs.get("labels")
     return reading.count(labels) if reading is not None and isinstance(labels, Tensor) else 0
+
+
+def context_units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConvention | None) -> Tensor:
+    """What the summed loss of each context is over, int64 [B]."""
+    return torch.tensor([units(loss, part, reading) for part in one_by_one(inputs)])
 
 
 def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:

@@ -64,11 +64,15 @@ class LabelledObjective(Objective):
     """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        return self.by_context(model, inputs).sum()
+
+    def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """The summed loss of each context [B], from one forward pass."""
         output = forward(model, without_labels(inputs))
         logits = logits_of(output)
         if logits is None:
             raise AnisoscopeError(f"{type(unwrapped(model)).__name__} returned no logits for its labels; give loss=.")
-        return self.losses(logits, inputs, model).sum()
+        return self.losses(logits, inputs, model)
 
     @abstractmethod
     def losses(self, logits: Tensor, inputs: Mapping[str, Any], model: nn.Module) -> Tensor:

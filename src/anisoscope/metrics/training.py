@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anisoscope.metrics.engine.metric import measured
 
+SMOOTHING = 0.5  # added to every count, so that a type unseen in training has a finite loss
 _LOGGED = "ours: as the training loop has it"
 _trained = partial(measured, "train", reference=_LOGGED)
 _positive = partial(_trained, bounds=(0.0, None))
@@ -51,6 +52,31 @@ def probe_loss(total: float, tokens: int) -> float:
 def weighted_probe_loss(total: float, tokens: int) -> float:
     """Mean loss on the held-out probe, with targets weighted as in training."""
     return total / tokens
+
+
+def constant_costs(counts: Tensor) -> Tensor:
+    """The loss −log p of every target under the best constant prediction, p = (c + ½)/(Σc + V/2), float64 [V].
+
+    >>> constant_costs(torch.tensor([3, 0])).neg().exp().tolist()
+    [0.875, 0.125]
+    """
+    smoothed = counts.double() + SMOOTHING
+    return smoothed.sum().log() - smoothed.log()
+
+
+@measured(
+    "train",
+    title="Loss of the best constant",
+    formula="−Σ log p(y) / n, p(y) = (c_y + ½) / (Σc + V/2)",
+    reference="ours; add-½ smoothing: Krichevsky & Trofimov 1981",
+    convention="in nats, on the targets of the probe loss, with c the counts of the V targets (tokens, classes) in the "
+    "training data; weighted=1: w c for c and Σ w log p, for the weighted probe loss; unit=other: the loss of the "
+    "constant of another objective, such as the mean in regression, as given",
+    bounds=(0.0, None),
+)
+def constant_loss(counts: Tensor, targets: Tensor) -> float:
+    """Held-out loss of the best constant prediction that the training data allow; a model that learned lies below."""
+    return float(constant_costs(counts)[targets].mean())
 
 
 @_positive(

@@ -19,13 +19,14 @@ from anisoscope.capture import gradient_pass
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import (
     IGNORED,
+    ContextLosses,
     LabelConvention,
     LossRule,
     TargetWeights,
     unlabelled,
     untouched,
 )
-from anisoscope.capture.objective import OwnLoss, context_count, find_objective
+from anisoscope.capture.objective import LabelledObjective, OwnLoss, context_count, find_objective
 from anisoscope.capture.row import Batch, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -36,8 +37,8 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
-from anisoscope.metrics.training import probe_loss, weighted_probe_loss
 from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.monitor.held_out import Constant, constant_columns, loss_records
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
@@ -55,7 +56,7 @@ from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
-def _weight_of(model: nn.Module, reader: str) -> Any:
+def weight_of(model: nn.Module, reader: str) -> Any:
     """The weight of the module that a method of the model returns, or None."""
     try:
         return getattr(getattr(unwrapped(model), reader)(), "weight", None)
@@ -86,7 +87,7 @@ class EmbeddingWatch:
     @property
     def table(self) -> Tensor | None:
         """The weight [V, d] of the input embedding, None if the model has none."""
-        weight = _weight_of(self.model, "get_input_embeddings")
+        weight = weight_of(self.model, "get_input_embeddings")
         return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
     @property
@@ -197,6 +198,7 @@ class Instruments:
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
     targets: TargetWeights | None = None  # weights of the training loss by target token
+    constants: list[Record] = field(default_factory=list)  # columns of the best constant's loss on the probe
     progress: Progress | None = None  # called after the metrics of each site
 
     def __post_init__(self) -> None:
@@ -216,7 +218,7 @@ class Instruments:
     @property
     def output_weight(self) -> str | None:
         """The name of the output head's weight, None if the model has no trainable one."""
-        weight = _weight_of(self.model, "get_output_embeddings")
+        weight = weight_of(self.model, "get_output_embeddings")
         return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
 
     def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
@@ -229,12 +231,8 @@ class Instruments:
             for note in counts["notes"]:
                 self.note(f"step {rows.step}: {note}")
             records += [{**row, "step": rows.step} for row in measured]
-        if rows.tokens and (self.study is None or not self.study.source):  # not for training batches
-            mean = probe_loss(rows.loss, rows.tokens)
-            records.append({**place, "metric": "probe_loss", "value": mean, "n": rows.tokens})
-            if rows.weighted_loss is not None:
-                mean = weighted_probe_loss(rows.weighted_loss, rows.tokens)
-                records.append({**place, "metric": "weighted_probe_loss", "value": mean, "n": rows.tokens})
+        if self.study is None or not self.study.source:  # not for training batches
+            records += loss_records(rows, self.constants)
         if self.study is None or self.left_out(rows):
             return records
         if rows.unreached:
@@ -394,10 +392,17 @@ class Probe:
     """One batch or several, split into halves by a hash of their contexts, and the passes over them.
 
     `loss` is a function of (model, inputs) that gives the summed loss. Without a study there are no backward passes.
+    `constant` is the best constant prediction, see `monitor.held_out`.
     """
 
     def __init__(
-        self, instruments: Instruments, probe: Any, *, loss: LossRule | None = None, batch_size: int = 16
+        self,
+        instruments: Instruments,
+        probe: Any,
+        *,
+        loss: LossRule | None = None,
+        batch_size: int = 16,
+        constant: Constant | None = None,
     ) -> None:
         self.instruments, self.batch_size, i = instruments, batch_size, instruments
         self.model, self.gradients = i.model, i.study is not None
@@ -429,6 +434,8 @@ class Probe:
                 "hash of their content to fit and to test: give at least eight."
             )
         self.convention = self._find_convention()
+        if constant is not None:
+            i.constants = self._constants(constant)
 
     def _objective(self, inputs: Mapping[str, Any]) -> LossRule | None:
         """The objective of a model that reads no tokens; None for one that does, whose labels are tokens as well."""
@@ -476,6 +483,14 @@ class Probe:
         total = sum(int(h) for piece in self.pieces for h in piece.context)
         return f"{total % (1 << 64):016x}"
 
+    def _constants(self, constant: Constant) -> list[Record]:
+        """Columns of the constant's loss on the contexts that the loss is of, weighted too where training weights."""
+        tested = [(piece.inputs, piece.context) for piece in self.pieces if piece.test or not self.gradients]
+        targets = self.instruments.targets
+        kinds = [None] if targets is None else [None, targets.weights]
+        found = [constant_columns(constant, tested, self.convention, loss=self.loss, weights=w) for w in kinds]
+        return [columns for columns in found if columns is not None]
+
     def _find_convention(self) -> LabelConvention | None:
         """The label convention of the model, found on a few contexts; None if unknown, or if an objective counts."""
         if hasattr(self.loss, "count"):
@@ -518,6 +533,8 @@ class Probe:
                 continue
             found = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **self.options, **options)
             out.add_test(found)
+            if found.by_context is not None:
+                out.by_context.append((piece.context, *found.by_context))
             folds = fold_of(piece.context)
             fold = int(folds[0]) if len(folds.unique()) == 1 else -1
             if found.embedded is not None:
@@ -536,21 +553,28 @@ class Probe:
                 if others is not None:
                     sites = [*i.sites, *self.extra]
                     stack.enter_context(Capture(self.model, sites, others, layout=i.layout, rows=i.rows))
-                out.add_loss(*self._loss(piece.inputs))
+                loss, tokens, weighted, by_context = self._loss(piece.inputs)
+            out.add_loss(loss, tokens, weighted)
+            if by_context is not None:
+                out.by_context.append((piece.context, *by_context))
         return out
 
-    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None]:
-        """The summed loss of a forward pass, the tokens it is over, the weighted loss; (0, 0, None) without a loss."""
+    def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None, ContextLosses | None]:
+        """The summed loss of a forward pass, the tokens it is over, the weighted loss, the loss by context."""
         tokens = gradient_pass.units(self.loss, inputs, self.convention)
+        if isinstance(self.loss, LabelledObjective):
+            each = self.loss.by_context(self.model, inputs).double().cpu()
+            return float(each.sum()), tokens, None, (each, gradient_pass.context_units(self.loss, inputs, None))
         if self.loss is not None:
-            return float(self.loss(self.model, inputs)), tokens, None
+            return float(self.loss(self.model, inputs)), tokens, None, None
         if not tokens or self.convention is None:
             forward(self.model, unlabelled(self.model, inputs))
-            return 0.0, 0, None
+            return 0.0, 0, None, None
         output, targets = forward(self.model, inputs), self.instruments.targets
         logits, labels = gradient_pass.output_part(output, "logits"), inputs["labels"]
         weighted = None if targets is None else float(targets.loss(logits, labels, self.convention))
-        return float(gradient_pass.output_part(output, "loss")) * tokens, tokens, weighted
+        by_context = self.convention.by_context(logits, labels)
+        return float(gradient_pass.output_part(output, "loss")) * tokens, tokens, weighted, by_context
 
 
 def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe, stream_kinds
+from anisoscope.monitor.held_out import Constant
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe, stream_kinds, weight_of
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
@@ -56,6 +57,9 @@ class Monitor:
     (queries, keys and scores by head), both without gradients, or names of metrics, where `tangent` is the tangent
     study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
     for claims that choose on one half and test on the other.
+    `constant_loss` is what a model that learned must beat on the probe (`monitor.held_out`): the loss of the best
+    constant prediction as a number, or how often each target occurs in the training data [V], or a function of a batch
+    of the probe that returns the constant's loss on each context; default: `counts`, where the outputs are tokens.
     `counts` are token frequencies of the training corpus [V], for bins; with `optimizer`, weight decay is subtracted
     from embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models without one.
     `target_weights` [V], if the training loss is weighted by target token: the probe's loss and gradients stay those of
@@ -86,6 +90,7 @@ class Monitor:
         tokenizer: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: LossRule | None = None,
+        constant_loss: Constant | None = None,
         target_weights: Tensor | None = None,
         weighted_gradients: bool = False,
         total_steps: int | None = None,
@@ -120,7 +125,8 @@ class Monitor:
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
         words["targets"] = None if target_weights is None else TargetWeights(target_weights, weighted_gradients)
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
-        self._choose_passes(probe, loss=loss, batch_size=batch_size)
+        constant = self._token_counts() if constant_loss is None else constant_loss
+        self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
         self.sinks = list(sinks)
@@ -136,10 +142,18 @@ class Monitor:
     def _study(self, source: str) -> TangentStudy | None:
         return None if self.plan is None else TangentStudy(self.plan, self.counts, self.total_steps, source)
 
-    def _choose_passes(self, probe: Any, *, loss: LossRule | None, batch_size: int) -> None:
-        """Where rows come from: passes over the probe, hooks in the passes of the training, or both."""
+    def _token_counts(self) -> Tensor | None:
+        """`counts`, one for each output of the model, where its outputs are those tokens."""
+        weight = weight_of(self.model, "get_output_embeddings")
+        outputs = len(weight) if isinstance(weight, Tensor) else 0
+        if self.counts is None or not 0 < len(self.counts) <= outputs:
+            return None
+        return torch.nn.functional.pad(self.counts, (0, outputs - len(self.counts)))
+
+    def _choose_passes(self, probe: Any, **options: Any) -> None:
+        """Where rows come from: passes over the probe (with `options`), hooks in those of the training, or both."""
         i = self.instruments
-        self.probe = None if probe is None else Probe(i, probe, loss=loss, batch_size=batch_size)
+        self.probe = None if probe is None else Probe(i, probe, **options)
         self.live = None
         self.studies = {} if i.study is None else {"study": i.study}  # `live`: of the training batch beside a probe
         if self.live_wanted:
@@ -322,14 +336,19 @@ class Monitor:
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def log(self, step: int, **numbers: float) -> None:
-        """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only."""
-        fresh = {k: float(v) for k, v in numbers.items() if (step, k) not in self.logged}
-        if step not in self.done or not fresh:
-            return
-        self.logged |= {(step, name) for name in fresh}
+        """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only.
+
+        A loop without a probe may give `probe_loss` and `constant_loss`, from which claims tell whether it learned.
+        """
         place = {"variant": "", "group": "", "kind": "training", "step": step}
-        records = [{**place, "metric": name, "value": value} for name, value in fresh.items()]
-        self._keep(step, records, f"{'+'.join(sorted(fresh))}-{step:09d}")
+        self._log_records(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
+
+    def _log_records(self, step: int, records: list[Record]) -> None:
+        fresh = [row for row in records if (step, row["metric"]) not in self.logged]
+        names = sorted({row["metric"] for row in fresh})
+        if step in self.done and fresh:
+            self.logged |= {(step, name) for name in names}
+            self._keep(step, fresh, f"{'+'.join(names)}-{step:09d}")
 
     def _keep(self, step: int, records: list[Record], part: str = "") -> None:
         """Add the records of a measured step, or a later part of them, to the table, the folder and the sinks."""

@@ -26,7 +26,7 @@ from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, jo
 from anisoscope.measurement.targets import MediaTargets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
-from anisoscope.metrics.training import probe_loss
+from anisoscope.monitor.held_out import loss_records
 from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe, stream_kinds
 from anisoscope.option import Progress
 from anisoscope.series import SweepConfig
@@ -248,10 +248,7 @@ class CheckpointMeasurer:
         except AnisoscopeError as error:
             found.notes.append(f"its loss was left out: {error}")
             return []
-        if not rows.tokens:
-            return []
-        place = {"kind": "training", "variant": "", "group": "", "stack": "single", "step": step}
-        return [{**place, "metric": "probe_loss", "value": probe_loss(rows.loss, rows.tokens), "n": rows.tokens}]
+        return [{**row, "step": step} for row in loss_records(rows)]
 
     def state(self) -> dict[str, Any]:
         """The state for saving, as plain values and tensors."""

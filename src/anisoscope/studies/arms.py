@@ -21,12 +21,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anisoscope.capture.gradient_pass import untouched
+from anisoscope.capture.gradient_pass import LabelConvention, untouched
+from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.held_out import constant_columns, loss_records
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.config import StudyArm, schedule_of
+from anisoscope.tangent.proxy import StepRows
 from anisoscope.training.classifier import train_media
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.language_model import IGNORED
@@ -34,6 +37,7 @@ from anisoscope.training.loop import train
 
 Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
+IN_PLACE = LabelConvention(shifted=False)  # how masked language models read their labels
 _PATIENCE = 5.0  # seconds between checks on children that report nothing
 
 
@@ -75,7 +79,7 @@ def training_monitor(
     batches = stream.probe_batches(contexts, batch_size=together)
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
     options |= {"metrics": monitor, "rank": rank, "name": name or training.arm, "seed": training.seed}
-    options |= {"out": folder, "resume": True, "batch_size": together}
+    options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}
@@ -92,9 +96,13 @@ class CleanMonitor(Monitor):
     still that of the training objective, on masked text.
     """
 
-    def __init__(self, model: Any, *, masked: Sequence[Mapping[str, Tensor]], **options: Any) -> None:
+    def __init__(
+        self, model: Any, *, masked: Sequence[Mapping[str, Tensor]], constant_loss: Any = None, **options: Any
+    ) -> None:
         super().__init__(model, **options)
-        self.masked = list(masked)
+        self.masked = [(batch, original_contexts(dict(batch), config=self.model.config)) for batch in masked]
+        constant = None if constant_loss is None else constant_columns(constant_loss, self.masked, IN_PLACE)
+        self.constants = [] if constant is None else [constant]
 
     @contextlib.contextmanager
     def step(self, step: int, **words: Any) -> Iterator[Monitor]:
@@ -103,12 +111,14 @@ class CleanMonitor(Monitor):
             yield monitor
         if step not in self.done or (step, "probe_loss") in self.logged:
             return
-        total, tokens = 0.0, 0
+        rows = StepRows(step)
         with untouched(self.model), torch.inference_mode():
-            for batch in self.masked:
-                count = int((batch["labels"] != IGNORED).sum())
-                total, tokens = total + float(self.model(**batch).loss) * count, tokens + count
-        self.log(step, probe_loss=total / max(1, tokens))
+            for batch, contexts in self.masked:
+                output, count = self.model(**batch), IN_PLACE.count(batch["labels"])
+                rows.add_loss(float(output.loss) * count, count, None)
+                if (found := IN_PLACE.by_context(output.logits, batch["labels"])) is not None:
+                    rows.by_context.append((contexts, *found))
+        self._log_records(step, loss_records(rows, self.constants))
 
 
 def unmasked(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

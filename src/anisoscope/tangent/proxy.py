@@ -98,6 +98,8 @@ class StepRows:
     weights: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)  # (fold or −1, gradients by name)
     embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids, gradients
     unreached: set[Site] = field(default_factory=set)
+    # of the contexts that the loss is of: hash, summed loss, number of targets, each [B]
+    by_context: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def add_fit(self, found: GradientPass) -> None:
         for site, rows in found.sites.items():

@@ -130,6 +130,12 @@ class MediaStream:
         """Values and labels of the training examples, on the device."""
         return self._examples(np.flatnonzero(~self.examples.held_out))
 
+    @property
+    def constant(self) -> Tensor:
+        """How often each class occurs among the training examples, for the constant's loss."""
+        labels = self.examples.labels[~self.examples.held_out]
+        return torch.from_numpy(np.bincount(labels, minlength=len(self.examples.classes)))
+
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The examples of one micro-batch, drawn with replacement, and their classes."""
         values, labels = self._training

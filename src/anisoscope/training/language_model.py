@@ -285,6 +285,18 @@ class WindowStream:
         return reading.summed(logits, batch["labels"], weights=self.target_weights) / number
 
     @cached_property
+    def constant(self) -> Tensor:
+        """How often each id is a target in training [vocab], in expectation, as `counts`; for the constant's loss.
+
+        Next tokens are all but the first of a window, separators included; masked ones are no special tokens.
+        """
+        if self.objective == "masked":
+            return torch.from_numpy(self.counts)
+        settings: dict[str, Any] = {"weights": self.weights, "size": self.corpus.vocab_size}
+        seen = window_counts(self.corpus.train.tokens, self.starts + 1, context=self.context - 1, **settings)
+        return torch.from_numpy(seen / seen.sum() * self.corpus.about["parts"]["train"]["tokens"])
+
+    @cached_property
     def _resident(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tokens, window starts, cumulative weights and offsets, on the device where batches are made."""
         where = self.device if self.device.type == "cuda" else _CPU

@@ -57,6 +57,10 @@ class BatchSource(Protocol):
     def files(self) -> Path:
         """A folder whose files are copied into every checkpoint: a tokenizer, or the settings of a processor."""
 
+    @property
+    def constant(self) -> Any:
+        """The best constant prediction that the training data allow, as `Monitor(constant_loss=…)` takes it."""
+
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The contexts of one micro-batch, with their labels."""
 

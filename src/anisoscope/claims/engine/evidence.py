@@ -27,7 +27,7 @@ ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
 LEARNED = 0.1  # relative fall of the loss from which a model counts as having learned
 LOSSES = ("probe_loss", "loss")
-GATE = ("probe_loss", "constant_loss")
+GATE = {"probe_loss": None, "weighted_probe_loss": "1"}  # held-out losses, with `weighted` of their constant_loss
 ENERGY = "gradient_energy"
 CLOSE = 1e-12  # losses this close (relative) come from the same training
 _BLOCKS = ("resid", "stage", "query", "scores")  # kinds of sites that only stacks with blocks have
@@ -477,16 +477,13 @@ def studies_by_seed(
 
 def _held_out(query: Query) -> dict[tuple[str, int | None], dict[int | None, tuple[Row, Row]]]:
     """Held-out loss and loss of the best constant by (model, seed) and step, numbers or not."""
-    found: dict[str, dict[tuple[Any, ...], Row]] = {}
-    for metric in GATE:
-        rows = query.where(metric=metric, kind="training")
-        places = zip(*map(rows.column, ("model", "seed", "step")), strict=True)
-        found[metric] = dict(zip(places, rows, strict=True))
-    loss, constant = (found[metric] for metric in GATE)
     courses: dict[tuple[str, int | None], dict[int | None, tuple[Row, Row]]] = {}
-    for (model, seed, step), row in loss.items():
-        if (model, seed, step) in constant:
-            courses.setdefault((model, seed), {})[step] = row, constant[model, seed, step]
+    places = ("model", "seed", "step")
+    for metric, weighted in GATE.items():  # where training weights its targets, the later, weighted losses count
+        rows = (query.where(metric=metric), query.where(metric="constant_loss", weighted=weighted))
+        loss, constant = (dict(zip(zip(*map(r.column, places), strict=True), r, strict=True)) for r in rows)
+        for model, seed, step in loss.keys() & constant.keys():
+            courses.setdefault((model, seed), {})[step] = loss[model, seed, step], constant[model, seed, step]
     return courses
 
 

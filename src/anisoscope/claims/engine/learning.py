@@ -65,10 +65,12 @@ def compare_with_constant(loss: Row, constant: Row) -> Learned:
     paired = loss.folds and constant.folds and (loss.n, loss.contexts) == (constant.n, constant.contexts)
     # without common folds the constant is taken as known: its error is far smaller than that of a model's loss
     gain = (constant.quantity if paired else Quantity.constant(constant.value)) - loss.quantity
-    low, high = gain.interval()
-    interval = f" [{figure(low)}, {figure(high)}]" if math.isfinite(low) else ""
-    why = f"its held-out loss, {figure(loss.value)}{unit}, is {figure(gain.value)}{interval} below that of the best "
-    why += f"constant prediction, and learning takes {figure(least)}"
+    low, _ = gain.interval()
+    told, side = (gain, "below") if gain.value >= 0 else (-gain, "above")
+    ends = [figure(end) for end in told.interval()]
+    interval = f" [{', '.join(ends)}]" if math.isfinite(low) else ""
+    why = f"its held-out loss, {figure(loss.value)}{unit}, is {figure(told.value)}{interval} {side} that of the best "
+    why += f"constant prediction, and learning takes {figure(least)} below"
     good = gain.value >= least and not low <= 0  # a gain without an interval is judged by its value
     return Learned("learned" if good else "did not learn", why)
 

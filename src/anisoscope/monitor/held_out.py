@@ -1,0 +1,133 @@
+"""The held-out loss of a probe and that of the best constant prediction, with intervals over contexts.
+
+A model that learned predicts the held-out targets better than the best *constant* does: the frequencies of tokens or of
+classes in the training data, or whatever an objective cannot get below without looking at its input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, context_units
+from anisoscope.capture.objective import Classes, Objective, PositionClasses
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
+from anisoscope.numerics.hashing import FOLDS, fold_of
+from anisoscope.results.quantity import jackknife
+from anisoscope.tangent.energy import Record
+from anisoscope.tangent.proxy import StepRows
+
+ByContext = tuple[Tensor, Tensor, Tensor]  # of some contexts: hash, summed loss, number of targets, each [B]
+Contexts = Iterable[tuple[Mapping[str, Any], Tensor]]  # batches with the hashes of their contexts [B]
+Constant = float | Tensor | Callable[[Mapping[str, Any]], Tensor]
+"""The best constant prediction: its mean held-out loss; or how often each target occurs in the training data [V]; or a
+function of a batch of the probe that returns its loss on each context, summed over targets [B]."""
+
+
+def loss_records(rows: StepRows, constants: Iterable[Record] = ()) -> list[Record]:
+    """The held-out loss of a step, weighted too where training weights targets, and those of the best constant."""
+    place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": "", "stack": "single"}
+    if not rows.tokens:
+        return []
+    found = [{"metric": "probe_loss", **loss_columns(rows.loss, rows.tokens, rows.by_context)}]
+    if rows.weighted_loss is not None:
+        mean = weighted_probe_loss(rows.weighted_loss, rows.tokens)
+        found.append({"metric": "weighted_probe_loss", "value": mean, "n": rows.tokens})
+    found += [{"metric": "constant_loss", **columns} for columns in constants]
+    return [{**place, **row} for row in found]
+
+
+def loss_columns(total: float, tokens: int, parts: Iterable[ByContext]) -> Record:
+    """Columns of a mean loss; with the losses of all contexts also its jackknife over folds of them."""
+    value = probe_loss(total, tokens)
+    columns: Record = {"value": value, "n": tokens}
+    given = list(parts)
+    if not given:
+        return columns
+    contexts, losses, counts = (torch.cat(column) for column in zip(*given, strict=True))
+    if int(counts.sum()) != tokens:  # some pass did not tell the losses of its contexts
+        return columns
+    both, fold = torch.stack([losses.double(), counts.double()]), fold_of(contexts)
+    sums, numbers = torch.zeros(2, FOLDS, dtype=torch.float64).index_add_(1, fold, both)
+    rest = (sums.sum() - sums) / (numbers.sum() - numbers)
+    rest = rest + value - float(losses.sum()) / tokens  # a model's own loss differs from that of its logits by rounding
+    replicates = rest.masked_fill(numbers == 0, math.nan).tolist()  # an empty fold must not narrow an interval
+    low, high = jackknife(value, replicates, bounds=(0.0, None))
+    present = int(contexts[counts > 0].unique().numel())
+    return columns | {"low": low, "high": high, "replicates": replicates, "contexts": present}
+
+
+def constant_columns(
+    constant: Constant,
+    batches: Contexts,
+    reading: LabelConvention | None,
+    *,
+    loss: LossRule | None = None,
+    weights: Tensor | None = None,
+) -> Record | None:
+    """Columns of the constant's loss on the probe; None where it cannot be known.
+
+    `loss` is None for the model's own cross-entropy, `reading` how it reads its labels. `weights` [V]: of the targets.
+    """
+    given = list(batches)
+    labels = [inputs.get("labels") for inputs, _ in given]
+    classes = all(isinstance(each, Tensor) and not each.is_floating_point() for each in labels)
+    nats = (loss is None and reading is not None) or (isinstance(loss, Objective) and loss.nats and classes)
+    unit: Record = {"variant": "" if nats else "unit=other"}
+    if isinstance(constant, int | float):
+        return {"value": float(constant), "note": "as given", **unit} if weights is None else None
+    if isinstance(constant, Tensor):
+        reading = LabelConvention(shifted=False) if isinstance(loss, Classes | PositionClasses) else reading
+        if reading is None or not classes:  # which targets the labels are is not known
+            return None
+        costs = _costs(constant, weights)
+        losses = [_of_costs(costs, reading.targets(inputs["labels"]).cpu()) for inputs, _ in given]
+    elif weights is None:
+        losses = [_of_function(constant, inputs, size=len(contexts)) for inputs, contexts in given]
+    else:
+        return None
+    counts = [context_units(loss, inputs, reading) for inputs, _ in given]
+    tokens = sum(int(each.sum()) for each in counts)
+    if not tokens:
+        return None
+    parts = zip((contexts for _, contexts in given), losses, counts, strict=True)
+    found = loss_columns(sum(float(each.sum()) for each in losses), tokens, parts)
+    return found | (unit if weights is None else {"variant": "weighted=1"})
+
+
+def _costs(counts: Tensor, weights: Tensor | None) -> Tensor:
+    """The loss of every target under the best constant prediction; with weights that of Σ w ℓ, whose best is ∝ w c."""
+    if counts.dim() != 1 or not len(counts) or not bool((counts >= 0).all()):
+        raise AnisoscopeError(
+            f"constant_loss= has shape {tuple(counts.shape)}; expected how often each target occurs in the training "
+            "data, one number from 0 on for each, or the loss itself as one number."
+        )
+    if weights is None:
+        return constant_costs(counts.cpu())
+    w = weights.double().cpu()[: len(counts)]
+    return w * constant_costs(counts.cpu()[: len(w)] * w)
+
+
+def _of_costs(costs: Tensor, targets: Tensor) -> Tensor:
+    if int(targets.max()) >= len(costs):
+        raise AnisoscopeError(
+            f"constant_loss= (or counts=) has {len(costs)} numbers, but the probe has target {int(targets.max())}; "
+            "expected one for every target that the model can predict."
+        )
+    found = costs[targets.clamp_min(0)].where(targets != IGNORED, 0.0)
+    return found.reshape(len(targets), -1).sum(1)
+
+
+def _of_function(constant: Any, inputs: Mapping[str, Any], *, size: int) -> Tensor:
+    found = torch.as_tensor(constant(inputs)).detach().double().cpu()
+    if found.shape != (size,):
+        raise AnisoscopeError(
+            f"constant_loss= returned shape {tuple(found.shape)} for {size} contexts; expected the constant's loss on "
+            "each, summed over its targets."
+        )
+    return found
