@@ -59,7 +59,7 @@ def twin(x: np.ndarray, g: np.ndarray) -> dict[tuple[str, bool], float]:
         found["participation_ratio", bool(of)] = float(spectrum.sum() ** 2 / (spectrum**2).sum())
         matrices.append(about.T @ about)
     a, b = matrices
-    found["gradient_alignment", False] = float(np.trace(a @ b) / np.linalg.norm(a) / np.linalg.norm(b))
+    found["gradient_cosine", False] = float(np.trace(a @ b) / np.linalg.norm(a) / np.linalg.norm(b))
     return found
 
 

@@ -128,9 +128,15 @@ KNOWN_MEASURED: dict[str, KnownMeasured] = {
     ),
     "gradient_alignment": KnownMeasured(
         tangent.gradient_alignment,
+        lambda: (diagonal(3, 1), diagonal(1, 0)),
+        1.5,  # 2 · 3 / (4 · 1)
+        of_rows=lambda x, g: float(tangent.gradient_alignment(torch.cov(x.T), second_moment(g))),
+    ),
+    "gradient_cosine": KnownMeasured(
+        tangent.gradient_cosine,
         lambda: (diagonal(1, 1)[None], diagonal(1, 0)[None]),
         math.sqrt(0.5),
-        of_rows=lambda x, g: float(tangent.gradient_alignment(torch.cov(x.T)[None], second_moment(g)[None])),
+        of_rows=lambda x, g: float(tangent.gradient_cosine(torch.cov(x.T)[None], second_moment(g)[None])),
     ),
     "amplification": KnownMeasured(
         tangent.amplification,

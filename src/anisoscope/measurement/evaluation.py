@@ -294,7 +294,15 @@ def _energy_per_row(stats: SiteStats, part: str) -> float:
 
 def first_is_outlier(stats: SiteStats) -> bool:
     """Whether rows at the first position have a far larger or smaller mean squared norm than the others."""
-    first, rest = _energy_per_row(stats, FIRST), _energy_per_row(stats, REST)
+    return far_apart(_energy_per_row(stats, FIRST), _energy_per_row(stats, REST))
+
+
+def far_apart(first: float, rest: float) -> bool:
+    """The rule for outliers, from the mean squared norms at the first position and at the others; NaN without rows.
+
+    >>> far_apart(9.0, 2.0), far_apart(2.0, 9.0), far_apart(3.0, 2.0), far_apart(math.nan, 2.0)
+    (True, True, False, False)
+    """
     return bool(first > OUTLIER * rest or first * OUTLIER < rest)
 
 

@@ -341,8 +341,37 @@ def gradient_p_holm(p: Sequence[float]) -> list[float]:
 
 
 @measured(
+    *STEPS,
+    title="Alignment",
+    formula="d·tr(C_G C_X) / (tr C_G · tr C_X)",
+    reference="ours, after Revisiting Anisotropy, arXiv:2604.08764",
+    convention="C_X the covariance of the rows that the proxy is fitted on, C_G the second moment of the gradients of "
+    "the test half, not centred; no rank; coordinates=standardised: rows divided by the standard deviations of C_X, "
+    "gradients multiplied by them; of groups without an interval",
+    invariant=_RIGID,
+    bounds=(0.0, None),
+)
+def gradient_alignment(C: Tensor, M: Tensor, *, standardised: bool = False) -> Tensor:
+    """How much more the gradients vary where the activations vary: 1 when unrelated, d where both have one direction.
+
+    In standardised coordinates the numerator is the same, because scales cancel in it, and what it is divided by is
+    Σᵢ C_ii M_ii: a constant coordinate counts in neither.
+
+    >>> C, M = torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> float(gradient_alignment(C, M)), float(gradient_alignment(C, C)), float(gradient_alignment(C, C + 1.0))
+    (1.0, 1.3600000143051147, 1.2571429014205933)
+    >>> float(gradient_alignment(C, C + 1.0, standardised=True))
+    1.0
+    """
+    shared = (C * M).sum((-2, -1))
+    if standardised:
+        return shared / (C.diagonal(dim1=-2, dim2=-1) * M.diagonal(dim1=-2, dim2=-1)).sum(-1)
+    return C.shape[-1] * shared / (_trace(C) * _trace(M))
+
+
+@measured(
     "train",
-    title="Alignment with gradients",
+    title="Cosine with gradients",
     formula="⟨C, G⟩ / (‖C‖ ‖G‖)",
     reference="ours, after Revisiting Anisotropy, arXiv:2604.08764; cosine of two covariances: Herdin et al. 2005",
     convention="C the covariance of the sampled activations of a training batch, G the second moment of their "
@@ -350,11 +379,11 @@ def gradient_p_holm(p: Sequence[float]) -> list[float]:
     invariant=_RIGID,
     bounds=_UNIT,
 )
-def gradient_alignment(first: Tensor, second: Tensor) -> Tensor:
+def gradient_cosine(first: Tensor, second: Tensor) -> Tensor:
     """Cosine of the covariance of the activations and the second moment of their gradients, as matrices: 1 where both
     have one shape.
 
-    >>> gradient_alignment(torch.eye(2)[None], torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
+    >>> gradient_cosine(torch.eye(2)[None], torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])).tolist()
     [0.7071067690849304]
     """
     sizes = torch.linalg.vector_norm(first.flatten(1), dim=-1) * torch.linalg.vector_norm(second.flatten(1), dim=-1)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.capture.step_capture import SampledPass, SampledRows
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.tangent import gradient_alignment
+from anisoscope.metrics.tangent import gradient_cosine
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import SCHEMA_VERSION, Table
 from anisoscope.stats.moments import QUANTITIES, Trace, wide
@@ -29,13 +29,13 @@ ROWS = 2048  # sampled of each forward pass
 FILE = "every_step.parquet"
 _STEPS = 1024  # steps of one buffer on the device
 _FIRST = len(QUANTITIES)  # first buffer column of the gradients
-_ALIGNMENT = 2 * _FIRST
+_COSINE = 2 * _FIRST
 # (column of the buffer, metric, variant, column of its row count)
 _METRICS: list[tuple[int, str, str, int]] = [
     *((i, QUANTITIES[i], "rows=batch", 0) for i in range(2, _FIRST)),
     *((_FIRST + i, QUANTITIES[i], "of=gradient;rows=batch", _FIRST) for i in range(2, _FIRST - 1)),
-    (_ALIGNMENT - 1, QUANTITIES[-1], "centred=0;of=gradient;rows=batch", _FIRST),
-    (_ALIGNMENT, "gradient_alignment", "rows=batch", _FIRST),
+    (_COSINE - 1, QUANTITIES[-1], "centred=0;of=gradient;rows=batch", _FIRST),
+    (_COSINE, "gradient_cosine", "rows=batch", _FIRST),
 ]
 _WHY = {0: "no row was seen here", _FIRST: "no gradient came here"}  # notes by column of a row count that is 0
 
@@ -97,13 +97,13 @@ class _Group:
         if self.buffer is None or not row:
             if self.buffer is not None:
                 self.full.append(self.buffer.to("cpu", non_blocking=True))  # into pinned memory, asynchronously
-            shape = (_STEPS, half, _ALIGNMENT + 1)
+            shape = (_STEPS, half, _COSINE + 1)
             self.buffer = torch.full(shape, torch.nan, dtype=wide(self.device), device=self.device)
         found = sums.quantities()
         if scale != 1.0:
             found[half:, 3:5] /= scale  # drift and mean norm
-        alignment = gradient_alignment(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
-        torch.cat((found[:half], found[half:], alignment), dim=-1, out=self.buffer[row])
+        cosine = gradient_cosine(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
+        torch.cat((found[:half], found[half:], cosine), dim=-1, out=self.buffer[row])
         self.steps.append(step)
 
     def read(self) -> StepBlock | None:

@@ -248,6 +248,15 @@ class GradientMoments(Additive):
             self.counts[name] = self.counts.get(name, 0) + other.counts[name]
         self.still, self.contexts = self.still + other.still, self.contexts + other.contexts
 
+    def rescaled(self, kept: Tensor, scale: Tensor) -> GradientMoments:
+        """The moments of g·scale at some of the coordinates [d']; those of unit rows are no function of sums."""
+
+        def of(moment: Tensor) -> Tensor:
+            return moment[..., kept[:, None], kept] * (scale[:, None] * scale)
+
+        groups = {name: of(moment) for name, moment in self.groups.items()}
+        return replace(self, folds=of(self.folds), unit=UNSET, groups=groups, counts=dict(self.counts))
+
     def to(self, device: torch.device) -> GradientMoments:
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
         groups = {name: moment.to(device) for name, moment in self.groups.items()}

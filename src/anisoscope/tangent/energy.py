@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import options_of, variant_name
-from anisoscope.stats.moments import GradientMoments
+from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
 
@@ -123,12 +124,20 @@ def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
 
 
 def control_records(
-    measured: Measured, Q: Tensor, label: Label, columns: Record, *, group: str = "", average: str = ""
+    measured: Measured,
+    Q: Tensor,
+    label: Label,
+    columns: Record,
+    *,
+    group: str = "",
+    average: str = "",
+    shares: bool = True,
 ) -> Iterator[Record]:
     """Records of random and normal controls of one proxy for one second moment, of the ratio and of p."""
+    shares &= not average
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
     where: dict[str, Any] = {"group": group, "average": average}
-    controls = {"random": measured.random(shares=not average), "normal": measured.normal(Q, shares=not average)}
+    controls = {"random": measured.random(shares=shares), "normal": measured.normal(Q, shares=shares)}
     drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
     summaries = dict(zip(drawn, bands(list(drawn.values())), strict=True))
     for (name, metric), columns_of in summaries.items():
@@ -162,7 +171,7 @@ class SubspaceTest:
         groups: Sequence[str] | None = None,
         note: str = "",
     ) -> None:
-        assert moments.folds is not None and moments.unit is not None
+        assert moments.folds is not None
         self.moments, self.rows, self.note, whole = moments, rows, note, moments.total
         self.sizes = {"n": moments.n, "contexts": moments.contexts}
         self._draws: dict[str, int] = {"draws": draws, "seed": seed}
@@ -174,17 +183,22 @@ class SubspaceTest:
         self.targets = [("", "", whole)] if alive[0] or rows is None else []  # second moments that get controls
         if groups is not None and alive[0]:
             self.targets += [("", "row", moments.unit), *((g, "", moments.groups[g]) for g in self.groups)]
-        rest = [whole - moments.folds[f] for f in self.used] if len(self.used) > 1 else []
-        self.lines = 1 + len(rest)
+        self.lines = 1 + (len(self.used) if len(self.used) > 1 else 0)
+
+    @cached_property
+    def spread(self) -> tangent.Anisotropy:
+        """The anisotropy of all rows, without each fold in turn, and of groups."""
+        moments, whole = self.moments, self.moments.total
+        rest = [whole - moments.folds[f] for f in self.used] if self.lines > 1 else []
         stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
-        self.spread = tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
+        return tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
     def records(self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0) -> Iterator[Record]:
         """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets.
 
         A fitted control has no enrichment, and no shares of groups.
         """
-        Q = Q.to(self.spread.C.device)
+        Q = Q.to(self.moments.folds.device)
         energies = {(group, average): columns for group, average, columns in self._energies(Q, label)}
         for (group, average), columns in energies.items():
             if average and self.rows is None:
@@ -193,14 +207,14 @@ class SubspaceTest:
                 yield from energy_records(columns, Q, label, group=group, average=average)
         for group, average, M in self.targets[:controls]:
             measured = self._measured(M, (Q.shape[1], group, average))
-            yield from control_records(measured, Q, label, energies[group, average], group=group, average=average)
+            where: dict[str, Any] = {"group": group, "average": average, "shares": shares}
+            yield from control_records(measured, Q, label, energies[group, average], **where)
         if shares:
             yield from self._shares(Q, label)
 
     def _energies(self, Q: Tensor, label: Label) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns); means over rows except in frequency bins."""
         moments = self.moments
-        assert moments.folds is not None and moments.unit is not None
         if self.rows is not None:
             for group, average, columns in self.rows.of(Q):
                 if not average or ":" not in group:
@@ -212,11 +226,13 @@ class SubspaceTest:
             inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
             whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
             yield "", "", _ratios(inside[None].numpy(), whole[None].numpy())[0] | self.sizes
-            mean, *parts = tangent.gradient_energy(torch.stack([moments.unit, *moments.groups.values()]), Q).tolist()
-            yield "", "row", {"value": mean} | self.sizes
-            for group, part in zip(moments.groups, parts, strict=True):
-                if part == part:  # NaN if no gradient reaches the group
-                    yield group, "", self.sizes | {"value": part, "n": moments.counts[group]}
+            others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates
+            others |= {(group, ""): moment for group, moment in moments.groups.items()}
+            parts = tangent.gradient_energy(torch.stack([*others.values()]), Q).tolist() if others else []
+            for (group, average), part in zip(others, parts, strict=True):
+                if average or part == part:  # NaN if no gradient reaches the group
+                    n = moments.counts[group] if group else moments.n
+                    yield group, average, self.sizes | {"value": part, "n": n}
 
     def _measured(self, M: Tensor, key: tuple[int, str, str]) -> Measured:
         if key not in self._drawn:
@@ -242,6 +258,31 @@ class SubspaceTest:
             counts = {"n": moments.counts[group], "contexts": moments.contexts}
             for metric, (values, _) in both.items():
                 yield record(metric, {"value": values[place]} | counts, label, group=group)
+
+
+def alignment_records(
+    spread: FoldCovariance, moments: GradientMoments, *, standardised: bool, note: str = "", **options: str
+) -> Iterator[Record]:
+    """The alignment of gradients with the covariance of the rows fitted on; of groups without an interval.
+
+    The jackknife leaves out one fold of contexts in both halves; standard deviations are those of the rows left.
+    """
+    C, M = spread.covariance(), moments.total
+    options |= {"coordinates": "standardised"} if standardised else {}
+    where = {"metric": "gradient_alignment", "variant": variant_name({k: v for k, v in options.items() if v})}
+    align = partial(tangent.gradient_alignment, standardised=standardised)
+    value, rest = float(align(C, M)), []
+    tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
+    used = ((spread.n > 0) | (tested > 0)).tolist()  # a fold without rows must not narrow an interval
+    for fold, lives in enumerate(used):
+        rest.append(float(align(spread.covariance(fold), M - moments.folds[fold])) if lives else math.nan)
+    low, high = jackknife(value, rest, bounds=(0.0, None))
+    columns = {"value": value, "low": low, "high": high, "replicates": rest, "n": moments.n, "note": note}
+    yield {**where, "group": "", "contexts": moments.contexts, **columns}
+    for group, moment in moments.groups.items():
+        counts = {"n": moments.counts[group], "contexts": moments.contexts}
+        if (part := float(align(C, moment))) == part:  # NaN if no gradient reaches the group
+            yield {**where, "group": group, "value": part, **counts}
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:

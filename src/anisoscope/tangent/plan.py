@@ -20,6 +20,7 @@ class TangentPlan:
     permuted: bool = True
     balanced: bool = True
     frozen: bool = True
+    standardised: bool = True  # energies also in standardised coordinates
     window: float = 0.3  # the frozen proxy is fitted on this first part of training
     weights: bool = False
     embedding: bool = True
@@ -29,7 +30,9 @@ class TangentPlan:
 
 
 PLANS = {
-    "light": TangentPlan(permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048),
+    "light": TangentPlan(
+        permuted=False, balanced=False, frozen=False, standardised=False, embedding=False, fit_rows=2048
+    ),
     "standard": TangentPlan(),
     "full": TangentPlan(
         ranks=(4, 8, 32, 64), proxies=("semi_nmf", "pca", "svd", "ica", "kmeans", "random"), weights=True

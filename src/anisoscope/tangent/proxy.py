@@ -7,7 +7,7 @@ is the variant in the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from anisoscope.capture.gradient_pass import GradientPass, SiteRows
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.metrics.tangent import check_rank, each_decomposed, next_components
+from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import fold_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
+from anisoscope.stats.moments import GradientMoments
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,20 @@ class Half:
     def few(self, most: int) -> Tensor:
         """The indices of the first `most` rows in the shuffled order, ascending."""
         return self.order().argsort()[:most].sort().values
+
+    def at(self, rows: Tensor) -> Half:
+        """Some of the rows, by their indices."""
+        names, there = ("context", "position", "token", "target", "masked"), rows.to(self.x.device)
+        labels = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, x=self.x[there], g=None if self.g is None else self.g[there], **labels)
+
+    def fewer(self, most: int) -> Half:
+        """The half, or the `most` of its rows with the smallest hashes: those that proxies are fitted on."""
+        return self if len(self) <= most else self.at(self.few(most))
+
+    def without_first(self) -> Half:
+        """The rows that are not at the first position of their context."""
+        return self.at((self.position > 0).nonzero().squeeze(1))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -157,6 +172,7 @@ def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in per_context.items()}
 
 
+CONSTANT = 1e-6  # standard deviation relative to the mean, below which a coordinate is constant but for rounding
 RANK_TOLERANCE = 1e-10  # relative, of squared singular values; rounding errors of float32 rows are far smaller
 _BYTES = 1 << 28  # of stacked activations fitted together
 
@@ -172,22 +188,68 @@ class Label:
     control: str = ""  # next, permuted: fitted controls (normal and random ones are drawn)
     of: str = ""  # what is tested if not the gradients of the rows: embedding_in, update, weight …
     batch: str = ""  # "live" for rows of training batches
+    coordinates: str = ""  # "standardised"
+    first: str = ""  # "out": rows at the first position are neither fitted on nor tested
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The variant in the table."""
         found: dict[str, Any] = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank}
         found |= {"balanced": 1} if self.balanced else {}
-        found |= {name: value for name in ("control", "of", "batch") if (value := getattr(self, name))}
+        found |= {name: value for name in _WORDS if (value := getattr(self, name))}
         return found | {k: v for k, v in more.items() if v}
+
+
+_WORDS = ("control", "of", "batch", "coordinates", "first")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Standardised coordinates: rows are divided by their standard deviations, gradients multiplied by them.
+
+    A constant coordinate has no standard deviation and is left out, so the width d of energies in these coordinates is
+    the number of those that vary.
+    """
+
+    kept: Tensor  # [d'] indices of the coordinates that vary
+    deviation: Tensor  # [d'], float64
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Scale:
+        """The standard deviations of rows [n, d]; below rounding of its mean a coordinate counts as constant.
+
+        >>> Scale.of(torch.tensor([[1.0, 5.0, 2.0], [3.0, 5.0, 2.0]])).kept.tolist()
+        [0]
+        """
+        x = rows.double()
+        deviation, mean = x.std(0) if len(x) > 1 else torch.zeros_like(x[0]), x.mean(0)
+        kept = (deviation > CONSTANT * mean.abs()).nonzero().squeeze(1)
+        return cls(kept, deviation[kept])
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x[:, self.kept] / self.deviation.to(x.dtype)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        return g[:, self.kept] * self.deviation.to(g.dtype)
+
+    def moments(self, moments: GradientMoments) -> GradientMoments:
+        """Second moments of the gradients, of which these coordinates are a function."""
+        return moments.rescaled(self.kept, self.deviation)
+
+    def to(self, device: torch.device) -> Scale:
+        return Scale(self.kept.to(device), self.deviation.to(device))
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A subspace with its concepts: `basis` d×r orthonormal, `directions` k×d, both about `centre`, the mean."""
+    """A subspace with its concepts: `basis` d×r orthonormal, `directions` k×d, both about `centre`, the mean.
+
+    With `scale` all three are in standardised coordinates.
+    """
 
     basis: Tensor
     directions: Tensor
     centre: Tensor
+    scale: Scale | None = None
 
 
 def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict[Site, Proxy]:
@@ -226,6 +288,24 @@ def fit_controls(
     return found | {replace(label, control="next"): beyond}
 
 
+def fit_standardised(
+    rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int
+) -> dict[Label, dict[Site, Proxy]]:
+    """Proxies in standardised coordinates, and the next principal components after the first of them.
+
+    Columns that were permuted there have nothing in common but their variance of 1, so that control would be a random
+    one. Sites with too few coordinates that vary are left out.
+    """
+    scales = {site: Scale.of(x) for site, x in rows.items()}
+    wide = {site: scale for site, scale in scales.items() if len(scale.kept) >= MOST_OF_WIDTH * labels[0].rank}
+    scaled = {site: scale.rows(rows[site]) for site, scale in wide.items()}
+    if not scaled:
+        return {}
+    found = {label: fit_proxies(scaled, label, seed=seed) for label in labels}
+    found |= fit_controls(scaled, labels[0], found[labels[0]], seed=seed, permuted=False)
+    return {label: {s: replace(p, scale=wide[s]) for s, p in proxies.items()} for label, proxies in found.items()}
+
+
 def spanned(centred: Tensor, most: int) -> list[int]:
     """The rank of each matrix of [b, n, d], up to `most`, from projections on most + 1 random directions.
 
@@ -260,7 +340,7 @@ def permute_columns(x: Tensor, *, seed: int) -> Tensor:
 
 def rows_to_fit(half: Half, *, most: int) -> Tensor:
     """The rows to fit on: all of them, or the `most` with the smallest hashes."""
-    return half.x if len(half) <= most else half.x[half.few(most).to(half.x.device)]
+    return half.fewer(most).x
 
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:
@@ -282,8 +362,16 @@ def key(site: Site) -> tuple[int, str, str, str]:
 
 def proxy_state(proxies: Mapping[Site, Proxy]) -> dict[Any, dict[str, Tensor]]:
     parts = ("basis", "directions", "centre")
-    return {key(site): {name: getattr(proxy, name).cpu() for name in parts} for site, proxy in proxies.items()}
+    saved = {key(site): {name: getattr(proxy, name).cpu() for name in parts} for site, proxy in proxies.items()}
+    for site, proxy in proxies.items():
+        if proxy.scale is not None:
+            saved[key(site)] |= {name: value.cpu() for name, value in vars(proxy.scale).items()}
+    return saved
 
 
 def load_proxies(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Site, Proxy]:
-    return {Site(*k): Proxy(**parts) for k, parts in state.items()}
+    found = {}
+    for k, parts in state.items():
+        scale = Scale(parts["kept"], parts["deviation"]) if "kept" in parts else None
+        found[Site(*k)] = Proxy(parts["basis"], parts["directions"], parts["centre"], scale)
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.evaluation import far_apart
 from anisoscope.metrics import frequency, tangent
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import variant_name
+from anisoscope.results.query import FIRST_OUTLIER, variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
@@ -34,6 +36,7 @@ DEFAULT_RANK = 16
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
+STANDARDISED = "standardised"
 
 
 @dataclass
@@ -71,8 +74,8 @@ class FrozenProxies:
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note="")
 
-    def label(self, proxy: str, control: str = "") -> Label:
-        return Label(proxy, self.rank, fit="frozen", control=control, batch=self.source)
+    def label(self, proxy: str, control: str = "", coordinates: str = "") -> Label:
+        return Label(proxy, self.rank, "frozen", control=control, batch=self.source, coordinates=coordinates)
 
     def _fit(self, device: torch.device) -> list[Record]:
         """Fit on the rows of the window and test the steps inside it."""
@@ -80,6 +83,9 @@ class FrozenProxies:
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
         self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
         self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], seed=seed)
+        if self.plan.standardised:
+            labels = [replace(label, coordinates=STANDARDISED) for label in labels]
+            self.proxies |= fitting.fit_standardised(rows, labels, seed=seed)
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
@@ -89,12 +95,17 @@ class FrozenProxies:
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
+        draws: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed}
         for site, moment in moments.items():
-            test = SubspaceTest(moment, draws=self.plan.draws, seed=self.plan.seed)
+            tests = {"": SubspaceTest(moment, **draws)}
             for label, proxies in self.proxies.items():
-                if site in proxies:
-                    rows = test.records(proxies[site].basis, label, shares=True, controls=int(not label.control))
-                    records += energy.placed(site, step, rows)
+                if site not in proxies:
+                    continue
+                proxy, coordinates = proxies[site], label.coordinates
+                if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
+                    tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
+                how: dict[str, Any] = {"shares": not coordinates, "controls": int(not label.control)}
+                records += energy.placed(site, step, tests[coordinates].records(proxy.basis, label, **how))
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
 
@@ -105,16 +116,27 @@ class FrozenProxies:
             "rank": self.rank,
             "window": sorted(self.window),  # their moments are large and are saved in separate files
             "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
-            "proxies": {label.proxy: found for label, found in saved.items() if not label.control},
-            "controls": {label.control: found for label, found in saved.items() if label.control},
+            **{
+                f"{coordinates}{name}": {
+                    label.control or label.proxy: found
+                    for label, found in saved.items()
+                    if label.coordinates == coordinates and bool(label.control) == (name == "controls")
+                }
+                for coordinates in ("", STANDARDISED)
+                for name in ("proxies", "controls")
+            },
         }
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
         self.window = {step: dict(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
-        saved = {self.label(proxy): found for proxy, found in state["proxies"].items()}
-        saved |= {self.label(self.plan.proxies[0], control): found for control, found in state["controls"].items()}
+        main, saved = self.plan.proxies[0], {}
+        for space in ("", STANDARDISED):
+            for proxy, found in state.get(f"{space}proxies", {}).items():
+                saved[self.label(proxy, coordinates=space)] = found
+            for control, found in state.get(f"{space}controls", {}).items():
+                saved[self.label(main, control, space)] = found
         self.proxies = {label: fitting.load_proxies(found) for label, found in saved.items()}
 
     def window_state(self, step: int) -> dict[Any, Any] | None:
@@ -142,6 +164,10 @@ class Kept:
     folds: FoldCovariance  # of the test half
 
 
+Readings = dict[tuple[str, str], dict[Label, Proxy]]
+"""Proxies of one site by which rows they were fitted on ("out": without the first position) and coordinates."""
+
+
 @dataclass
 class TangentStudy:
     """The study of one model over its steps; `counts` [V] are token frequencies of the training corpus."""
@@ -167,6 +193,7 @@ class TangentStudy:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
         proxies = self._fit(halves)
+        other = self._readings(halves)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
@@ -177,6 +204,7 @@ class TangentStudy:
         def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
             (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
             moment, found = self._site(test, local)
+            found += self._other_records(fit, test, moment, other.get(site, {}))
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
@@ -208,14 +236,78 @@ class TangentStudy:
             self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
         return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
 
+    def _readings(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Readings]:
+        """Proxies in standardised coordinates, and of rows without the first position at sites of `_outliers`."""
+        spaces = ("", STANDARDISED) if self.plan.standardised else ("",)
+        fits = {site: fit.fewer(self.plan.fit_rows) for site, (fit, _) in halves.items()}
+        rest = {site: halves[site][0].without_first().fewer(self.plan.fit_rows) for site in outliers(halves)}
+        found: dict[Site, Readings] = {site: {("", ""): {}} for site in fits}
+        for (first, chosen), space in product((("", fits), ("out", rest)), spaces):
+            labels = [
+                Label(proxy, self.main_rank, batch=self.source, coordinates=space, first=first)
+                for proxy in self.plan.proxies[:2]
+            ]
+            rows = {site: half.x for site, half in chosen.items() if len(half) > self.main_rank}
+            if not rows or not (first or space):  # `_fit` has fitted on all rows as they are
+                continue
+            try:
+                fitted = self._refit(rows, labels)
+            except AnisoscopeError as error:
+                self._note(f"energies {energy_words(labels[0])} are left out: {error}")
+                continue
+            for label, proxies in fitted.items():
+                for site, proxy in proxies.items():
+                    found[site].setdefault((first, space), {})[label] = proxy
+        return found
+
+    def _refit(self, rows: Mapping[Site, Tensor], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
+        """Both main proxies and the fitted controls of the first."""
+        if labels[0].coordinates:
+            return fitting.fit_standardised(rows, labels, seed=self.plan.seed)
+        found = {label: fitting.fit_proxies(rows, label, seed=self.plan.seed) for label in labels}
+        how: dict[str, Any] = {"seed": self.plan.seed, "permuted": self.plan.permuted}
+        return found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how)
+
+    def _other_records(self, fit: Half, test: Half, moment: GradientMoments, readings: Readings) -> Iterator[Record]:
+        """Alignments, and energies in other coordinates and without the first position."""
+        for first in dict.fromkeys(first for first, _ in readings):
+            part, tested = (fit.without_first(), test.without_first()) if first else (fit, test)
+            whole = self._moments(tested) if first else moment
+            part = part.fewer(self.plan.fit_rows)
+            spread = FoldCovariance.of(part.x, part.context)
+            few = energy.few_rows(whole.n - whole.still, test.x.shape[1])
+            note = "; ".join(filter(None, (few, FIRST_OUTLIER if first and is_outlier(fit, test) else "")))
+            for standardised in (False, True):
+                how: dict[str, Any] = {"standardised": standardised, "first": first, "batch": self.source}
+                yield from energy.alignment_records(spread, whole, note=note, **how)
+            for (mine, _), proxies in readings.items():
+                if mine == first and proxies:
+                    yield from self._reading(tested, whole, proxies, note=note)
+
+    def _reading(
+        self, test: Half, moment: GradientMoments, proxies: Mapping[Label, Proxy], *, note: str
+    ) -> Iterator[Record]:
+        """Energies in proxies of one reading of the rows, without shares, and controls of all rows."""
+        assert test.g is not None
+        scale = next(iter(proxies.values())).scale  # of the same rows, so one for all
+        if scale is not None:
+            test, moment = replace(test, g=scale.gradients(test.g)), scale.moments(moment)
+        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
+        tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
+        for label, proxy in proxies.items():
+            yield from tests.records(proxy.basis, label, shares=False, controls=int(not label.control))
+
+    def _moments(self, test: Half) -> GradientMoments:
+        """The second moments of a site's gradients, by fold and in groups."""
+        assert test.g is not None
+        groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
+        groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
+        return GradientMoments().update(test.g, context=test.context, groups=groups)
+
     def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
         """The second moments of a site's gradients, and the records of its proxies."""
-        assert test.g is not None
-        groupings = self.groupings(test)
-        groups = {name: mask for grouping in groupings for name, mask in grouping.masks().items()}
-        groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
-        plain = [name for name in groups if ":" not in name]  # masked or not: these get controls
-        moment = GradientMoments().update(test.g, context=test.context, groups=groups)
+        moment, groupings = self._moments(test), self.groupings(test)
+        plain = [name for name in moment.groups if ":" not in name]  # masked or not: these get controls
         few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
         sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": few}
         tests = SubspaceTest(moment, EnergyRows(test, groupings), groups=plain, **sizes)
@@ -385,6 +477,30 @@ class TangentStudy:
         tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
         found = frequency.contextual_spread(x, tokens, self.counts, order=order)
         yield from spread_records(found, over="context", seed=self.plan.seed)
+
+
+def is_outlier(fit: Half, test: Half) -> bool:
+    """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles."""
+    first = torch.cat([fit.position, test.position]) == 0
+    squares = torch.cat([half.x.double().square().sum(1) for half in (fit, test)]).cpu()
+    return far_apart(float(squares[first].mean()), float(squares[~first].mean()))
+
+
+def outliers(halves: Mapping[Site, tuple[Half, Half]]) -> list[Site]:
+    """All sites of the stacks in which the first position is an outlier anywhere, as in profiles."""
+    stacks = {site.stack for site, (fit, test) in halves.items() if is_outlier(fit, test)}
+    rest = {site for site, both in halves.items() if all(bool((half.position > 0).any()) for half in both)}
+    return [site for site in halves if site.stack in stacks and site in rest]  # some have one row per context
+
+
+def energy_words(label: Label) -> str:
+    """How energies were read, as text.
+
+    >>> energy_words(Label(coordinates="standardised", first="out"))
+    'in standardised coordinates, without the first position'
+    """
+    words = [f"in {label.coordinates} coordinates"] if label.coordinates else []
+    return ", ".join([*words, *(["without the first position"] if label.first else [])])
 
 
 def spread_records(found: frequency.TypeSpread, *, over: str, seed: int) -> Iterator[Record]:

@@ -267,7 +267,8 @@ KINDS = {"attn_in": "attention input", "mlp_in": "MLP input"}
 READINGS = {"fit=refit": "refitted at each step", "fit=frozen": "frozen after the first 30 %"}
 READINGS |= {"average=row": "mean of row ratios", "balanced=1": "balanced over frequency"}
 READINGS |= {"batch=live": "training batch", "rows=batch": "rows of the training batch"}
-FLAGS = {"first=out": "without first position", "centred=1": "centred", "centred=0": "uncentred"} | READINGS
+READINGS |= {"coordinates=standardised": "standardised coordinates", "first=out": "without first position"}
+FLAGS = {"centred=1": "centred", "centred=0": "uncentred"} | READINGS
 FLAGS |= {"normalised=1": "divided by the mean norm", "over=context": "over contexts", "over=time": "over time"}
 FLAGS |= {"correlation=pearson": "Pearson", "correlation=spearman": "Spearman", "batches=1": "mean over batches"}
 FLAGS |= {"calibrated=1": "bias taken out", "partition=random": "random parts", "partition=none": "in one part"}

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from anisoscope.results.quantity import share_by_chance
-from anisoscope.results.query import envelope, median_ratio, options_of, variant_name
+from anisoscope.results.query import envelope, median_ratio, options_of, variant_name, with_options
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
@@ -263,9 +263,14 @@ def limited(values: Sequence[Any], most: int, what: str, *, left_out: dict[str, 
 
 
 def readings_of(keys: Iterable[LineKey]) -> list[str]:
-    """The readings of lines, the simplest first."""
+    """The readings of lines, the simplest first, each followed by that in standardised coordinates."""
     readings = {reading_of(key.variant) for key in keys}
-    return sorted(readings, key=lambda r: (r.count(";"), not r.startswith("fit=refit"), r))
+
+    def place(reading: str) -> tuple[Any, ...]:
+        plain = with_options(reading, coordinates=None)
+        return plain.count(";"), "fit=refit" not in plain, plain, reading != plain
+
+    return sorted(readings, key=place)
 
 
 def points(label: str, rows: Sequence[Any], x: Sequence[float], where: Sequence[str], **look: Any) -> Series:
