@@ -27,7 +27,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         from anisoscope.commands.pipeline import run_study
         from anisoscope.view.console import print_run_end
 
-        if entry.jobs_help:
+        if getattr(config, "measures_published", False):
             _refuse_unused(ctx, config)
         preset = getattr(config, "preset", "")
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:

@@ -170,14 +170,13 @@ def measure_models(
 def sweep_model(
     study: ArmsStudy, model: PaperModel, path: Path, *, remove_downloads: bool = False, **options: Any
 ) -> None:
-    """Run a sweep over the checkpoints of a series, or over one model; `options` as in SweepConfig."""
+    """Sweep over the checkpoints of a series, or over one model; `options` (data, tokens, …) as in SweepConfig."""
     config = SweepConfig(
         model.spec,
         model.wanted,
         series=model.series,
         others=model.others,
         tokenizer=model.tokenizer,
-        tokens=study.config.tokens,
         device=study.config.device,
         device_map="auto" if model.large and importlib.util.find_spec("accelerate") else None,
         remove_downloads=remove_downloads and bool(model.wanted),

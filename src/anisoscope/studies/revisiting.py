@@ -12,20 +12,53 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.option import Device, Option, Rank, Text, given, listed, seed_numbers
-from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset, StudyArm
+from anisoscope.option import Device, Option, Rank, Text, given, listed
+from anisoscope.studies.config import (
+    ArmRun,
+    ArmsConfig,
+    Contexts,
+    Limit,
+    PaperPreset,
+    Preset,
+    Seeds,
+    StudyArm,
+    Updates,
+    When,
+)
 from anisoscope.studies.study_run import ArmsStudy
 
-_ARM = re.compile(r"(?:decoder|encoder)(?:-flat|-zipf\d+(?:\.\d+)?)?")
-ARMS = ("decoder", "encoder", "decoder-flat")  # decoder-flat is the intervention on token frequency
+_ARM = re.compile(
+    r"(?P<arch>decoder|encoder)(?:-(?P<text>flat|zipf\d+(?:\.\d+)?))?(?:-(?P<loss>flatloss|powerloss\d+(?:\.\d+)?))?"
+)
+_THREE = ("decoder", "encoder", "decoder-flatloss")  # the last is the intervention on token frequency
+ARMS = {"tiny": _THREE, "small": (*_THREE, "encoder-flatloss")}  # of each preset
+_GIVEN = ("steps", "layers", "width", "context", "tokens", "limit")  # options that replace what the preset has
 # pre-norm, because a post-norm BERT of this size stays on the unigram plateau for so few steps
 FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
 _TINY = {"layers": 4, "width": 96, "heads": 4, "context": 96, "steps": 300, "batch_size": 16, "lr": 2e-3}
 _SMALL = {"layers": 12, "width": 512, "heads": 8, "context": 256, "steps": 4000, "batch_size": 64, "lr": 6e-4}
 PRESETS = {
-    "tiny": Preset({**_TINY, "checkpoints": "0,every:150"}),
-    "small": Preset({**_SMALL, "checkpoints": "log,every:1000"}),
+    "tiny": Preset({**_TINY, "tokens": "bpe:1024", "checkpoints": "0,every:150"}),
+    "small": Preset(
+        {**_SMALL, "tokens": "bpe:8192", "checkpoints": "log,every:1000"},
+        seeds=(0, 1, 2),
+        contexts=1024,  # for ten occurrences of thousands of types
+    ),
 }
+
+
+def vocabulary(text: str, option: str = "--tokens") -> str:
+    """The tokens as typed; a number is an error that names the option which had that name before.
+
+    >>> vocabulary("bpe:8192")
+    'bpe:8192'
+    """
+    if text.isdecimal():
+        raise AnisoscopeError(
+            f"{option} is {text}, a number; it is the vocabulary of the trained models: char, enwik8 or bpe:N, such as "
+            f"bpe:8192. The size of the probe of published models is --probe-tokens {text}."
+        )
+    return text
 
 
 @dataclass(frozen=True)
@@ -38,33 +71,44 @@ class RevisitingConfig(ArmsConfig):
 
     preset: PaperPreset = "tiny"
     data: Text = "embedded"
-    arms: Annotated[tuple[str, ...], Option("decoder, encoder, decoder-flat, decoder-zipf1.5, ….", parse=listed)] = ARMS
-    seeds: Annotated[tuple[int, ...], Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers)] = (
-        0,
-    )
-    steps: Annotated[int | None, Option("Updates of each arm.")] = None
+    arms: Annotated[
+        tuple[str, ...],
+        Option(
+            "decoder or encoder, then -flat, -zipf1.5 (corpus resampled), -flatloss, -powerloss1.5 (targets weighted).",
+            parse=listed,
+        ),
+    ] = ()
+    tokens: Annotated[
+        str | None, Option("char, enwik8 (its 205 bytes), or bpe:8192.", parse=vocabulary, preset="trained")
+    ] = None
+    seeds: Seeds = ()
+    steps: Updates = None
     layers: Annotated[int | None, Option("Blocks.")] = None
     width: Annotated[int | None, Option("Width of the residual stream.")] = None
     context: Annotated[int | None, Option("Tokens of a context.")] = None
     metrics: Annotated[str | None, Option("light, standard, full, or metrics.")] = None
-    when: Annotated[str | None, Option("log, log:COUNT, every:N, or steps.")] = None
+    when: When = None
     rank: Rank = None
-    limit: Annotated[float | None, Option("Megabytes of text to use.")] = None
-    tokens: Annotated[int, Option("Tokens of each model's probe (paper).")] = 32_768
+    contexts: Contexts = None
+    limit: Limit = None
+    probe_tokens: Annotated[int, Option("Tokens of each model's probe (paper).", least=64, preset="paper")] = 32_768
     device: Device = "auto"
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     measures_published: ClassVar[bool] = True
 
     def check_arms(self) -> None:
-        if not self.arms or not self.seeds:
-            raise AnisoscopeError("a study needs at least one arm and one seed.")
         for arm in self.arms:
             if not _ARM.fullmatch(arm):
                 raise AnisoscopeError(
                     f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
-                    "corpus."
+                    "corpus, -flatloss or -powerloss1.5 for a loss weighted by target frequency."
                 )
+
+    @property
+    def chosen_seeds(self) -> tuple[int, ...]:
+        """The seeds that were given, else those of the preset."""
+        return self.seeds or self.size.seeds
 
     @property
     def watch(self) -> dict[str, Any]:
@@ -73,17 +117,21 @@ class RevisitingConfig(ArmsConfig):
 
     def runs(self) -> list[ArmRun]:
         """Every run, seed by seed; equivalent spellings of a frequency (zipf1.5, zipf1.50) give one name."""
-        trainings = [self._training(arm, seed) for seed in self.seeds for arm in self.arms]
+        arms = self.arms or ARMS[self.preset]
+        trainings = [self._training(arm, seed) for seed in self.chosen_seeds for arm in arms]
         return [ArmRun(training.arm, training, training.seed) for training in trainings]
 
     def _training(self, arm: str, seed: int) -> Any:
         from anisoscope.training.config import TrainConfig
 
-        arch, _, frequency = arm.partition("-")
-        fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], "data": self.data, "device": self.device}
-        fields["frequency"] = {"": "natural", "flat": "flat"}.get(frequency, f"zipf:{frequency.removeprefix('zipf')}")
-        fields |= {"seed": seed, **given(self, "steps", "layers", "width", "context", "limit")}
-        return TrainConfig(**{**self.size.train, **fields})
+        parts = _ARM.fullmatch(arm)
+        assert parts is not None  # checked before
+        text, loss = parts["text"] or "natural", parts["loss"] or "none"
+        fields: dict[str, Any] = {"arch": parts["arch"], "family": FAMILIES[parts["arch"]]}
+        fields |= {"data": self.data, "device": self.device, "seed": seed}
+        fields["frequency"] = text.replace("zipf", "zipf:")
+        fields["target_weights"] = "flat" if loss == "flatloss" else loss.replace("powerloss", "power:")
+        return TrainConfig(**{**self.size.train, **fields, **given(self, *_GIVEN)})
 
 
 @dataclass
@@ -97,6 +145,7 @@ class Revisiting(ArmsStudy):
         """Train the arms in sequence; a failed arm ends the study."""
         from anisoscope.studies.arms import train_arm
 
+        self.warn_of_little_text()
         for run in self.config.runs():
             arm = self.arm(run)
             try:
@@ -107,11 +156,12 @@ class Revisiting(ArmsStudy):
     def arm(self, run: ArmRun) -> StudyArm:
         """The training run of an arm; its folder name includes the seed only if there are several."""
         arm = super().arm(run)
-        return arm if len(self.config.seeds) > 1 else replace(arm, path=arm.path.with_name(run.model))
+        return arm if len(self.config.chosen_seeds) > 1 else replace(arm, path=arm.path.with_name(run.model))
 
     def measure_published(self) -> None:
         """Measure the models of the paper, with their published checkpoints."""
         from anisoscope.studies.published import REVISITING_MODELS, measure_models, sweep_model
 
-        options: dict[str, Any] = {"data": self.config.data, "rank": self.config.rank}
+        c = self.config
+        options: dict[str, Any] = {"data": c.data, "rank": c.rank, "tokens": c.probe_tokens}
         measure_models(self, REVISITING_MODELS, partial(sweep_model, self, **options), named=True)

@@ -82,6 +82,6 @@ class ShapeStudy(ArmsStudy):
         from anisoscope.studies.published import SHAPE_MODELS, chosen_models, measure_models, sweep_model
 
         c = self.config
-        options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data}
+        options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data, "tokens": c.tokens}
         measure = partial(sweep_model, self, remove_downloads=c.remove_downloads, **options)
         measure_models(self, chosen_models(c.models, SHAPE_MODELS), measure)

@@ -120,14 +120,18 @@ class ArmsStudy(Study):
 
     def train(self) -> None:
         """Train every arm under its monitor."""
+        self.warn_of_little_text()
+        arms = [self.arm(run) for run in self.config.runs()]
+        self.prepare(arms)
+        self.refuse(self.run_arms(arms), len(arms))
+
+    def warn_of_little_text(self) -> None:
+        """A warning in run.json if a preset for much text has none but the embedded one."""
         if self.config.preset == "small" and self.config.data == "embedded":
             self.about["warnings"].append(
                 "no --data was given, so the models are trained on the small embedded text; this preset is meant for "
                 "enwik8: --data PATH"
             )
-        arms = [self.arm(run) for run in self.config.runs()]
-        self.prepare(arms)
-        self.refuse(self.run_arms(arms), len(arms))
 
     def arm(self, run: ArmRun) -> StudyArm:
         """The training run of an arm with a seed."""

@@ -154,7 +154,7 @@ class Inherent(ArmsStudy):
         c = self.config
         if model.series:
             name = model.spec.rpartition("/")[2].partition("-step")[0]
-            published.sweep_model(self, model, path, preset="attention", name=name, data=c.text)
+            published.sweep_model(self, model, path, preset="attention", name=name, data=c.text, tokens=c.tokens)
             return
         data, metrics = getattr(c, model.data.name), GEOMETRY["attention"]
         config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
