@@ -128,24 +128,6 @@ def test_rows_that_name_no_seed_belong_to_the_one_seed_of_their_model() -> None:
     assert evaluate_claims(given, ["emerges_early_and_persists"])[0].status == "holds"
 
 
-def test_arms_are_ordered_by_the_entropy_of_their_tokens_not_by_their_names() -> None:
-    """Contexts are resampled whole, so a `zipf1.1` arm may well have less bias than the natural one."""
-    from anisoscope.claims.engine.evidence import studies_by_seed
-    from anisoscope.claims.revisiting.comparison import bias_of
-    from anisoscope.results.query import Table
-
-    place = {"kind": "training", "layer": 0, "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
-    rows = [
-        {"model": "decoder", "metric": "unigram_entropy", "value": 4.5, **place},
-        {"model": "decoder-zipf1.1", "metric": "unigram_entropy", "value": 5.0, **place},
-        {"model": "decoder-flat", "metric": "other", "value": 1.0, **place},
-    ]
-    metrics = {"unigram_entropy", "other"}
-    (study,) = studies_by_seed(Table.from_records(rows), metrics, proxy="semi_nmf", rank=16, fit="refit")
-    assert bias_of(study["decoder"]) > bias_of(study["decoder-zipf1.1"])
-    assert bias_of(study["decoder-flat"]) == 0.0, "without the entropy the name has to do"
-
-
 def test_models_of_other_widths_are_judged_at_their_own_rank() -> None:
     from anisoscope.claims.engine.evidence import most_common_ranks
     from anisoscope.results.query import Table
@@ -156,13 +138,3 @@ def test_models_of_other_widths_are_judged_at_their_own_rank() -> None:
         {"model": "narrow", "metric": "gradient_energy", "variant": "fit=refit;proxy=pca;rank=8", "value": 0.5},
     ]
     assert most_common_ranks(Table.from_records(rows)) == {"wide": 16, "narrow": 8}
-
-
-def test_arms_of_one_run_are_paired_also_when_the_run_stands_behind_their_names() -> None:
-    from anisoscope.claims.revisiting.comparison import _ARM
-
-    assert [_ARM.sub("", name) for name in ("decoder-flat (a)", "decoder (a)", "decoder-zipf1.5")] == [
-        "decoder (a)",
-        "decoder (a)",
-        "decoder",
-    ]

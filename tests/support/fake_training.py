@@ -51,6 +51,8 @@ class Effects:
     masked: float = 0.5  # strength on masked rows, and unmasked, of masked language models
     unmasked: float = 1.2
     flat: float = 0.4  # strength of a `-flat` arm; `-zipfS` arms follow the line through (0, flat) and (1, 1)
+    flatloss: float | None = None  # strength of a `-flatloss` arm; None = as `flat`
+    entropies: bool = False  # rows of the effective entropy of the targets, by the name of the arm
     cosine: float = 0.35  # average cosine of the activations at the end of training
     constant: float = 4.2  # held-out loss of the best constant prediction; that of the model ends at about 1.7
     noise: float = 0.01  # sd of a fold's energy
@@ -130,6 +132,8 @@ class FakeRun:
 
     def _arm(self) -> float:
         flat = self.effects.flat
+        if self.model.endswith("-flatloss"):
+            return flat if self.effects.flatloss is None else self.effects.flatloss
         zipf = re.search(r"-zipf([\d.]+)$", self.model)
         bias = 0.0 if self.model.endswith("-flat") else float(zipf[1]) if zipf else 1.0
         return flat + (1 - flat) * bias
@@ -334,6 +338,8 @@ class FakeRun:
             yield self._row(place, "loss", {}, value=loss)
             yield self._row(place, "gradient_norm", {}, value=0.4 + 2 / (1 + step) ** 0.3)
             yield self._row(place, "learning_rate", {}, value=3e-4 * 0.5 * (1 + math.cos(math.pi * done)))
+            if step in self.steps and self.effects.entropies:
+                yield self._row({**place, "layer": 0}, "target_entropy", {}, value=_entropy(self.model))
             if step in self.steps:
                 yield self._row(place, "probe_loss", {}, folds=self._folds(loss + 0.05))
                 yield self._row(place, "constant_loss", {}, folds=self._folds(self.effects.constant))
@@ -363,6 +369,11 @@ class FakeRun:
         value = mean + sd / math.sqrt(DRAWS) * self.random.normal()
         low, high = max(value - 1.96 * sd, 0.0 if mean > 0 else -math.inf), value + 1.96 * sd
         return self._row(site, metric, options, value=value, low=low, high=high, sd=sd)
+
+
+def _entropy(model: str) -> float:
+    """Bits: whole contexts move them little, weights of the loss much."""
+    return next((bits for end, bits in {"-flat": 9.3, "-flatloss": 12.5}.items() if model.endswith(end)), 9.0)
 
 
 def _p_value(z: float) -> float:

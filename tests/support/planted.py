@@ -52,7 +52,11 @@ PLANTED: dict[str, Specimen] = {
     "encoder_and_decoder": tangent("encoder_and_decoder", opposite={"strength": -0.05}, **BOTH),
     "semi_nmf_beats_pca": tangent("semi_nmf_beats_pca", planted={"pca": -0.1}, opposite={"pca": 0.1}),
     "frequency_intervention": tangent(
-        "frequency_intervention", opposite={"flat": 1.6}, models=("decoder", "decoder-flat"), seeds=(0, 1, 2)
+        "frequency_intervention",
+        opposite={"flat": 1.6},
+        models=("decoder", "decoder-flat", "decoder-flatloss"),
+        seeds=(0, 1, 2),
+        entropies=True,
     ),
     **SHAPE,
     **INHERENT,

@@ -14,13 +14,13 @@ from anisoscope.claims.engine.error_control import corrected
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
-from anisoscope.claims.revisiting import comparison, tangent
+from anisoscope.claims.revisiting import comparison, frequency_arm, tangent
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
 from anisoscope.results.query import Table
 
 # in the order of pages and documentation
-_MODULES = (tangent, comparison, depth, phases, ablation, modalities, drift, attention, intervention)
+_MODULES = (tangent, comparison, frequency_arm, depth, phases, ablation, modalities, drift, attention, intervention)
 SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
 

@@ -173,6 +173,8 @@ class Monitor:
         self.options = options | ({"every_step": rows_taken} if rows_taken else {})  # those of a resumed run must agree
         self.entry: dict[str, Any] = {"name": self.name, "architecture": type(self.model).__name__}  # in run.json
         self.entry["stacks"] = list(self.depths)
+        targets = self.instruments.targets
+        self.entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
         self.entry |= modality_words(self.model, list(self.depths), self.tokenizer, layout=self.layout)
         self.entry["layers"] = max(self.depths.values())
         self.store = None if out is None else MonitorStore(out, resume=resume, about=self.options)

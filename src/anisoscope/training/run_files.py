@@ -176,6 +176,7 @@ class TrainingRecord:
             "device": str(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
         }
+        entry |= {"gradients_of": "weighted loss"} if self.watch.get("weighted_gradients") else {}
         self.note(models=[entry], device=entry["device"])
 
     def note_measuring(self, monitor: Any) -> None:

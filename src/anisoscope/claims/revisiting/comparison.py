@@ -1,4 +1,4 @@
-"""Claims that compare token frequencies, encoders with decoders, semi-NMF with PCA, natural with resampled text.
+"""Claims that compare token frequencies, encoders with decoders, semi-NMF with PCA.
 
 Frequency bins have equal mass; bin 1 holds the most frequent tokens. Effects between bins are relative (bin 1 over the
 rarest, minus 1), so that one margin applies to every rank and width. In masked language models a bin pools masked and
@@ -10,17 +10,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
+from anisoscope.claims.revisiting.frequency_arm import ARM, RATIO_MARGIN
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
 from anisoscope.results.quantity import Quantity, correlate
 
-RATIO_MARGIN = 0.1  # relative difference
 CORRELATION_MARGIN = 0.1
 _OVER_WORDS = {"context": "across contexts", "time": "over training"}
 _DISTANCES = {False: "plain distance", True: "distance relative to the norm"}
@@ -28,8 +27,6 @@ _FITS = {"plain": None, "balanced": 1}  # option `balanced`: fitted on all rows,
 _FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of every bin"}
 _AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 ENERGY_MARGIN = 0.02
-_ARM = re.compile(r"-(?:flat|zipf:?(?P<exponent>\d+(?:\.\d+)?))(?=$| \()")  # the run may follow: "decoder-flat (a)"
-NATURAL_EXPONENT = 1.0  # exponent of Zipf's law in natural text
 
 
 @claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN, about="training")
@@ -163,7 +160,7 @@ def encoder_and_decoder(study: Study) -> Finding:
 
     `tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart.
     """
-    natural = {model: run for model, run in study.items() if not _ARM.search(model)}
+    natural = {model: run for model, run in study.items() if not ARM.search(model)}
     kinds = {"encoder": [r for r in natural.values() if is_encoder(r)]}
     kinds["decoder"] = [r for r in natural.values() if r.tangent("gradient_energy") and not is_encoder(r)]
     for kind, runs in kinds.items():
@@ -237,86 +234,3 @@ def _pca_sentence(parts: Parts, part: Part) -> str:
     if part.high < -part.margin:
         return f"{text}, so PCA is the better of the two"
     return f"{text}, so " + ("the two are as good as equal" if part.low > -part.margin else "semi-NMF is no better")
-
-
-def _arm_pairs(study: Study) -> dict[str, tuple[Run, Run] | Missing]:
-    """Pairs of arms (more, less frequency bias): each resampled arm with the natural one, else with each other."""
-    families: dict[str, list[Run]] = {}
-    for model, run in study.items():
-        families.setdefault(_ARM.sub("", model), []).append(run)
-    pairs = []
-    for stem, runs in families.items():
-        base = study.get(stem) or min(runs, key=bias_of)
-        for run in runs:
-            if bias_of(run) != bias_of(base):
-                pairs.append((run, base) if bias_of(run) > bias_of(base) else (base, run))
-    what = "pair of models that differ only in the frequency of their training tokens, as decoder and decoder-flat do"
-    gap = evidence.NotHere(what, "train a second arm with --frequency flat or --frequency zipf:S")
-    return {f"{more.model} over {less.model}": (more, less) for more, less in pairs} or {"frequency arms": gap}
-
-
-@claim(
-    of=_arm_pairs,
-    source=f"{SOURCE}, named there as future work",
-    metrics=("gradient_enrichment", "average_cosine", "unigram_entropy"),
-    margin=RATIO_MARGIN,
-    about="training",
-)
-def frequency_intervention(arms: tuple[Run, Run]) -> Finding:
-    """Training on text with a stronger frequency bias makes gradients more tangent-aligned.
-
-    Enrichment of the arm with more frequency bias over that with less, minus 1, on the same held-out contexts.
-    """
-    more, less = arms
-    high, low, paired = _averages(*(run.needed("gradient_enrichment") for run in arms))
-    parts = [
-        Part.of("enrichment", high.over(low) - Quantity.constant(1.0), margin=RATIO_MARGIN),
-        *Part.describe_all({"more bias": high, "less bias": low}),
-    ]
-    cosines = [run.rows("average_cosine") for run in arms]
-    if all(cosines):
-        two = _averages(*cosines)
-        parts.append(Part.of("average cosine", two[0] - two[1], margin=0.0, needed=False))
-    details: dict[str, Any] = {"more": more.model, "less": less.model, "paired": paired}
-    details["steps"] = {run.model: step_records(run.tangent("gradient_enrichment")) for run in arms}
-    aspects = {"enrichment": ("enrichment",), "average cosine": ("average cosine",)}
-    # the interval is over contexts, not trainings: one run per arm supports a verdict on these two runs only
-    return Finding(parts, _arms_sentence, details, aspects=aspects, scope="for these two runs only")
-
-
-def bias_of(run: Run) -> float:
-    """How uneven the training tokens of an arm were: minus the entropy of the sample; from its name where unknown.
-
-    Whole contexts are resampled, so the reached frequencies may differ from the target in the name.
-    """
-    entropy = run.rows("unigram_entropy")
-    return -next(iter(entropy.values())).quantity.value if entropy else bias(run.model)
-
-
-def bias(model: str) -> float:
-    """The Zipf exponent of an arm's training tokens, from its name.
-
-    >>> bias("decoder"), bias("decoder-flat"), bias("decoder-zipf1.5")
-    (1.0, 0.0, 1.5)
-    """
-    arm = _ARM.search(model)
-    return float(arm["exponent"] or 0.0) if arm else NATURAL_EXPONENT
-
-
-def _averages(one: Readings, two: Readings) -> tuple[Quantity, Quantity, bool]:
-    """Means of both arms over common cells, and whether their folds can be paired (tested on the same contexts)."""
-    cells = [cell for cell in trained(one) if cell in two]
-    if not cells:
-        raise Missing("site and step that both arms were measured at", "use the same schedule for both")
-    sizes = [[(rows[c].n, rows[c].contexts) for c in cells] for rows in (one, two)]
-    paired = sizes[0] == sizes[1] and all(None not in size for size in sizes[0])
-    first, second = average(one, cells), average(two, cells)
-    return (first, second, True) if paired else (first.unpaired(), second.unpaired(), False)
-
-
-def _arms_sentence(parts: Parts, part: Part) -> str:
-    text = "the tangent directions hold of the gradients' energy, after training on text with more frequency bias, "
-    text += f"{parts['more bias']} times what chance would give and, with less, {parts['less bias']} times: "
-    cosine = parts.get("average cosine")
-    beside = f" (the activations' average cosine differs by {cosine})" if cosine else ""
-    return f"{text}the relative lead of the former is {part}, {part.outcome}{beside}"
