@@ -5,14 +5,16 @@ Seeds whose series end at different steps are compared at the last step that all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from anisoscope.claims.engine.alternative import LINEAR, Alternative, alternatives
 from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, pool, unmeasured, verdict_of
 from anisoscope.claims.engine.error_control import corrected
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
 from anisoscope.claims.engine.learning import Gate
+from anisoscope.claims.engine.robustness import Place, deciding, place, with_badges
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, frequency_arm, tangent
 from anisoscope.claims.shape import ablation, depth, phases
@@ -37,11 +39,13 @@ def evaluate_claims(
     proxy: str = "semi_nmf",
     rank: int | None = None,
     fit: str = "refit",
+    robust: bool = False,
 ) -> list[Verdict]:
     """Test claims (default: all) on a table; `rank` defaults to the most common one of the table.
 
     With several seeds of a model the verdict over all of them comes first and then that of each seed. Every verdict has
-    the p of its decision, and that corrected over the grid of claims × models (`error_control`).
+    the p of its decision, and that corrected over the grid of claims × models (`error_control`). With `robust` it is
+    evaluated again under every alternative that the table offers (`robustness`).
     """
     known = claims()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
@@ -50,7 +54,41 @@ def evaluate_claims(
             raise unknown_name("claim", name, known)
     chosen = [known[name] for name in wanted]
     series = studies_by_seed(table, {m for c in chosen for m in c.metrics}, proxy=proxy, rank=rank, fit=fit)
-    return corrected([verdict for declared in chosen for verdict in _verdicts(declared, series)])
+    verdicts = corrected([verdict for declared in chosen for verdict in _verdicts(declared, series)])
+    if not robust:
+        return verdicts
+    offered = alternatives(table, proxy=proxy, rank=rank, fit=fit)
+    before = {place(verdict): deciding(verdict) for verdict in verdicts}
+    others = [(a, v) for a in offered for declared in chosen for v in _changed(declared, series, a, before)]
+    return with_badges(verdicts, others, kinds={c.name: _kinds(c, series) for c in chosen})
+
+
+def _changed(
+    declared: Claim, series: list[Study], alternative: Alternative, before: Mapping[Place, Any]
+) -> list[Verdict]:
+    """The verdicts of a claim under an alternative, where it changes what the claim reads; `before`: what decided.
+
+    A reading of something that a claim only describes does not count, unless a number that decides has changed.
+    """
+    if not alternative.concerns & set(declared.metrics):
+        return []
+    under = [{model: run.under(alternative) for model, run in study.items()} for study in series]
+    main = {declared.metrics[0], *alternative.directions}
+    kept = []
+    for verdict in _verdicts(declared, under):
+        touched = {name for study in under for run in _runs(study, verdict.subject) for name in run.touched}
+        if touched & main or (touched and deciding(verdict) != before.get(place(verdict))):
+            kept.append(verdict)
+    return kept
+
+
+def _kinds(declared: Claim, series: list[Study]) -> list[str]:
+    """The kinds of alternatives that apply to a claim about tangent directions, whether or not they were measured."""
+    main = declared.metrics[0]
+    if not any(len(run.of(main).where(proxy=...)) for study in series for run in study.values()):
+        return []
+    kinds = ["rank", *(["proxy"] if "proxy_overlap" not in declared.metrics else []), "fit"]
+    return [*kinds, *(["coordinates", "first position", "half"] if main in LINEAR else []), "split"]
 
 
 def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:

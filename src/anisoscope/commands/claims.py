@@ -20,24 +20,33 @@ def claims(
     names: Annotated[str | None, typer.Option("--claims", help="Only these, comma-separated.")] = None,
     proxy: Annotated[str, typer.Option(help="semi_nmf, pca, …")] = "semi_nmf",
     fit: Annotated[str, typer.Option(help="refit or frozen.")] = "refit",
+    robust: Annotated[
+        bool,
+        typer.Option("--robust", help="Each verdict again under other ranks, proxies, halves, … that were measured."),
+    ] = False,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why."""
+    """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why.
+
+    Below the verdicts stands how many of them stand after correction over the grid of claims × models.
+    """
     from anisoscope.claims.catalogue import evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
-    from anisoscope.view.console import print_json, print_line, print_verdicts
+    from anisoscope.view.console import print_json, print_line, print_robustness, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
     table = joint_table(open_runs(runs))
-    verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit))
+    verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit, robust=robust))
     if flagged := _flagged(table):
         print_line(flagged, error=format == "json")
     if format == "json":
         print_json(verdicts)
     else:
         print_verdicts(verdicts, every=wanted is not None)
+        if robust:
+            print_robustness(verdicts)
 
 
 def _flagged(table: Any) -> str:

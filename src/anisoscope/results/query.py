@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
-from anisoscope.results.quantity import Quantity
+from anisoscope.results.quantity import Quantity, halved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,12 +248,53 @@ class Row:
             self._quantity = Quantity(self.value, self.folds, (self.high - self.low) / 2)
         return self._quantity
 
+    @property
+    def whole(self) -> float:
+        """The value on all contexts."""
+        return float(self._columns.value("value", self._at))
+
+    def on_half(self, half: int) -> Row:
+        """The row on one half of the folds, 1 or 2 (see `halved`); unchanged where it has no folds."""
+        return HalfRow(self._columns, self._at, half) if self.folds else self
+
     def record(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SCHEMA.names if name != "replicates"}
 
     def __repr__(self) -> str:
         place = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("model", "step", "layer", "kind", "variant"))
         return f"Row({self.metric} {self.value:.4g}, {place})"
+
+
+class HalfRow(Row):
+    """A row on one half of the folds: its value, interval and folds are those of the half."""
+
+    __slots__ = ("_half",)
+
+    def __init__(self, columns: _Columns, at: int, half: int) -> None:
+        super().__init__(columns, at)
+        self._half = half
+
+    @property
+    def quantity(self) -> Quantity:
+        if self._quantity is None:
+            self._quantity = halved(Quantity(self.whole, self._columns.folds(self._at)), self._half)
+        return self._quantity
+
+    @property
+    def value(self) -> float:
+        return self.quantity.value
+
+    @property
+    def folds(self) -> tuple[float, ...]:
+        return self.quantity.folds
+
+    @property
+    def low(self) -> float:
+        return self.quantity.interval()[0]
+
+    @property
+    def high(self) -> float:
+        return self.quantity.interval()[1]
 
 
 class _Columns:

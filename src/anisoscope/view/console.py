@@ -24,7 +24,17 @@ from rich.text import Text
 from anisoscope.errors import unknown_name
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import SCHEMA, Query, Row
-from anisoscope.view.sections.findings import doubtful, grid_words, leading, measured, stands, unmeasured
+from anisoscope.view.sections.findings import (
+    badge_line,
+    doubtful,
+    grid_words,
+    leading,
+    measured,
+    not_measured,
+    robust_words,
+    stands,
+    unmeasured,
+)
 from anisoscope.view.sections.profiles import Places, pivot
 from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
 from anisoscope.view.words import Catalogue, estimate, number
@@ -220,6 +230,26 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False
         console.print(f"{words}{alone}", highlight=False, markup=False)
     if not every and (absent := unmeasured(verdicts)):
         print_line(f"not measured here: {', '.join(absent)}")
+
+
+def print_robustness(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    """Print the verdicts again with a line of badges, one for each other choice that was measured."""
+    claim = RichColumn("claim", overflow="fold", max_width=30)
+    table = RichTable(claim, "verdict", RichColumn("under other choices", overflow="fold"), header_style="bold")
+    for row in leading(measured(verdicts)):
+        if line := badge_line(row):
+            colour = _COLOURS.get(str(row["status"]), "white")
+            subject = f" ({row['subject']})" if row.get("subject") else ""
+            badges = Text(f"{line}\n{robust_words(row)}")
+            table.add_row(f"{row['claim']}{subject}", f"[{colour}]{row['status']}[/{colour}]", badges)
+    if not table.row_count:
+        print_line("no other choice was measured under which these verdicts could be had again")
+        return
+    table.show_lines = True
+    console.print(table)
+    absent = not_measured(leading(measured(verdicts)))
+    rest = f"; not measured for some: {', '.join(absent)}" if absent else ""
+    console.print(f"✓ holds, ✕ fails, ? undecided; one choice changes at a time{rest}", highlight=False, markup=False)
 
 
 # -- lists, controls, data ---------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+from anisoscope.claims.engine.alternative import AS_CHOSEN, Alternative, differing
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query, Row, Table, with_options
@@ -100,7 +101,14 @@ class Run:
     losses: Mapping[int, float] = field(default_factory=dict, repr=False, compare=False)  # training loss by step
     # held-out loss and that of the best constant prediction, at the steps that have both
     held_out: Mapping[int | None, tuple[Row, Row]] = field(default_factory=dict, repr=False, compare=False)
+    alternative: Alternative = AS_CHOSEN  # other rows to read in place of those that a claim asks for
+    touched: set[str] = field(default_factory=set, repr=False, compare=False)  # metrics and directions that it changed
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def under(self, alternative: Alternative) -> Run:
+        """The same run read under an alternative."""
+        changed = differing(alternative, {"proxy": self.proxy, "rank": self.rank, "fit": self.fit})
+        return replace(self, alternative=changed, **changed.directions, touched=set(), _cache={})
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """The cached result of `compute` for this key: several claims read the same rows."""
@@ -115,14 +123,21 @@ class Run:
     def rows(self, metric: str, group: str = "", *, heads: bool = False, **options: Any) -> Readings:
         """The rows of a metric with exactly these options by cell, for whole sites or single heads; may be empty."""
 
+        asked = metric, group, options
+        metric, group, options = self.alternative.read(asked, self.of)
+        if (metric, group, options) != asked or self.alternative.changes(metric):
+            self.touched.add(asked[0])
+
         def find() -> Readings:
             found = self.of(metric).where(group=group, head=... if heads else None).exactly(**options)
-            return by_cell(found.where(seed=self.seed)) or by_cell(found.where(seed=None))  # rows without a seed
+            read = by_cell(found.where(seed=self.seed)) or by_cell(found.where(seed=None))  # rows without a seed
+            return self.alternative.halved(metric, read)
 
         return self.once((metric, group, heads, *sorted(options.items())), find)
 
     def directions(self, **options: Any) -> dict[str, Any]:
         """The options that select the chosen tangent directions, and `options`, without those that are None."""
+        self.touched.update(self.alternative.directions.keys() - options.keys())
         options = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank, **options}
         return {key: value for key, value in sorted(options.items()) if value is not None}
 

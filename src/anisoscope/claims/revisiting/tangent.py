@@ -82,7 +82,8 @@ def control_quantity(control: str, drawn: Row, energy: Row) -> Quantity:
     if drawn.quantity.folds:
         return drawn.quantity
     if control == "normal" and energy.quantity.folds and energy.value < 1:
-        return Quantity(drawn.value, tuple(drawn.value * (1 - e) / (1 - energy.value) for e in energy.quantity.folds))
+        unit = drawn.value / (1 - energy.whole)  # the draws are of all contexts, also where the energy is of a half
+        return Quantity(unit * (1 - energy.value), tuple(unit * (1 - e) for e in energy.quantity.folds))
     return Quantity.constant(drawn.value)
 
 

@@ -397,6 +397,7 @@ def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "under": [],
         "by_seed": "",
         "alone": ALONE if stands(verdict) is False else "",
+        "robust": _robust_row(verdict),
     }
 
 
@@ -525,3 +526,55 @@ def grid_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[Any]:
         f"{MARKS['fails']} fails, {MARKS['undecided']} undecided."
     )
     return [Heading("All verdicts together"), Prose(words + how), grid]
+
+
+# -- the same verdicts under other choices -----------------------------------------------------------------------------
+
+NAMED_KINDS = ("rank", "half", "split")  # their badges are numbers and need the name of what they are
+
+
+def badge_groups(verdict: Mapping[str, Any]) -> list[tuple[str, list[dict[str, str]]]]:
+    """The badges of a verdict by kind: (name of the kind where its badges need one, badges)."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for badge in (_detail(verdict, "robust") or {}).get("badges") or []:
+        status = str(badge.get("status") or "undecided")
+        known = int(badge.get("parts") or 0) - len(badge.get("lacking") or ())
+        part = f" ({known} of {badge['parts']} parts)" if badge.get("lacking") else ""
+        words = {"name": f"{badge['name']}{part}", "status": status, "mark": MARKS.get(status, "?")}
+        words["title"] = (
+            f"{status} {badge['phrase']}: {neat(badge.get('effect'))} ({_interval(badge) or 'no interval'})"
+        )
+        groups.setdefault(str(badge["kind"]), []).append(words)
+    return [(kind if kind in NAMED_KINDS else "", badges) for kind, badges in groups.items()]
+
+
+def badge_line(verdict: Mapping[str, Any]) -> str:
+    """The badges of a verdict as one line, which breaks only between badges.
+
+    >>> badge = {"kind": "rank", "name": "8", "status": "holds", "phrase": "with rank 8"}
+    >>> badge_line({"details": {"robust": {"badges": [badge]}}}).replace("\u00a0", " ")
+    'rank 8 ✓'
+    """
+    lines = []
+    for kind, badges in badge_groups(verdict):
+        marks = [f"{badge['name']} {badge['mark']}".replace(" ", "\u00a0") for badge in badges]
+        lines.append(f"{kind}\u00a0{' '.join(marks)}" if kind else " ".join(marks))
+    return " · ".join(lines)
+
+
+def robust_words(verdict: Mapping[str, Any]) -> str:
+    """The summary of the badges, and how many kinds of alternatives were not measured."""
+    found = _detail(verdict, "robust") or {}
+    missing = len(found.get("missing") or ())
+    return str(found.get("words") or "") + (f" ({missing} not measured)" if missing else "")
+
+
+def not_measured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The kinds of alternatives that were not measured for some verdict."""
+    kinds = [kind for verdict in verdicts for kind in (_detail(verdict, "robust") or {}).get("missing") or ()]
+    return list(dict.fromkeys(kinds))
+
+
+def _robust_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    groups = [{"kind": kind, "badges": badges} for kind, badges in badge_groups(verdict)]
+    return {"groups": groups, "words": robust_words(verdict)} if groups else {}

@@ -158,6 +158,11 @@ def _verdict_parts(
         "its own kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p "
         "is descriptive."
     )
+    if any(row["robust"] for claim in claims for row in claim["rows"]):
+        words += (
+            " Below a verdict stands what the same test says under other choices that were measured, one at a time: "
+            "✓&nbsp;holds, ✕&nbsp;fails, ?&nbsp;undecided."
+        )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     several = len({str(v.get("subject") or "") for v in findings.measured(verdicts)}) > 1
     lead = Prose(text(words, counts=findings.verdict_counts(verdicts, random), scope=scope))
