@@ -208,7 +208,7 @@ def _with_joint_verdicts(views: Sequence[RunView]) -> list[RunView]:
         table = view.table.renamed(names)
         concepts = [{**c, "model": names.get(c.get("model") or "", c.get("model"))} for c in view.concepts]
         renamed.append(replace(view, table=table, about=table.about, concepts=concepts))
-    verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths)))
+    verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths), robust=True))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(renamed)]
 
 

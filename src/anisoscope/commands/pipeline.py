@@ -143,7 +143,7 @@ def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
     sweeper = Sweeper.at(config, request.out, **how)
 
     def judge_all(folder: RunFolder) -> None:
-        folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table())))
+        folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table(), robust=True)))
 
     return _carry_out(request, sweeper.run, judge_all)
 

@@ -228,4 +228,4 @@ def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
 
     measured = table.metrics()
     names = [name for name, each in claims().items() if paper in each.source or each.metrics[0] in measured]
-    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names)))
+    folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names, robust=True)))

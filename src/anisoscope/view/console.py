@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box, progress
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -47,6 +49,7 @@ _LABELS |= {"report": "drawing the report"}
 _FORMS = ("table", "csv", "json")
 _NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 _DIFFERENCES = ("stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second")
+NARROW = 110  # columns below which a verdict is a block of lines, not a line of a table
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 console = Console(width=None if sys.stdout.isatty() else 160)  # a fixed width for pipes and files
 errors = Console(stderr=True)
@@ -211,19 +214,16 @@ def print_run_end(
 
 def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
     """Print a table of verdicts with their sentences; unmeasured claims share one line unless `every` is set."""
-    claim = RichColumn("claim", overflow="fold", max_width=30)
-    effect = RichColumn("effect [95 %]", justify="right", no_wrap=True)
-    p_column, why = RichColumn("p", justify="right"), RichColumn("why", overflow="fold")
-    table = RichTable(claim, "verdict", effect, p_column, why, show_lines=True, header_style="bold")
-    for row in verdicts if every else measured(verdicts):
-        colour = _COLOURS.get(str(row["status"]), "white")
-        subject = f" ({row['subject']})" if row.get("subject") else ""
-        value, low, high, p = (
-            "–" if _blank(row[name]) == "" else f"{float(row[name]):.3g}" for name in ("effect", "low", "high", "p")
-        )
-        status = f"[{colour}]{row['status']}[/{colour}]{' alone' if stands(row) is False else ''}"
-        table.add_row(f"{row['claim']}{subject}", status, f"{value} [{low}, {high}]", p, str(row["why"]))
-    if table.row_count:
+    shown = verdicts if every else measured(verdicts)
+    if shown and console.width < NARROW:
+        _print_blocks(shown)
+    elif shown:
+        claim = RichColumn("claim", overflow="fold", max_width=30)
+        effect = RichColumn("effect [95 %]", justify="right", no_wrap=True)
+        p_column, why = RichColumn("p", justify="right"), RichColumn("why", overflow="fold")
+        table = RichTable(claim, "verdict", effect, p_column, why, show_lines=True, header_style="bold")
+        for row in shown:
+            table.add_row(_about(row), _status(row), *_effect_and_p(row), str(row["why"]))
         console.print(table)
     if words := grid_words(verdicts):
         alone = " “alone”: not after that correction." if any(stands(row) is False for row in verdicts) else ""
@@ -232,16 +232,37 @@ def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False
         print_line(f"not measured here: {', '.join(absent)}")
 
 
+def _print_blocks(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    """Print each verdict as a line with its sentence below, for a terminal too narrow for a table."""
+    for row in verdicts:
+        effect, p = _effect_and_p(row)
+        console.print(f"[bold]{_about(row)}[/bold]  {_status(row)}  {escape(effect)}  p {p}", highlight=False)
+        console.print(Padding(Text(str(row["why"])), (0, 0, 1, 2)))
+
+
+def _about(row: Mapping[str, Any]) -> str:
+    return escape(f"{row['claim']} ({row['subject']})" if row.get("subject") else str(row["claim"]))
+
+
+def _status(row: Mapping[str, Any]) -> str:
+    colour = _COLOURS.get(str(row["status"]), "white")
+    return f"[{colour}]{row['status']}[/{colour}]{' alone' if stands(row) is False else ''}"
+
+
+def _effect_and_p(row: Mapping[str, Any]) -> tuple[str, str]:
+    value, low, high, p = (
+        "–" if _blank(row[name]) == "" else f"{float(row[name]):.3g}" for name in ("effect", "low", "high", "p")
+    )
+    return f"{value} [{low}, {high}]", p
+
+
 def print_robustness(verdicts: Sequence[Mapping[str, Any]]) -> None:
     """Print the verdicts again with a line of badges, one for each other choice that was measured."""
     claim = RichColumn("claim", overflow="fold", max_width=30)
     table = RichTable(claim, "verdict", RichColumn("under other choices", overflow="fold"), header_style="bold")
     for row in leading(measured(verdicts)):
         if line := badge_line(row):
-            colour = _COLOURS.get(str(row["status"]), "white")
-            subject = f" ({row['subject']})" if row.get("subject") else ""
-            badges = Text(f"{line}\n{robust_words(row)}")
-            table.add_row(f"{row['claim']}{subject}", f"[{colour}]{row['status']}[/{colour}]", badges)
+            table.add_row(_about(row), _status(row), Text(f"{line}\n{robust_words(row)}"))
     if not table.row_count:
         print_line("no other choice was measured under which these verdicts could be had again")
         return
@@ -249,7 +270,8 @@ def print_robustness(verdicts: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
     absent = not_measured(leading(measured(verdicts)))
     rest = f"; not measured for some: {', '.join(absent)}" if absent else ""
-    console.print(f"✓ holds, ✕ fails, ? undecided; one choice changes at a time{rest}", highlight=False, markup=False)
+    key = "✓ holds, ✕ fails, ? undecided, (3/4) by 3 of its 4 parts; one choice changes at a time"
+    console.print(f"{key}{rest}", highlight=False, markup=False)
 
 
 # -- lists, controls, data ---------------------------------------------------------------------------------------------

@@ -539,7 +539,7 @@ def badge_groups(verdict: Mapping[str, Any]) -> list[tuple[str, list[dict[str, s
     for badge in (_detail(verdict, "robust") or {}).get("badges") or []:
         status = str(badge.get("status") or "undecided")
         known = int(badge.get("parts") or 0) - len(badge.get("lacking") or ())
-        part = f" ({known} of {badge['parts']} parts)" if badge.get("lacking") else ""
+        part = f" ({known}/{badge['parts']})" if badge.get("lacking") else ""
         words = {"name": f"{badge['name']}{part}", "status": status, "mark": MARKS.get(status, "?")}
         words["title"] = (
             f"{status} {badge['phrase']}: {neat(badge.get('effect'))} ({_interval(badge) or 'no interval'})"

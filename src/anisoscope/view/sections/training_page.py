@@ -161,7 +161,7 @@ def _verdict_parts(
     if any(row["robust"] for claim in claims for row in claim["rows"]):
         words += (
             " Below a verdict stands what the same test says under other choices that were measured, one at a time: "
-            "✓&nbsp;holds, ✕&nbsp;fails, ?&nbsp;undecided."
+            "✓&nbsp;holds, ✕&nbsp;fails, ?&nbsp;undecided; (3/4)&nbsp;by 3 of its 4 parts."
         )
     words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
     several = len({str(v.get("subject") or "") for v in findings.measured(verdicts)}) > 1
