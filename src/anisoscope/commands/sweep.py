@@ -46,14 +46,11 @@ def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
     print_run_end(run.folder, run.page, run.drawing_seconds)
 
 
-_OPTIONS = ("model", "data", "tokens", "context", "batch_size", "preset", "rank", "draws", "layers", "text_field")
-_LOADING = ("tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")
+_OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")
+_LOADING = ("text_field", "tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")
 _HELP = {
-    "data": "Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.",
-    "tokens": "Tokens to look at; half to fit on, half to test on.",
-    "context": "Tokens of a context; default: 512 or less.",
+    "tokens": "Rows to look at (tokens, frames, patches, positions); half to fit on, half to test on.",
     "preset": "light, standard or full.",
-    "text_field": "Field that holds the text.",
     "dtype": "auto, float32, float64, bfloat16.",
 }
 

@@ -68,6 +68,8 @@ class CheckpointMeasurer:
         config, notes = fitting(loaded, feed_config(self.config))
         result, feed = CheckpointResult(notes=notes), make_feed(loaded, config, tell=tell)
         plan, _ = self.config.measured
+        if plan is not None and not loaded.reads_text:  # groups are classes, which labels are made of
+            feed.config = replace(feed.config, group_by=CLASS)
         batches = self._labelled(loaded, feed, result) if plan is not None else None
         if batches is not None:
             with self._isolated(loaded, late=late):
@@ -91,11 +93,9 @@ class CheckpointMeasurer:
                 found.notes.append(HEADLESS)
                 return None
             return [labelled_batch(loaded, batch, seed=self.config.seed) for batch in feed.batches()]
-        classes = feed.class_names()
-        targets = MediaTargets(loaded, classes)
-        with_classes = replace(feed, config=replace(feed.config, group_by=CLASS)) if classes else feed
+        targets = MediaTargets(loaded, feed.class_names())
         try:
-            batches = [targets.labelled(batch) for batch in with_classes.batches()]
+            batches = [targets.labelled(batch) for batch in feed.batches()]
         except AnisoscopeError as error:
             if not self.config.series:
                 raise
@@ -232,7 +232,7 @@ class CheckpointMeasurer:
         mask = mask and getattr(loaded.tokenizer, "mask_token_id", None) is not None
         for batch in feed.batches():
             inputs = labelled_batch(loaded, batch, seed=self.config.seed) if mask else batch.inputs
-            yield Batch({k: v for k, v in inputs.items() if not mask or k != "labels"}, batch.special, batch.groups)
+            yield Batch({k: v for k, v in inputs.items() if not mask or k != "labels"}, batch.special)
             seen += feed.rows_of(batch.inputs)
             tell("forward", min(seen, self.config.tokens), self.config.tokens)
 

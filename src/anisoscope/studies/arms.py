@@ -13,7 +13,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from anisoscope.monitor.monitor import Monitor
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.config import StudyArm, schedule_of
+from anisoscope.tangent.plan import PLANS
 from anisoscope.tangent.proxy import StepRows
 from anisoscope.training.classifier import train_media
 from anisoscope.training.config import CommonTrainConfig, TrainConfig
@@ -36,6 +37,7 @@ from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train
 
 Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
+GRADIENTS = replace(PLANS["standard"], balanced=False, embedding=False)  # no tokens: no frequencies and no table
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
 IN_PLACE = LabelConvention(shifted=False)  # how masked language models read their labels
 _PATIENCE = 5.0  # seconds between checks on children that report nothing
@@ -68,12 +70,14 @@ def training_monitor(
     clean: bool = False,
     every_step: bool = False,
     weighted_gradients: bool = False,
+    gradients: bool = False,
 ) -> Any:
     """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
     `monitor` is a preset by cost, or metrics. Gradients are those of the loss in which every target counts alike, the
     same measurement for every arm, or, with `weighted_gradients`, of the loss that is trained on. With `clean` a masked
-    language model is measured on unmasked text, the same as a model that predicts the next token.
+    language model is measured on unmasked text, the same as a model that predicts the next token. `gradients` adds the
+    tangent study to metrics that have none, for models of sounds and pictures.
     """
     together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
     batches = stream.probe_batches(contexts, batch_size=together)
@@ -86,6 +90,8 @@ def training_monitor(
         options |= {"target_weights": stream.target_weights, "weighted_gradients": weighted_gradients}
         if clean and training.task == "masked":
             return CleanMonitor(model, masked=batches, probe=unmasked(batches), **options)
+    elif gradients:
+        options["plan"] = GRADIENTS
     return Monitor(model, probe=batches, **options)
 
 

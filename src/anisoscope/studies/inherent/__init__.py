@@ -131,6 +131,7 @@ class InherentPreset(Preset):
 
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: int = 2048  # rows of the probe of a model with random weights
+    gradients: bool = True  # of the arms that read sounds and pictures
     families: tuple[str, ...] = ()
 
     def fields(self, arm: str) -> dict[str, Any]:
@@ -205,6 +206,10 @@ class InherentConfig(ArmsConfig):
     when: shared.When = None
     contexts: shared.Contexts = None
     metrics: str = "attention"
+    gradients: Annotated[
+        bool | None,
+        Option("Gradients of speech, vision and convolution arms, against tangents of their rows.", preset="trained"),
+    ] = None
     tokens: Annotated[
         int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset="paper")
     ] = 16_384
@@ -240,6 +245,12 @@ class InherentConfig(ArmsConfig):
     def every_seed(self) -> tuple[int, ...]:
         """The given seeds, or those of the preset."""
         return self.seeds or self.size.seeds
+
+    @property
+    def watch(self) -> dict[str, Any]:
+        """Options of `training_monitor` for every arm; those that read tokens have no use for `gradients`."""
+        wanted = self.size.gradients if self.gradients is None else self.gradients
+        return super().watch | ({"gradients": True} if wanted else {})
 
     def runs(self) -> list[ArmRun]:
         """Every run: all arms of a seed after each other."""
