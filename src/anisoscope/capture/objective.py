@@ -361,14 +361,22 @@ def _transcripts(model: nn.Module, inputs: Mapping[str, Any], logits: Tensor) ->
     """The CTC reading of labels that gives the model's own loss; None if there is none."""
     if inputs["labels"].dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
         return None
-    config = getattr(unwrapped(model), "config", None)
     try:
         stated = output_part(forward(model, inputs), "loss")
     except (RuntimeError, ValueError, IndexError):
         return None
-    if not isinstance(stated, Tensor):
+    found = _spelling(model, inputs, logits, stated)
+    return None if found is None else found[0]
+
+
+def _spelling(
+    model: nn.Module, inputs: Mapping[str, Any], logits: Tensor, stated: Any
+) -> tuple[Transcripts, str] | None:
+    """The CTC reading and the reduction (`sum`, or `mean` of losses per symbol) that give the loss a model states."""
+    if not isinstance(stated, Tensor) or inputs["labels"].dim() != 2:
         return None
-    own, sizes = float(stated), (inputs["labels"] >= 0).sum(1).clamp(min=1).double()
+    config = getattr(unwrapped(model), "config", None)
+    own, sizes = float(stated.detach()), (inputs["labels"] >= 0).sum(1).clamp(min=1).double().cpu()
     last = logits.shape[-1] - 1
     named = [getattr(config, name, None) for name in _BLANKS]
     blanks = [blank for blank in dict.fromkeys([*named, 0, last]) if isinstance(blank, int) and 0 <= blank <= last]
@@ -376,5 +384,39 @@ def _transcripts(model: nn.Module, inputs: Mapping[str, Any], logits: Tensor) ->
         each = Transcripts(blank).losses(logits, inputs, model).double().cpu()
         total = float(each.sum() if reduction == "sum" else (each / sizes).mean())
         if abs(total - own) <= CLOSE * max(abs(total), 1e-6):
-            return Transcripts(blank)
+            return Transcripts(blank), reduction
     return None
+
+
+@dataclass(frozen=True)
+class LossReading:
+    """What turns the gradients of a loss that a model returned in training into those of the summed loss."""
+
+    units: int
+    factor: float = 1.0
+    by_context: Tensor | None = None  # [B], of each context, if they weigh differently
+    note: str = ""
+
+
+UNREAD = "how the model reduces its loss is not known; it was taken as a mean over the contexts of a micro-batch"
+
+
+def read_loss(model: nn.Module, output: Any, inputs: Mapping[str, Any]) -> LossReading:
+    """How a model that reads no tokens reduced the loss of a training pass, from its output alone."""
+    size, labels, logits = context_count(inputs), inputs.get("labels"), logits_of(output)
+    if inputs.get("sampled_negative_indices") is not None:
+        return LossReading(int(inputs["mask_time_indices"].sum()))
+    if isinstance(labels, Tensor) and logits is not None and logits.dim() == 3:
+        with torch.no_grad():
+            found = _spelling(model, inputs, logits.detach(), output_part(output, "loss"))
+        if found is not None:
+            sizes = (labels >= 0).sum(1).cpu().double()
+            weights = None if found[1] == "sum" else sizes.clamp(min=1) * size
+            return LossReading(int(sizes.sum()), by_context=weights)
+    if isinstance(hidden := inputs.get("bool_masked_pos"), Tensor):
+        number = int(hidden.sum())
+        return LossReading(number, number)
+    if isinstance(hidden := output_part(output, "mask"), Tensor) and "pixel_values" in inputs:
+        number = int(hidden.sum())
+        return LossReading(number, number)
+    return LossReading(size, size, note=UNREAD)

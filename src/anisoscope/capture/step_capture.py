@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Arguments, Capture, Rule, Ruled, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
+from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name
 from anisoscope.numerics.hashing import half_of
+from anisoscope.results.modality import TEXT_DATA
 
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
@@ -55,6 +57,7 @@ class MicroBatch(StepPass):
     shown: list[Rows | Scores] = field(default_factory=list)  # for metrics of geometry
     real: Tensor | None = None  # which positions are data [B, T], if a rule states it
     shared: bool = True  # whether the loss is divided by num_items_in_batch, if that is given
+    read: LossReading | None = None  # of a model that predicts no tokens, how its loss is reduced
 
     def feed(self, sink: Sink) -> None:
         """Send the recorded rows and scores to a sink; delayed until gradients show that the pass was training."""
@@ -78,11 +81,18 @@ class MicroBatch(StepPass):
         return self.labels is None or bool((self.labels != gradient_pass.IGNORED).any())
 
     def tokens(self) -> int:
-        """The number of tokens that the mean loss is over."""
+        """The number of tokens, or other units, that the loss is over."""
+        if self.read is not None:
+            return self.read.units
         given = self.arguments.get("num_items_in_batch")
         if given is not None and self.shared:
             return int(given)
         return self.reading.count(self.labels) if self.reading is not None and self.labels is not None else 0
+
+
+    def reduced_by(self) -> float:
+        """The number that the summed loss was divided by; rows are multiplied apart if it differs by context."""
+        return self.tokens() if self.read is None else self.read.factor
 
 
 class StepCapture(Capture, ABC):
@@ -177,13 +187,25 @@ class LiveGradients(StepCapture):
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
         if self.scaled and batch.labels is not None and batch.has_targets():
-            batch.reading, batch.shared = self._find(output, batch, batch.labels)
+            try:
+                batch.reading, batch.shared = self._find(output, batch, batch.labels)
+            except AnisoscopeError:
+                if not self._tokenless(batch):
+                    raise
+                batch.read = read_loss(self.model, output, batch.arguments)
+        elif self.scaled and batch.labels is None and self._tokenless(batch):
+            batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
 
         def arrived(g: Tensor) -> None:
             batch.seed = float(g)
 
         loss.register_hook(arrived)
+
+    def _tokenless(self, batch: MicroBatch) -> bool:
+        """Whether the model read sounds, pictures or other numbers, and no tokens."""
+        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        return not decodes and not any(isinstance(batch.arguments.get(name), Tensor) for name in TEXT_DATA.inputs)
 
     def _find(self, output: Any, batch: MicroBatch, labels: Tensor) -> tuple[LabelConvention, bool]:
         """The label convention, and whether the loss is divided by num_items_in_batch.
@@ -226,6 +248,11 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
     contexts = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
     read: dict[str, Any] = {"labels": batch.labels, "reading": batch.reading, "contexts": contexts}
     found = site_rows(sites, batch.rows, batch.gradients, **read)
+    if batch.read is not None and (weights := batch.read.by_context) is not None:
+        for site, rows in found.items():
+            if rows.g is not None:
+                each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
+                found[site] = replace(rows, g=rows.g * each[:, None])
     return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
 
 

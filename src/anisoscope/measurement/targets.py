@@ -25,6 +25,7 @@ from anisoscope.capture.objective import (
     find_objective,
     frame_counts,
     logits_of,
+    output_part,
 )
 from anisoscope.capture.row import Batch, original_contexts
 from anisoscope.errors import AnisoscopeError
@@ -108,6 +109,16 @@ def with_masks(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         span = int(getattr(config, "mask_time_length", None) or SPAN)
         found["mask_time_indices"] = hidden_spans(inputs, real, span=span)
     return found
+
+
+def with_own_targets(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch without labels, with the masks by which its model makes its own targets, if it is such a model."""
+    if "labels" in inputs:
+        return dict(inputs)
+    with untouched(model), torch.no_grad():
+        output = forward(model, inputs)
+    predicts = isinstance(output, Tensor) or any(output_part(output, name) is not None for name in PREDICTED)
+    return with_masks(model, inputs) if predicts else dict(inputs)
 
 
 def _real_frames(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:

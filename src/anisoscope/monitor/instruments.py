@@ -35,6 +35,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.measure import Tee, leave_unseen_out
+from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.models.forward import evaluating, forward, unwrapped
@@ -260,6 +261,8 @@ class Instruments:
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
+        for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
+            self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
         for batch in learned:
             factor = 1.0 if study is None else scale.factor(batch, step=step)
@@ -371,7 +374,7 @@ class LossScale:
                     'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
                     "give a held-out probe= instead."
                 )
-            return batch.tokens() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
+            return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
         if self.loss == "mean" and not self.tokens:
             raise AnisoscopeError(
                 'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
@@ -412,6 +415,8 @@ class Probe:
         with untouched(self.model):
             leave_unseen_out(self.model, batches[0], i.setup, rows=i.rows)
         given = [labelled(self.model, batch) for batch in batches]
+        if loss is None and self.gradients and not self._reads_tokens(given[0]):
+            given = [with_own_targets(self.model, batch) for batch in given]
         self.loss = loss if loss is not None else self._objective(given[0])
         if isinstance(self.loss, OwnLoss) and self.loss.reduction == "alone":
             self.batch_size = 1
@@ -437,10 +442,13 @@ class Probe:
         if constant is not None:
             i.constants = self._constants(constant)
 
+    def _reads_tokens(self, inputs: Mapping[str, Any]) -> bool:
+        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        return bool(decodes) or any(isinstance(inputs.get(name), Tensor) for name in TEXT_DATA.inputs)
+
     def _objective(self, inputs: Mapping[str, Any]) -> LossRule | None:
         """The objective of a model that reads no tokens; None for one that does, whose labels are tokens as well."""
-        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-        if decodes or any(isinstance(inputs.get(name), Tensor) for name in TEXT_DATA.inputs):
+        if self._reads_tokens(inputs):
             return None
         few = take(dict(inputs), torch.arange(min(2, context_count(inputs))))
         try:

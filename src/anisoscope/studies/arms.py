@@ -26,6 +26,7 @@ from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.held_out import constant_columns, loss_records
 from anisoscope.monitor.monitor import Monitor
+from anisoscope.numerics.hashing import half_of
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.config import StudyArm, schedule_of
@@ -38,6 +39,7 @@ from anisoscope.training.loop import train
 
 Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
 GRADIENTS = replace(PLANS["standard"], balanced=False, embedding=False)  # no tokens: no frequencies and no table
+FEWEST = 4  # contexts of each half below which gradients are left out
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
 IN_PLACE = LabelConvention(shifted=False)  # how masked language models read their labels
 _PATIENCE = 5.0  # seconds between checks on children that report nothing
@@ -90,9 +92,17 @@ def training_monitor(
         options |= {"target_weights": stream.target_weights, "weighted_gradients": weighted_gradients}
         if clean and training.task == "masked":
             return CleanMonitor(model, masked=batches, probe=unmasked(batches), **options)
-    elif gradients:
-        options["plan"] = GRADIENTS
-    return Monitor(model, probe=batches, **options)
+    if not gradients or isinstance(training, TrainConfig):
+        return Monitor(model, probe=batches, **options)
+    parts = torch.cat([half_of(original_contexts(batch)) for batch in batches])
+    enough = int(parts.bincount(minlength=2).min()) >= FEWEST
+    found = Monitor(model, probe=batches, **options | ({"plan": GRADIENTS} if enough else {}))
+    if not enough:
+        found.instruments.note(
+            f"{len(parts)} held-out contexts are too few to fit on one half and test on the other ({FEWEST} each): "
+            "gradients were left out"
+        )
+    return found
 
 
 class CleanMonitor(Monitor):
