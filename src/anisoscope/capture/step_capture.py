@@ -89,7 +89,6 @@ class MicroBatch(StepPass):
             return int(given)
         return self.reading.count(self.labels) if self.reading is not None and self.labels is not None else 0
 
-
     def reduced_by(self) -> float:
         """The number that the summed loss was divided by; rows are multiplied apart if it differs by context."""
         return self.tokens() if self.read is None else self.read.factor
