@@ -13,17 +13,60 @@ from anisoscope.capture.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent.plan import parse_window
 from anisoscope.tangent.proxy import key
 from anisoscope.tangent.tangent_study import IN_SAMPLE, FrozenProxies, TangentStudy
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant
 
+BY_STEPS = replace(PLAN, frozen=True, window="steps:0.3")
+BY_CHECKPOINTS = replace(PLAN, frozen=True)
+
+
+def test_the_window_is_the_first_three_tenths_of_the_measured_steps() -> None:
+    log = [0, *(1 << k for k in range(12)), 4000]
+    assert len(log) == 14 and FrozenProxies(BY_CHECKPOINTS, 4000, measured_steps=log).closes == 4
+    assert FrozenProxies(BY_STEPS, 4000, measured_steps=log).closes == 1200, "nearly the whole series"
+    few = FrozenProxies(BY_CHECKPOINTS, 9, measured_steps=[0, 9])
+    assert few.closes == 0, "one step at least"
+
+
+def _by_window(steps: dict[int, float], **known: Any) -> list[Any]:
+    study = TangentStudy(BY_CHECKPOINTS, **known)
+    records = [r for step, share in steps.items() for r in study.measure(planted(step, share=share, seed=step))]
+    return [r for r in records + study.finish() if "fit=frozen" in r["variant"]]
+
+
+def test_steps_that_are_not_known_in_advance_give_the_same_frozen_proxy_at_the_end() -> None:
+    steps = {0: 0.2, 1: 0.6, 2: 0.4, 4: 0.7, 8: 0.5, 16: 0.5, 20: 0.3}  # 2 of 7 are in the window
+    known, unknown = (_by_window(steps, measured_steps=given) for given in (list(steps), None))
+    names = ("step", "metric", "variant", "layer", "note")
+    by_place = [{tuple(r.get(n) for n in names): r["value"] for r in rows} for rows in (known, unknown)]
+    assert by_place[0].keys() == by_place[1].keys() and len(by_place[0]) == len(known)
+    for place, value in by_place[0].items():
+        assert by_place[1][place] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), place
+    assert {r["step"] for r in known if IN_SAMPLE in r["note"]} == {0, 1}
+
+
+def test_too_many_unknown_steps_are_not_kept() -> None:
+    study = TangentStudy(BY_CHECKPOINTS)
+    assert study.frozen is not None
+    study.frozen.window = {step: {} for step in range(64)}
+    study.measure(planted(99))
+    assert study.frozen is None and "give total_steps" in study.notes[0]
+
+
+@pytest.mark.parametrize("text", ["0.3", "epochs:0.3", "steps:3", "checkpoints:0", "steps:x"])
+def test_a_window_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(AnisoscopeError, match="expected a share of the measured steps"):
+        parse_window(text)
+
 
 def test_a_frozen_proxy_is_the_one_fitted_by_hand_on_its_window() -> None:
     steps = {0: 0.2, 2: 0.6, 3: 0.4, 8: 0.7}  # the window of 10 steps ends with step 3
     rows = {step: planted(step, share=share, seed=step) for step, share in steps.items()}
-    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    study = TangentStudy(BY_STEPS, total_steps=10)
     records = [r for step in steps for r in study.measure(rows[step])]
     name = variant(fit="frozen")
     pool = torch.cat([rows[s].fit_half(SITE).x for s in (0, 2, 3)])
@@ -49,7 +92,7 @@ def test_a_frozen_proxy_is_the_one_fitted_by_hand_on_its_window() -> None:
 
 
 def test_a_run_that_ends_inside_its_window_still_gets_its_frozen_proxy() -> None:
-    study = TangentStudy(replace(PLAN, frozen=True), total_steps=100)
+    study = TangentStudy(BY_STEPS, total_steps=100)
     records = study.measure(planted(0)) + study.measure(planted(5))
     assert not any("frozen" in r["variant"] for r in records)
     assert {r["step"] for r in study.finish()} == {0, 5}
@@ -57,7 +100,7 @@ def test_a_run_that_ends_inside_its_window_still_gets_its_frozen_proxy() -> None
 
 
 def test_a_window_without_a_measured_step_stops_no_training() -> None:
-    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    study = TangentStudy(BY_STEPS, total_steps=10)
     records = study.measure(planted(8)) + study.measure(planted(9)) + study.finish()
     assert found(records, "gradient_energy", step=8)["value"] > 0.9
     assert not any("frozen" in r["variant"] for r in records)
@@ -65,7 +108,7 @@ def test_a_window_without_a_measured_step_stops_no_training() -> None:
 
 
 def test_a_study_that_was_saved_and_loaded_goes_on_as_if_nothing_had_happened(tmp_path: Any) -> None:
-    plan = replace(PLAN, frozen=True)
+    plan = BY_STEPS
     one = TangentStudy(plan, total_steps=10)
     whole = [r for step in (0, 2, 8) for r in one.measure(planted(step, share=0.5, seed=step))]
     two = TangentStudy(plan, total_steps=10)
@@ -111,7 +154,7 @@ def test_a_model_that_did_not_move_has_amplified_nothing() -> None:
 
 
 def test_a_proxy_asked_for_before_any_fit_is_refused() -> None:
-    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    study = TangentStudy(BY_STEPS, total_steps=10)
     with pytest.raises(AnisoscopeError, match="no step has been measured yet"):
         study.basis(SITE, proxy="pca")
     study.measure(planted(0))
@@ -121,11 +164,11 @@ def test_a_proxy_asked_for_before_any_fit_is_refused() -> None:
 
 
 def test_frozen_moments_survive_the_disk_to_float32() -> None:
-    frozen = FrozenProxies(replace(PLAN, frozen=True), 100)
+    frozen = FrozenProxies(BY_STEPS, 100)
     G, context = skewed(200), hashes(20).repeat_interleave(10)
     moments = GradientMoments().update(G, context=context)
     frozen.offer(0, {SITE: half(G, context)}, {SITE: moments}, rank=R)
-    again = FrozenProxies(replace(PLAN, frozen=True), 100)
+    again = FrozenProxies(BY_STEPS, 100)
     again.load(frozen.state(), {0: frozen.window_state(0)})
     Q = subspace(D, R)
     kept = GradientMoments.load(again.window[0][key(SITE)])

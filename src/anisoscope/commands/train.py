@@ -30,6 +30,9 @@ def train(
     rank: Annotated[
         int | None, typer.Option(help="Directions of the tangent proxy; default: 16, at most a quarter of d.")
     ] = None,
+    frozen_window: Annotated[
+        str | None, typer.Option(help="What the frozen proxy is fitted on: checkpoints:0.3 (default), or steps:0.3.")
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     debug: Debug = False,
@@ -41,6 +44,7 @@ def train(
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
     watch |= {"weighted_gradients": True} if weighted_gradients else {}
+    watch |= {"frozen_window": frozen_window} if frozen_window is not None else {}
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:

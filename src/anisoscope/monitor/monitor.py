@@ -57,6 +57,9 @@ class Monitor:
     (queries, keys and scores by head), both without gradients, or names of metrics, where `tangent` is the tangent
     study. `halves` adds the dimensions of two disjoint halves of the contexts (groups half:1 and half:2),
     for claims that choose on one half and test on the other.
+    `frozen_window` is what the frozen proxy is fitted on: `checkpoints:0.3`, the first three tenths of the measured
+    steps, or `steps:0.3`, those of all steps. If it is not known in advance which steps are measured (no `total_steps`,
+    or `when` is a function), moments of all of them are kept until the end, of 64 at most.
     `constant_loss` is what a model that learned must beat on the probe (`monitor.held_out`): the loss of the best
     constant prediction as a number, or how often each target occurs in the training data [V], or a function of a batch
     of the probe that returns the constant's loss on each context; default: `counts`, where the outputs are tokens.
@@ -85,6 +88,7 @@ class Monitor:
         live: bool | None = None,
         plan: TangentPlan | None = None,
         rank: int | None = None,
+        frozen_window: str | None = None,
         layers: Sequence[int] | None = None,
         counts: Tensor | None = None,
         tokenizer: Any = None,
@@ -113,7 +117,7 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.plan, requests = choose_plan(metrics, plan, rank=rank, seed=seed)
+        self.plan, requests = choose_plan(metrics, plan, rank=rank, seed=seed, window=frozen_window)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
@@ -140,7 +144,10 @@ class Monitor:
         self._entered, self._fresh = False, True
 
     def _study(self, source: str) -> TangentStudy | None:
-        return None if self.plan is None else TangentStudy(self.plan, self.counts, self.total_steps, source)
+        if self.plan is None:
+            return None
+        known = self.when.known(self.total_steps) if isinstance(self.when, Schedule) else None
+        return TangentStudy(self.plan, self.counts, self.total_steps, source, measured_steps=known)
 
     def _token_counts(self) -> Tensor | None:
         """`counts`, one for each output of the model, where its outputs are those tokens."""

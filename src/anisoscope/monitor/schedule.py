@@ -26,6 +26,17 @@ class Schedule:
             return step == self.total or step == 0 or step & (step - 1) == 0
         return step in self.steps
 
+    def known(self, total: int | None = None) -> list[int] | None:
+        """All measured steps up to `total`, or to the schedule's own last one; None where there is no end.
+
+        >>> log_spaced(20).known(), every(4).known(9), every(4).known()
+        ([0, 1, 2, 4, 8, 16, 20], [0, 4, 8], None)
+        """
+        last = self.total if total is None else total
+        if self.kind == "at":
+            return sorted(step for step in self.steps if last is None or step <= last)
+        return None if last is None else [step for step in range(last + 1) if self(step)]
+
     def __str__(self) -> str:
         if self.kind == "every":
             return f"every({self.n})"

@@ -56,6 +56,9 @@ class SweepConfig:
     halves: Annotated[bool, Option("Intrinsic dimensions also on two halves of the contexts.")] = False
     rank: option.Rank = None
     draws: Annotated[int, Option("Control subspaces.")] = 999
+    frozen_window: Annotated[
+        str, Option("What the frozen proxy is fitted on: the first share of checkpoints:0.3, or steps:0.3.")
+    ] = "checkpoints:0.3"
     text_field: Annotated[str, Option("Field or column that holds text, audio or images.")] = "text"
     tokenizer: option.Tokenizer = None
     name: Annotated[str | None, Option("What the series is called in the table.")] = None
@@ -101,7 +104,8 @@ class SweepConfig:
         """(plan of the tangent study or None, requests for geometry metrics)."""
         from anisoscope.tangent.plan import choose_plan
 
-        plan, requests = choose_plan(self.metrics or self.preset, None, rank=self.rank, seed=self.seed)
+        sizes: dict[str, Any] = {"rank": self.rank, "seed": self.seed, "window": self.frozen_window}
+        plan, requests = choose_plan(self.metrics or self.preset, None, **sizes)
         return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
 
     @property

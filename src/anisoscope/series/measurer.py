@@ -56,7 +56,7 @@ class CheckpointMeasurer:
     """Measures checkpoints one after the other and carries the state from one to the next."""
 
     config: SweepConfig
-    last: int | None  # the last step of the series
+    steps: list[int] | None  # of all checkpoints of the series
     study: TangentStudy | None = None
     counts: Tensor | None = None
     table_before: tuple[int, Tensor] | None = None
@@ -146,8 +146,9 @@ class CheckpointMeasurer:
     def tangent(self, plan: TangentPlan) -> TangentStudy:
         """The tangent study of the series, made at the first call."""
         if self.study is None:
-            last = self.last if self.config.series else None
-            self.study = TangentStudy(plan, self.counts, last, single=not self.config.series)
+            steps = self.steps if self.config.series else None
+            known: dict[str, Any] = {"single": not self.config.series, "measured_steps": steps}
+            self.study = TangentStudy(plan, self.counts, max(steps) if steps else None, **known)
         return self.study
 
     @contextlib.contextmanager

@@ -69,7 +69,8 @@ class Sweeper:
             self.series.notes.extend(old.get("revision_notes", ()))
         self.store = MonitorStore(self.folder.path, resume=True, about={})
         rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
-        self.measurer = CheckpointMeasurer(self.config, self.series.last, row_map=rows)
+        steps = [checkpoint.step for checkpoint in self.series.checkpoints if checkpoint.step is not None]
+        self.measurer = CheckpointMeasurer(self.config, steps, row_map=rows)
         state = self._restore()
         if old.get("status") == "complete" and not self._to_do():
             return self.folder.table()

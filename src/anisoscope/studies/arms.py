@@ -73,6 +73,7 @@ def training_monitor(
     every_step: bool = False,
     weighted_gradients: bool = False,
     gradients: bool = False,
+    frozen_window: str | None = None,
 ) -> Any:
     """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
@@ -86,6 +87,7 @@ def training_monitor(
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
     options |= {"metrics": monitor, "rank": rank, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
+    options |= {"frozen_window": frozen_window}
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}

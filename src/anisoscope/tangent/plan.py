@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
 
@@ -21,12 +23,31 @@ class TangentPlan:
     balanced: bool = True
     frozen: bool = True
     standardised: bool = True  # energies also in standardised coordinates
-    window: float = 0.3  # the frozen proxy is fitted on this first part of training
+    window: str = "checkpoints:0.3"  # first share of the measured steps, or of all steps, the frozen proxy is fitted on
     weights: bool = False
     embedding: bool = True
     fit_rows: int = 8192
     bins: int = 5
     seed: int = 0
+
+
+def parse_window(text: str) -> tuple[str, float]:
+    """What the window of the frozen proxy is a share of, and the share.
+
+    >>> parse_window("checkpoints:0.3"), parse_window("steps:0.25")
+    (('checkpoints', 0.3), ('steps', 0.25))
+    """
+    unit, _, share = text.partition(":")
+    try:
+        value = float(share)
+    except ValueError:
+        value = math.nan
+    if unit not in ("checkpoints", "steps") or not 0 < value < 1:
+        raise AnisoscopeError(
+            f"frozen window {text!r} is not understood; expected a share of the measured steps such as "
+            "checkpoints:0.3, or of all steps such as steps:0.3."
+        )
+    return unit, value
 
 
 PLANS = {
@@ -71,7 +92,12 @@ def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def choose_plan(
-    metrics: str | Sequence[str], plan: TangentPlan | None, *, rank: int | None, seed: int
+    metrics: str | Sequence[str],
+    plan: TangentPlan | None,
+    *,
+    rank: int | None,
+    seed: int,
+    window: str | None = None,
 ) -> tuple[TangentPlan | None, list[Request]]:
     """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
 
@@ -88,4 +114,6 @@ def choose_plan(
         requests = parse_requests(names) if names else []
     if chosen is not None:
         chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
+        chosen = replace(chosen, window=window or chosen.window)
+        parse_window(chosen.window)
     return chosen, requests

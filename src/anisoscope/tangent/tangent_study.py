@@ -2,14 +2,15 @@
 
 At each measured step, proxies are fitted on the fit half (`refit`) and tested on the gradients of the test half against
 matched-rank controls. Second moments are kept so that a proxy fitted once (`frozen`) can be tested at every step: it is
-fitted on activations pooled over a window, the first part of training, and the steps inside the window are tested
-afterwards and marked in-sample.
+fitted on activations pooled over a window, the first three tenths of the measured steps, and the steps inside it are
+tested afterwards and marked in-sample. Where it is not known in advance which steps will be measured, all moments are
+kept until the end, when the window is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -29,12 +30,13 @@ from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
 from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
-from anisoscope.tangent.plan import TangentPlan
+from anisoscope.tangent.plan import TangentPlan, parse_window
 from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
 
 DEFAULT_RANK = 16
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
+MOST_OPEN = 64  # steps whose moments are kept where the window is known at the end only
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 STANDARDISED = "standardised"
 
@@ -44,8 +46,9 @@ class FrozenProxies:
     """The frozen proxies: collects rows and moments while the window is open, then fits and tests."""
 
     plan: TangentPlan
-    total_steps: int
+    total_steps: int | None
     source: str = ""
+    measured_steps: Sequence[int] | None = None  # all that will be measured, where they are known
     rank: int = 0
     window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
     pool: dict[Site, list[Tensor]] = field(default_factory=dict)
@@ -54,8 +57,22 @@ class FrozenProxies:
 
     @property
     def closes(self) -> float:
-        """The last step of the window."""
-        return self.plan.window * self.total_steps
+        """The last step of the window; infinite where it is known at the end only."""
+        unit, share = parse_window(self.plan.window)
+        if unit == "steps":
+            return math.inf if self.total_steps is None else share * self.total_steps
+        if not self.measured_steps:
+            return math.inf
+        return sorted(self.measured_steps)[self._inside(len(self.measured_steps)) - 1]
+
+    def _inside(self, count: int) -> int:
+        """How many of so many measured steps are inside the window."""
+        return max(1, int(parse_window(self.plan.window)[1] * count + 1e-9))
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more moments would have to wait for the end than there is room for."""
+        return math.isinf(self.closes) and len(self.window) >= MOST_OPEN
 
     def missed(self, step: int) -> bool:
         """Whether the window ended without a measured step, so that there is nothing to fit on."""
@@ -72,14 +89,19 @@ class FrozenProxies:
                 self.pool.setdefault(site, []).append(fitting.rows_to_fit(fit, most=WINDOW_ROWS).cpu())
             return []
         earlier = [] if self.proxies else self._fit(self.device)
-        return earlier + self._test(step, moments, note="")
+        return earlier + self._test(step, moments, note=IN_SAMPLE if step <= self.closes else "")
 
     def label(self, proxy: str, control: str = "", coordinates: str = "") -> Label:
         return Label(proxy, self.rank, "frozen", control=control, batch=self.source, coordinates=coordinates)
 
     def _fit(self, device: torch.device) -> list[Record]:
-        """Fit on the rows of the window and test the steps inside it."""
-        rows = {site: torch.cat(parts).to(device) for site, parts in self.pool.items()}
+        """Fit on the rows of the window and test the steps that were kept: those inside it, or all at the end."""
+        steps, closes = sorted(self.window), self.closes
+        if math.isinf(closes):
+            closes = steps[self._inside(len(steps)) - 1]
+            self.pool = {site: parts for site, parts in self.pool.items() if len(parts) == len(steps)}
+        inside = sum(step <= closes for step in steps)
+        rows = {site: torch.cat(parts[:inside]).to(device) for site, parts in self.pool.items()}
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
         self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
         self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], seed=seed)
@@ -89,7 +111,7 @@ class FrozenProxies:
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
-            records += self._test(step, moments, note=IN_SAMPLE)
+            records += self._test(step, moments, note=IN_SAMPLE if step <= closes else "")
         self.window, self.pool = {}, {}
         return records
 
@@ -144,7 +166,7 @@ class FrozenProxies:
         return self.window.get(step)
 
     def finish(self) -> list[Record]:
-        """Fit and test now if the run ended inside the window; returns records."""
+        """Fit and test now if the run ended inside the window, or if it is known only now; returns records."""
         if self.proxies or not self.window:
             return []
         return self._fit(torch.device("cpu") if self.device is None else self.device)
@@ -177,16 +199,16 @@ class TangentStudy:
     total_steps: int | None = None
     source: str = ""  # "live" for rows of training batches
     single: bool = False  # one model, no series of steps
+    measured_steps: Sequence[int] | None = None  # all that will be measured, where they are known in advance
     previous: dict[Site, Kept] = field(default_factory=dict)
     fitted: dict[str, dict[Site, Proxy]] = field(default_factory=dict)  # the proxies of the last step
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.bins = None if self.counts is None else frequency.equal_mass_bins(self.counts, bins=self.plan.bins)
-        wanted = self.plan.frozen and self.total_steps is not None
-        if self.plan.frozen and self.total_steps is None and not self.single:
-            self._note("the frozen proxy is left out: its window is a share of the training, so it needs total_steps")
-        self.frozen = FrozenProxies(self.plan, self.total_steps or 0, self.source) if wanted else None
+        wanted = self.plan.frozen and not self.single
+        known = (self.total_steps, self.source, self.measured_steps)
+        self.frozen = FrozenProxies(self.plan, *known) if wanted else None
         self.main_rank = 0
 
     def measure(self, rows: StepRows) -> list[Record]:
@@ -216,6 +238,12 @@ class TangentStudy:
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
                 f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
+            )
+            self.frozen = None
+        if self.frozen is not None and self.frozen.overfull:
+            self._note(
+                f"the frozen proxy is left out: more than {MOST_OPEN} steps were measured without it being known in "
+                "advance which; give total_steps, and when= as a schedule or a list of steps"
             )
             self.frozen = None
         if self.frozen is not None:
