@@ -338,8 +338,8 @@ def energy_section(found: Gradients) -> Section | None:
 def _bands(found: Gradients, metrics: Sequence[str]) -> str:
     frozen = any("fit=frozen" in reading for reading in readings_of(found.keys(metrics)))
     seen = (
-        " A frozen proxy has seen the first 30&nbsp;% of the measured steps: those inside that window are in-sample and "
-        "drawn hollow."
+        " A frozen proxy has seen the first 30&nbsp;% of the measured steps: those inside that window are in-sample "
+        "and drawn hollow."
     )
     return (
         "Around the proxy its 95&nbsp;% interval over contexts; around the controls the band that holds 95&nbsp;% of "
