@@ -252,6 +252,34 @@ KNOWN_MEASURED: dict[str, KnownMeasured] = {
         curvature.curvature_unmeasured, lambda: (numbers(math.nan, 1, 1, 1), torch.ones(4)), 0.25
     ),
     "parabola_tangent": KnownMeasured(curvature.parabola_tangent, lambda: (9.0, 1.0), 0.9),
+    "manifold_gradient": KnownMeasured(  # rows (3, 0), (1, 1) with g = 1, −1: the mean is (1, −½)
+        curvature.manifold_gradient,
+        lambda: (numbers(1, -1)[:, None], torch.tensor([[3.0, 0.0], [1.0, 1.0]]).double(), axes(0, width=2)),
+        1.0,
+        of_rows=lambda x, g: curvature.manifold_gradient(g, x, principal(x)),
+    ),
+    "manifold_gradient_slope": KnownMeasured(
+        curvature.manifold_gradient_slope,
+        lambda: (np.array([1.0, 2.0]), np.array([[3.0, 6.0]])),
+        1.0,
+        _first,
+    ),
+    "manifold_gradient_tightness": KnownMeasured(
+        curvature.manifold_gradient_tightness, lambda: (np.array([[1.0, 4.0]]), np.array([[2.0, 8.0]])), 0.5, _first
+    ),
+    "tangent_variance_share": KnownMeasured(  # inputs vary alike along both axes, the layer reads the first with 3, 1
+        curvature.tangent_variance_share,
+        lambda: (numbers(3, 1)[:, None], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).double(), axes(0, width=2)),
+        0.9,
+        of_rows=lambda x, g: curvature.tangent_variance_share(principal(x, 4)[:, 1:], x, principal(x)),
+    ),
+    "pinning_distance": KnownMeasured(
+        curvature.pinning_distance,
+        lambda: (torch.tensor([[3.0, 0.0], [-3.0, 0.0]]).double(),),
+        3.0,
+        of_rows=lambda x, g: float(curvature.pinning_distance(x)),
+    ),
+    "pinning_slope": KnownMeasured(curvature.pinning_slope, lambda: (numbers(4, 2, 1), numbers(1, 4, 16)), -0.5),
 }
 
 

@@ -1,7 +1,9 @@
-"""How much of a manifold's curvature is visible in a sample: the metrics of the curvature study.
+"""The metrics of the curvature study: how much curvature a sample shows, and where gradients on a manifold go.
 
 Notation: t the scale of a sample in units of the radius of curvature 1/κ, C_T and C_N the covariance of the centred
 sample in the tangent and in the normal space, visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴.
+Gradients: y = x − x₀ [n, D] rows about the point x₀, g [n, k] the signal that comes back for each of them, B [D, ·] an
+orthonormal basis of the tangent or the normal space at x₀, G = √E|g|².
 """
 
 from __future__ import annotations
@@ -168,3 +170,93 @@ def parabola_tangent(tangent: float, normal: float) -> float:
     0.9
     """
     return tangent / (tangent + normal) if tangent + normal else math.nan
+
+
+_OF = "of=tangent, normal, ratio (normal over tangent); signal: what comes back to the layer for each row; "
+
+
+@_positive(
+    title="Gradient on a manifold",
+    formula="‖E[g yᵀ] B‖ / G (per=mean), √E|g|²|Bᵀy|² / G (per=rows)",
+    convention=_OF + "bound=1: the upper bound of per=mean, t·√E|u|² and (t²/2)·√E|II(u, u)|², our reconstruction",
+    invariant=("rotation",),
+)
+def manifold_gradient(signal: Tensor, rows: Tensor, basis: Tensor, *, per: str = "mean") -> float:
+    """Size of the tangent or normal part of the gradient of a linear layer on rows y of a manifold.
+
+    >>> y, g = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), torch.ones(2, 1)
+    >>> manifold_gradient(g, y, torch.eye(2)[:, :1]), manifold_gradient(g, y, torch.eye(2)[:, :1], per="rows")
+    (0.0, 1.0)
+    """
+    size = signal.square().sum(1)
+    parts = rows @ basis
+    whole = (signal.T @ parts / len(rows)).norm() if per == "mean" else (size * parts.square().sum(1)).mean().sqrt()
+    return float(whole / size.mean().sqrt())
+
+
+@_curvature(
+    title="Slope of the gradient over scales",
+    formula="slope of log(part of the gradient) on log t",
+    convention=_OF + "over the scales above rounding; the orders of Eq. 9, 10, 11 are 1, 2, 1",
+)
+def manifold_gradient_slope(scales: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """How fast a part of the gradient grows with the scale, of every repetition [repetitions, scales]."""
+    return curvature_slope(scales, parts)
+
+
+@_positive(
+    title="Tightness of the gradient's bound",
+    formula="exp mean log(‖E[g yᵀ] B‖ / (G · bound))",
+    convention="of=tangent, normal; over the fitted scales; 1: the bound is reached, 0: the rows' gradients cancel; "
+    "highest=1: the largest over the scales; bounds with our constants",
+)
+def manifold_gradient_tightness(parts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The mean gradient in units of its upper bound, of every repetition [repetitions, scales]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.log(parts / bounds).mean(1))
+
+
+@_portion(
+    title="Tangent share of the activation variance",
+    formula="‖Y T TᵀW‖² / (‖Y T TᵀW‖² + ‖Y (I − T Tᵀ) W‖²)",
+    convention="Y centred inputs, W [D, k] the trained first layer, T the tangent basis; layers=1, 2; labels=tangent, "
+    "normal (linear in those coordinates), noise; update=all, random: only in a random subspace of the tangent's rank",
+    invariant=("rotation", "scale"),
+)
+def tangent_variance_share(weight: Tensor, rows: Tensor, tangent: Tensor) -> float:
+    """How much of the variance of a layer's activations comes from the tangent directions of its inputs."""
+    centred = rows - rows.mean(0)
+    along = centred @ tangent @ tangent.T
+    inside, outside = (float((part @ weight).square().sum()) for part in (along, centred - along))
+    return inside / (inside + outside) if inside + outside else math.nan
+
+
+@_positive(
+    title="Distance to the time mean",
+    formula="√(mean over steps of |e − ē|²)",
+    convention="of the trained embedding e of a type, ē its mean over the steps; window=all: evenly spaced steps of "
+    "the training, late: of its second half; rank: of the type by frequency; optimiser=sgd, adam",
+    invariant=("rotation",),
+)
+def pinning_distance(tables: Tensor) -> Tensor:
+    """How far the embedding of each type moves about its mean place, [steps, …, d] to […]."""
+    return (tables - tables.mean(0)).square().sum(-1).mean(0).sqrt()
+
+
+@_curvature(
+    title="Slope of pinning",
+    formula="slope of log distance on log frequency",
+    convention="over types that were drawn at least 10 times; negative: frequent types are pinned; window and "
+    "optimiser as for the distance",
+)
+def pinning_slope(distance: Tensor, frequency: Tensor) -> float:
+    """How the distance of embeddings to their time mean changes with the frequency of their types.
+
+    >>> f = torch.tensor([1.0, 2.0, 4.0])
+    >>> round(pinning_slope(f**-0.5, f), 6)
+    -0.5
+    """
+    x, y = frequency.double().log(), distance.double().log()
+    x = x - x.mean()
+    spread = float(x.square().sum())
+    return float((x * y).sum()) / spread if spread > 1e-12 * max(1, len(x)) else math.nan

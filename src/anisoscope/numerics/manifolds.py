@@ -199,9 +199,20 @@ def _ramp(first: float, last: float, count: int) -> Tensor:
     return torch.linspace(first, last, count, dtype=torch.float64)
 
 
-def _made(name: str, embed: Embed, centre: Tensor, *, draw: Draw) -> Manifold:
-    """A manifold in the space its chart maps to, not yet placed in a larger one."""
-    return Manifold(name, len(centre), embed, torch.eye(len(embed(centre)), dtype=torch.float64), centre, draw)
+def chart_manifold(embed: Embed, centre: Tensor, *, name: str = "chart", draw: Draw | None = None) -> Manifold:
+    """The manifold of a smooth chart [..., m] → [..., width] around a point, in the space that the chart maps to.
+
+    `embed` may be any function that torch can differentiate; `draw` samples points (default: around the centre).
+
+    >>> saddle = chart_manifold(lambda w: torch.cat([w, (w[..., :1] * w[..., 1:])], -1), torch.zeros(2))
+    >>> round(saddle.curvature(saddle.centre), 9)
+    1.0
+    """
+    centre = torch.as_tensor(centre).double()
+    width = len(embed(centre))
+    around = _draw_normal(len(centre), 0.3)
+    drawn = draw or (lambda n, generator: centre + around(n, generator))
+    return Manifold(name, len(centre), embed, torch.eye(width, dtype=torch.float64), centre, drawn)
 
 
 def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
@@ -215,7 +226,7 @@ def _stretched_sphere(name: str, dim: int, axes: Tensor | float) -> Manifold:
         x = torch.nn.functional.normalize(torch.randn(n, dim + 1, dtype=torch.float64, generator=generator), dim=-1)
         return x[:, :dim] / (1 + x[:, dim:].abs())  # one hemisphere: the chart is singular at the other pole
 
-    return _made(name, embed, 0.3 * _ramp(1.0, -1.0, dim), draw=draw)
+    return chart_manifold(embed, 0.3 * _ramp(1.0, -1.0, dim), name=name, draw=draw)
 
 
 def sphere(dim: int, *, radius: float = 1.0) -> Manifold:
@@ -236,7 +247,7 @@ def paraboloid(dim: int, *, curvatures: Tensor | None = None) -> Manifold:
     def embed(w: Tensor) -> Tensor:
         return torch.cat([w, (k * w.square()).sum(-1, keepdim=True) / 2], -1)
 
-    return _made("paraboloid", embed, 0.2 * torch.ones_like(k), draw=_draw_normal(dim, 0.5))
+    return chart_manifold(embed, 0.2 * torch.ones_like(k), name="paraboloid", draw=_draw_normal(dim, 0.5))
 
 
 def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
@@ -250,7 +261,7 @@ def swiss_roll(dim: int, *, pitch: float = 1 / (2.5 * math.pi)) -> Manifold:
     low[0], high[0] = 1.5 * math.pi, 4.5 * math.pi
     centre = 0.4 * high
     centre[0] = 2.5 * math.pi
-    return _made("swiss_roll", embed, centre, draw=_draw_box(low, high))
+    return chart_manifold(embed, centre, name="swiss_roll", draw=_draw_box(low, high))
 
 
 def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
@@ -261,7 +272,7 @@ def torus(dim: int, *, radii: Tensor | None = None) -> Manifold:
         return torch.cat([r * w.cos(), r * w.sin()], -1)
 
     draw = _draw_box(torch.zeros_like(r), 2 * math.pi * torch.ones_like(r))
-    return _made("torus", embed, _ramp(0.4, 1.1, dim), draw=draw)
+    return chart_manifold(embed, _ramp(0.4, 1.1, dim), name="torus", draw=draw)
 
 
 def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: int = 0) -> Manifold:
@@ -273,12 +284,12 @@ def quadratic_patch(dim: int, *, codim: int = 3, curvature: float = 1.0, seed: i
     def embed(w: Tensor) -> Tensor:
         return torch.cat([w, torch.einsum("cab,...a,...b->...c", B, w, w) / 2], -1)
 
-    return _made("quadratic", embed, torch.zeros(dim, dtype=torch.float64), draw=_draw_normal(dim, 0.3))
+    return chart_manifold(embed, torch.zeros(dim, dtype=torch.float64), name="quadratic", draw=_draw_normal(dim, 0.3))
 
 
 def flat_space(dim: int) -> Manifold:
     """R^m: the control without curvature."""
-    return _made("flat", lambda w: w * 1.0, 0.2 * torch.ones(dim).double(), draw=_draw_normal(dim, 1))
+    return chart_manifold(lambda w: w * 1.0, 0.2 * torch.ones(dim).double(), name="flat", draw=_draw_normal(dim, 1))
 
 
 MANIFOLDS: dict[str, Callable[[int], Manifold]] = {
@@ -307,7 +318,10 @@ def make_manifold(name: str, *, dim: int = 2, ambient: int | None = None, seed: 
             f"a {name} of dimension {dim} does not fit into {ambient} ambient dimensions with room to bend; "
             "raise the ambient dimension or lower the dimension."
         )
-    made = MANIFOLDS[name](dim)
+    if name == "quadratic" and ambient is not None:  # the only one whose codimension can be chosen
+        made = quadratic_patch(dim, codim=min(3, ambient - dim))
+    else:
+        made = MANIFOLDS[name](dim)
     return made if ambient is None else made.rotated(ambient, seed=seed)
 
 

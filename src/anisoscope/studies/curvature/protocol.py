@@ -19,8 +19,7 @@ the effect of frequency.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,9 +34,9 @@ from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics import manifolds
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
-from anisoscope.results.quantity import t_quantile
 from anisoscope.results.query import Table, with_options
 from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
+from anisoscope.studies.curvature.gradients import length_unit, over_replicates
 from anisoscope.studies.study_run import Study
 
 FEWEST_SCALES = 3
@@ -101,11 +100,6 @@ def sample_ladder(manifold: Manifold, look: CurvatureConfig, *, seed: int) -> La
     )
     rounding = manifold.ambient * (4 * np.finfo(float).eps * reach) ** 2
     return Ladder(np.array(look.scales), variance, floor, leading, rounding)
-
-
-def length_unit(curvature: float) -> float:
-    """The radius of curvature 1/κ, or 1 where nothing is curved."""
-    return 1 / curvature if curvature > 0 else 1.0
 
 
 class Parabola(NamedTuple):
@@ -246,29 +240,6 @@ def _summary(angle: Tensor, error: Tensor, weight: Tensor, *, variant: str) -> S
         "curvature_unmeasured": metrics.curvature_unmeasured(angle, weight),
     }
     return {(metric, variant): value for metric, value in values.items()}
-
-
-def over_replicates(values: Sequence[float], *, n: int = 0, log: bool = False, note: str = "") -> Estimate:
-    """Mean and 95 % interval over repetitions, on the log scale (a geometric mean) for ratios and variances.
-
-    Repetitions of a simulation are independent, so Student's interval applies; a percentile bootstrap of a dozen values
-    would have too low a coverage.
-
-    >>> over_replicates([1.0, 2.0, 3.0], n=3)
-    Estimate(2 [-0.4841, 4.484], n=3, sd=1)
-    """
-    x = np.asarray(values, dtype=float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = np.log(x) if log else x
-    if len(x) < 2 or not np.isfinite(x).all():
-        return Estimate(math.nan, n=n, contexts=len(x), note=note or "not finite in every repetition")
-    mean, sd = float(x.mean()), float(x.std(ddof=1))
-    half = t_quantile(len(x) - 1) * sd / math.sqrt(len(x))
-    undo = math.exp if log else float
-    spread = float(np.std(np.exp(x) if log else x, ddof=1))
-    left_out = tuple(undo(v) for v in (x.sum() - x) / (len(x) - 1))
-    ends = undo(mean - half), undo(mean + half)
-    return Estimate(undo(mean), *ends, n=n, sd=spread, contexts=len(x), note=note, replicates=left_out)
 
 
 _RATIOS = ("curvature_visibility", "curvature_visibility_expected", "curvature_attenuation", "curvature_error")
