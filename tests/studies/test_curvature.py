@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.claims.dynamics import EXPECTED_SLOPES, ZonePart, repetitions
 from anisoscope.claims.engine.claim import judge, verdicts_from_dicts
+from anisoscope.claims.revisiting.theory import EXPECTED_SLOPES, ZonePart, repetitions, theory_claims
 from anisoscope.commands.drawing import write_study_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.manifolds import make_manifold
@@ -21,11 +21,11 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.results.quantity import t_interval
 from anisoscope.results.query import SCHEMA, Query, Table
 from anisoscope.studies.curvature import CurvatureConfig
+from anisoscope.studies.curvature.gradients import over_replicates
 from anisoscope.studies.curvature.protocol import (
     Curvature,
     Ladder,
     Population,
-    over_replicates,
     parabola_gradient,
     sample_ladder,
     see_neighbourhoods,
@@ -194,16 +194,15 @@ def test_repetitions_come_back_from_the_table(log: bool) -> None:
 
 
 SMALL = {"manifolds": ("sphere", "quadratic", "flat"), "samples": 512, "tokens": 1024, "draws": 3}
+SMALL |= {"loop_runs": 3, "loop_steps": 60, "pinned_runs": 3, "pinned_steps": 120, "pinned_types": 16}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told: list[tuple[str, int, int]] = []
     out = tmp_path_factory.mktemp("studies") / "curvature"
-    made = run_curvature(
-        CurvatureConfig.quick(**SMALL), out, progress=lambda *a: told.append(a), command=["anisoscope"]
-    )
-    assert told == [("manifolds", i, 3) for i in (1, 2, 3)]
+    made = run_curvature(CurvatureConfig.tiny(**SMALL), out, progress=lambda *a: told.append(a), command=["anisoscope"])
+    assert told == [*(("manifolds", i, 3) for i in (1, 2, 3)), *(("pinning", i, 2) for i in (1, 2))]
     write_study_report(made, "curvature")
     return made
 
@@ -215,7 +214,7 @@ def test_the_folder_holds_the_record_the_table_and_the_verdicts(folder: Path) ->
     table = Table.read(folder / "table.parquet")
     assert table.arrow.schema.names == SCHEMA.names
     assert {"curvature_slope", "curvature_attenuation", "local_pca_angle", "parabola_tangent"} <= set(table.metrics())
-    keys = [(r["model"], r["metric"], r["variant"]) for r in table.records()]
+    keys = [(r["model"], r["metric"], r["variant"], r["step"]) for r in table.records()]
     assert len(keys) == len(set(keys))
     slope = table.where(model="sphere", metric="curvature_slope", variant="of=normal;sampling=gaussian").records()[0]
     assert slope["low"] < 4.1 and slope["high"] > 3.9 and slope["contexts"] == 6
@@ -229,7 +228,13 @@ def test_the_verdicts_are_those_of_the_contract(folder: Path) -> None:
     assert status["normal_variance_t4", "flat control"] == "undecided"
     assert status["local_pca_recovers_curvature", "all curved manifolds"] == "holds"
     assert status["parabola", "parabola"] == "holds"
-    assert {v.claim for v in verdicts} >= {"frequency_hides_curvature", "frequency_null", "local_pca_loses_curvature"}
+    assert list(dict.fromkeys(v.claim for v in verdicts)) == theory_claims()
+    assert status["tangent_gradient_order", "row by row, every signal"] == "holds"
+    assert status["tangent_gradient_order", "mean gradient, constant signal"] == "fails", "it vanishes"
+    assert status["gradient_ratio_order", "mean gradient, network signal"] == "holds"
+    assert status["gradient_within_bounds", "all curved manifolds"] == "holds"
+    scopes = {v.claim: v.scope for v in verdicts}
+    assert scopes["frequency_hides_curvature"] == "for s = 1 and β = 0.25 (assumed)"
     assert all(v.why.endswith(".") and v.scope for v in verdicts)
 
 
@@ -251,8 +256,8 @@ def test_the_page_is_complete_in_itself(folder: Path) -> None:
 
 def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path, tmp_path: Path) -> None:
     config = {**SMALL, "manifolds": ("sphere",)}
-    again = run_curvature(CurvatureConfig.quick(**config), tmp_path / "again")
-    other = run_curvature(CurvatureConfig.quick(**config, seed=1), tmp_path / "other")
+    again = run_curvature(CurvatureConfig.tiny(**config), tmp_path / "again")
+    other = run_curvature(CurvatureConfig.tiny(**config, seed=1), tmp_path / "other")
     tables = [Table.read(path / "table.parquet").where(model="sphere") for path in (folder, again, other)]
     values = [np.array(t.arrow["value"].to_pylist()) for t in tables]
     np.testing.assert_array_equal(values[0], values[1])
@@ -260,7 +265,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path,
 
 
 def test_a_measured_beta_is_the_one_the_verdicts_are_about(tmp_path: Path) -> None:
-    config = CurvatureConfig.quick(**{**SMALL, "manifolds": ("sphere",)}, beta=-0.3)
+    config = CurvatureConfig.tiny(**{**SMALL, "manifolds": ("sphere",)}, beta=-0.3)
     verdicts = json.loads((run_curvature(config, tmp_path / "run") / "verdicts.json").read_text())
     found = next(v for v in verdicts if v["claim"] == "frequency_hides_curvature")
     assert found["scope"] == "for s = 1 and β = -0.3 (as given)" and found["effect"] > 1
@@ -269,9 +274,11 @@ def test_a_measured_beta_is_the_one_the_verdicts_are_about(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_study_of_the_flat_control_alone_has_a_page(tmp_path: Path) -> None:
-    out = run_curvature(CurvatureConfig.quick(**{**SMALL, "manifolds": ("flat",)}), tmp_path / "flat")
+    out = run_curvature(CurvatureConfig.tiny(**{**SMALL, "manifolds": ("flat",)}), tmp_path / "flat")
     assert "How much curvature" in write_study_report(out, "curvature").read_text(encoding="utf-8")
-    assert {v["claim"] for v in json.loads((out / "verdicts.json").read_text())} == {"normal_variance_t4", "parabola"}
+    assert {v["claim"] for v in json.loads((out / "verdicts.json").read_text())} == {
+        "normal_variance_t4", "self_reinforcing_loop", "frequent_types_pinned", "parabola"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -297,7 +304,7 @@ def test_bad_options_are_refused_in_a_sentence(options: dict[str, object], words
 
 def test_a_folder_that_holds_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AnisoscopeError, match="holds a run"):
-        run_curvature(CurvatureConfig.quick(**SMALL), folder)
+        run_curvature(CurvatureConfig.tiny(**SMALL), folder)
     (tmp_path / "run.json").write_text('{"status": "complete"}')
     with pytest.raises(AnisoscopeError, match="no finished curvature study"):
         write_study_report(tmp_path, "curvature")

@@ -1,8 +1,8 @@
 """For every claim: a table on which it must hold, tables without the effect but with real noise, and the opposite.
 
-A new claim gets an entry in `PLANTED`, or in the table of its paper (`planted_shape`, `planted_inherent`); the contract
-test tests/contract/test_planted.py fails for a claim without one. A null is a function of a seed, which also chooses
-among sizes (layers, models, steps, noise), so that 200 seeds cover them.
+A new claim gets an entry in `PLANTED`, or in the table of its paper (`planted_shape`, `planted_inherent`,
+`planted_theory`); the contract test tests/contract/test_planted.py fails for a claim without one. A null is a function
+of a seed, which also chooses among sizes (layers, models, steps, noise), so that 200 seeds cover them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from anisoscope.results.query import Table
 from support.fake_training import FEW_STEPS, NULL, training_table
 from support.planted_inherent import INHERENT
 from support.planted_shape import SHAPE
+from support.planted_theory import THEORY
 from support.specimen import Specimen
 
 
@@ -60,4 +61,5 @@ PLANTED: dict[str, Specimen] = {
     ),
     **SHAPE,
     **INHERENT,
+    **THEORY,
 }

@@ -16,13 +16,14 @@ from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studi
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.engine.robustness import Place, deciding, place, with_badges
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
-from anisoscope.claims.revisiting import comparison, frequency_arm, tangent
+from anisoscope.claims.revisiting import comparison, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
 from anisoscope.results.query import Table
 
 # in the order of pages and documentation
-_MODULES = (tangent, comparison, frequency_arm, depth, phases, ablation, modalities, drift, attention, intervention)
+_REVISITING = (tangent, comparison, frequency_arm, theory)
+_MODULES = (*_REVISITING, depth, phases, ablation, modalities, drift, attention, intervention)
 SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
 

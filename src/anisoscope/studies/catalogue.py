@@ -52,11 +52,10 @@ _ALL = (
     ),
     StudyEntry(
         "curvature",
-        "The geometry behind it: does frequency-biased sampling hide curvature?",
+        "The theory behind it: does frequency-biased sampling hide curvature, and where do gradients on a manifold go?",
         CurvatureConfig,
         "anisoscope.studies.curvature.protocol:Curvature",
         build=curvature_config,
-        resumes=False,
     ),
     StudyEntry(
         "shape",

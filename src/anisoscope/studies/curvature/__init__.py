@@ -1,4 +1,4 @@
-"""Configuration of the curvature study: when can the curvature of a manifold be seen in a sample of it?"""
+"""Configuration of the curvature study: when can curvature be seen in a sample, and where do gradients on it go?"""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Option, Seed, check_least
+from anisoscope.option import Device, Option, Seed, Text, check_least, listed
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
+SIGNALS = ("constant", "noise", "linear", "network")  # see `gradients.SIGNALS`
+PRESETS = ("tiny", "small")
 REFERENCE_ZIPF = 1.0
-REFERENCE_BETA = 0.25  # default if none was measured
+REFERENCE_BETA = 0.25  # assumed if none was measured
 _LEAST = {"samples": 16, "replicates": 3, "types": 2, "tokens": 32, "neighbourhoods": 2, "neighbours": 12, "draws": 3}
+_LEAST |= {"loop_runs": 3, "loop_steps": 2, "pinned_runs": 3, "pinned_steps": 66, "pinned_types": 8, "text_tokens": 256}
 _LEAST |= {"seed": 0}
 _RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("scales", "pca_scales", "base_scale", "fit_limit"), lambda x: x > 0, "a number above 0"),
@@ -37,9 +40,16 @@ def _ladder(first: float, last: float, count: int) -> tuple[float, ...]:
 class CurvatureConfig:
     """The configuration of the study; lengths are in units of the radius of curvature 1/κ."""
 
-    manifolds: tuple[str, ...] = MANIFOLDS
-    dim: int = 2
-    ambient: int = 8
+    preset: str = "small"  # the name of the sizes below
+    model: Annotated[
+        str | None, Option("Model in which β is measured first: a folder, a hub id, or a .gguf file; default: assumed.")
+    ] = None
+    data: Text = "embedded"  # what the model reads
+    manifolds: Annotated[tuple[str, ...], Option(f"Manifolds: {', '.join(MANIFOLDS)}; default: all.", parse=listed)] = (
+        MANIFOLDS
+    )
+    dim: Annotated[int, Option("Dimension of the manifolds.")] = 2
+    ambient: Annotated[int, Option("Dimension of the space around them.")] = 8
     kind: str = "gaussian"
     scales: tuple[float, ...] = _ladder(3e-4, 0.3, 16)
     samples: int = 4096  # rows of one sample of the ladder
@@ -56,9 +66,18 @@ class CurvatureConfig:
     neighbours: int = 96  # rows of one neighbourhood
     pca_scales: tuple[float, ...] = _ladder(0.01, 0.5, 9)
     draws: int = 6  # independent populations of types
+    signals: tuple[str, ...] = SIGNALS  # that come back to a layer on the manifold
+    loop_runs: int = 8  # trainings of each model on samples of a manifold
+    loop_steps: int = 600
+    pinned_types: int = 128
+    pinned_runs: int = 6  # trainings of the embeddings with each optimiser
+    pinned_steps: int = 1500
+    text_tokens: int = 16_384  # that a model reads to have its β measured
+    device: Device = "auto"  # of the model
     seed: Seed = 0
-    # measured in a real model; added to `betas` and used for the verdicts
-    beta: Annotated[float | None, Option("Exponent of local scale over frequency; default: a ladder.")] = None
+    beta: Annotated[
+        float | None, Option("Exponent of local scale over frequency, measured elsewhere; default: from --model.")
+    ] = None
 
     def __post_init__(self) -> None:
         from anisoscope.numerics.manifolds import KINDS, make_manifold
@@ -67,6 +86,11 @@ class CurvatureConfig:
             raise AnisoscopeError(f"no manifold was given; name some of {', '.join(MANIFOLDS)}.")
         for name in self.manifolds:
             check_known("manifold", name, MANIFOLDS)
+        check_known("preset", self.preset, PRESETS)
+        for name in self.signals:
+            check_known("signal", name, SIGNALS)
+        if self.model is not None and self.beta is not None:
+            raise AnisoscopeError("--beta and --model were both given; β is either measured in a model or given.")
         check_known("kind of sampling", self.kind, KINDS)
         check_least(self, _LEAST)
         for names, good, expected in _RANGES:
@@ -81,12 +105,13 @@ class CurvatureConfig:
             make_manifold(name, dim=self.dim, ambient=self.ambient)
 
     @classmethod
-    def quick(cls, **changes: Any) -> CurvatureConfig:
-        """Small sizes for a trial or a test, which takes a few seconds."""
+    def tiny(cls, **changes: Any) -> CurvatureConfig:
+        """Small sizes for a trial or a test, which takes seconds."""
         small: dict[str, Any] = {"samples": 1024, "replicates": 6, "types": 64, "tokens": 2048, "draws": 4}
         small |= {"scales": _ladder(1e-3, 0.1, 8), "pca_scales": (0.02, 0.05, 0.2), "zipf": (0.0, 1.0, 2.0)}
-        small |= {"betas": (0.0, 0.25), "neighbourhoods": 32, "neighbours": 64}
-        return cls(**(small | changes))
+        small |= {"betas": (0.0, 0.25), "neighbourhoods": 32, "neighbours": 64, "text_tokens": 4096}
+        small |= {"loop_runs": 4, "loop_steps": 200, "pinned_types": 48, "pinned_runs": 3, "pinned_steps": 400}
+        return cls(**({"preset": "tiny"} | small | changes))
 
     @property
     def reference(self) -> tuple[float, float]:
@@ -104,7 +129,10 @@ class CurvatureConfig:
 
 
 def curvature_config(
-    *, quick: Annotated[bool, Option("Fewer samples: a look, not a result.")] = False, **options: Any
+    *,
+    preset: Annotated[str, Option("tiny (half a minute) or small (minutes); both on one core.")] = "tiny",
+    **options: Any,
 ) -> CurvatureConfig:
     """The configuration from the options of the command."""
-    return CurvatureConfig.quick(**options) if quick else CurvatureConfig(**options)
+    check_known("preset", preset, PRESETS)
+    return CurvatureConfig.tiny(**options) if preset == "tiny" else CurvatureConfig(**options)

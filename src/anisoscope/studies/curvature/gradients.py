@@ -316,6 +316,7 @@ def _checked(g: Tensor, rows: int) -> Tensor:
 
 LABELS = ("tangent", "normal", "noise")
 UPDATES = ("all", "random")
+PROBE = 1024  # rows on which the share is measured
 
 
 class LoopCourses(NamedTuple):
@@ -359,7 +360,7 @@ def loop_courses(
             return x, normal(n, OUTPUTS)
         return x, (u if labels == "tangent" else x @ read) @ target
 
-    probe, _ = draw(1024)
+    probe, _ = draw(PROBE)
     kept = sorted({0, *np.geomspace(1, steps, 20).round().astype(int).tolist()})
     shares = []
     for step in range(steps + 1):

@@ -1,8 +1,11 @@
-"""`anisoscope study curvature`: when can the curvature of a manifold be seen in a sample of it?
+"""`anisoscope study curvature`: the theory of Revisiting Anisotropy (arXiv 2604.08764), measured on known manifolds.
 
-Four parts on manifolds whose second fundamental form is known: (1) variance against scale, (2) visibility of curvature
-against frequency bias, (3) what local PCA recovers, (4) the parabola, where the gradient is normal although every row
-is almost tangent. This is the numerical side of the theory in Revisiting Anisotropy (arXiv 2604.08764).
+Before anything else β, how the spread of a type falls with its frequency, is measured in a model (`exponent`), if one
+is given. Then, on manifolds whose second fundamental form is known: (1) variance against scale, (2) visibility of
+curvature against frequency bias with that β, (3) what local PCA recovers, (4) the parts of gradients, Eq. 9, 10 and 11,
+(5) the self-reinforcing loop; and on their own (6) pinning, (7) the parabola, where the gradient is normal although
+every row is almost tangent. Parts 4 to 6 are in `gradients`. Every manifold and every other part is a file of `parts/`,
+so that an interrupted run goes on.
 
 Variance against scale. Notation: t scale, in units of the radius of curvature 1/κ; C_T and C_N covariance of a centred
 sample in the tangent and the normal space; visibility = tr C_N / tr C_T. To leading order tr C_T ~ t², tr C_N ~ t⁴,
@@ -19,27 +22,33 @@ the effect of frequency.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.claims.dynamics import EXPECTED_SLOPES, curvature_verdicts
+from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.claims.revisiting.theory import EXPECTED_SLOPES, theory_claims
 from anisoscope.metrics import curvature as metrics
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.numerics import manifolds
 from anisoscope.numerics.host import one_thread
 from anisoscope.numerics.manifolds import Frames, Manifold, displace, expected_variances, unit_sample
 from anisoscope.results.query import Table, with_options
-from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig
+from anisoscope.studies.curvature import REFERENCE_ZIPF, CurvatureConfig, gradients
+from anisoscope.studies.curvature.exponent import measure_exponent
 from anisoscope.studies.curvature.gradients import length_unit, over_replicates
 from anisoscope.studies.study_run import Study
 
 FEWEST_SCALES = 3
+LOOPS = (("tangent", "all"), ("tangent", "random"), ("noise", "all"), ("normal", "all"))  # labels, update
 CLIP = 0.5  # the largest scale of a type, in units of 1/κ at its point
 SeenItem = tuple[tuple[str, str], float]
 Seen = dict[tuple[str, str], float]  # values by metric and variant
@@ -247,40 +256,101 @@ _RATIOS = ("curvature_visibility", "curvature_visibility_expected", "curvature_a
 
 @dataclass
 class Curvature(Study):
-    """One run of the study; records are collected until all manifolds are done."""
+    """One run of the study; the records of a part are collected until it is written."""
 
     config: CurvatureConfig
     records: list[dict[str, Any]] = field(default_factory=list)
+    look: CurvatureConfig = field(init=False)  # the configuration with the β that was measured
     name: ClassVar[str] = "curvature"
 
     def measure(self) -> None:
-        """Measure every manifold, then the parabola, and write the verdicts."""
-        c, (zipf, beta) = self.config, self.config.reference  # the verdicts are about these
-        self.about |= {"reference": {"zipf": zipf, "beta": beta, "given": c.beta is not None}, "device": "cpu"}
+        """Measure β, every manifold, pinning and the parabola, and write the verdicts."""
+        c = self.look = self.config
+        self.about |= {"device": "cpu"}
+        exponent = self.part("exponent", self._exponent)
+        self._use(exponent.about)
+        tables = [exponent]
         with one_thread():
             for number, name in enumerate(c.manifolds):
-                manifold = manifolds.make_manifold(name, dim=c.dim, ambient=c.ambient, seed=c.seed)
-                self._scales(manifold)
-                self._populations(manifold, see_frequencies, c.types, n=c.tokens, ratios=_RATIOS)
-                rows, medians = c.neighbourhoods * c.neighbours, ("local_pca_angle", "curvature_error")
-                self._populations(manifold, see_scales, c.neighbourhoods, n=rows, ratios=medians, salt=2)
+                tables.append(self.part(f"manifold-{name}", partial(self._collected, partial(self._manifold, name))))
                 self.tell("manifolds", number + 1, len(c.manifolds))
-            self._parabola()
-        table = Table.from_records(({"run": self.folder.path.name, **row} for row in self.records), self.about)
+            tables.append(self.part("pinning", partial(self._collected, self._pinning)))
+            tables.append(self.part("parabola", partial(self._collected, self._parabola)))
+        table = Table.concat(tables, self.about)
         self.folder.write_table(table)
-        self.folder.write_json("verdicts.json", verdicts_to_dicts(curvature_verdicts(table)))
+        self.folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, theory_claims())))
 
-    def _add(self, model: str, metric: str, found: Estimate, variant: str = "", **options: Any) -> None:
+    def run(self) -> Path:
+        """As in the base class; then removes the intermediate files of a complete run."""
+        path = super().run()
+        self.folder.tidy()
+        return path
+
+    def _collected(self, measure: Callable[[], None]) -> Table:
+        """The table of what a part adds to the records."""
+        self.records = []
+        measure()
+        return Table.from_records(self.records)
+
+    def _exponent(self) -> Table:
+        """β: measured in a model, given, or assumed; the table has its rows, and its `about` the value to use."""
+        c, (zipf, beta) = self.config, self.config.reference
+        self.records = []
+        reference: dict[str, Any] = {"zipf": zipf, "beta": beta, "from": "assumed" if c.beta is None else "given"}
+        used, model, about = Estimate(beta), "β", {}
+        if c.model is not None:
+            sizes: dict[str, Any] = {"data": c.data, "tokens": c.text_tokens, "device": c.device, "seed": c.seed}
+            found = measure_exponent(c.model, **sizes, progress=self.progress)
+            used, model = Estimate(found.used.value, found.used.low, found.used.high, n=found.used.types), c.model
+            model, about = found.entry["name"], {"model": found.entry}
+            rounded = {key: round(getattr(used, key), 3) + 0.0 for key in ("low", "high")}
+            reference |= {"beta": round(used.value, 3) + 0.0, "from": "measured", "model": model, **rounded}
+            columns = {"model": model, "data": c.data, "seed": c.seed, "group": "", "run": self.folder.path.name}
+            self.records += [{**columns, **row} for row in found.records]
+        self._add(model, "frequency_beta", used, _variant(used=1, **{"from": reference["from"]}))
+        return Table.from_records(self.records, {"reference": reference, **about})
+
+    def _use(self, about: Mapping[str, Any]) -> None:
+        """Take over the β of the first part: as the one of the verdicts, with the ends of its interval beside it."""
+        reference = about["reference"]
+        self.about["reference"] = {**reference, "given": reference["from"] != "assumed"}
+        ends = [reference[end] for end in ("low", "high") if end in reference]
+        self.look = replace(self.config, beta=reference["beta"], betas=(*self.config.betas, *ends), model=None)
+        if "model" in about:
+            self.add_model(about["model"])
+            self.about["data"] = about["model"]["data"]
+            self.about["warnings"] += [f"{about['model']['name']}: {note}" for note in about["model"]["notes"]]
+        if reference["beta"] < 0:
+            self.about["warnings"].append(
+                f"β is {reference['beta']:g}, below 0: frequent types spread more widely than rare ones, so curvature "
+                "is more visible for frequent tokens, not less."
+            )
+
+    def _add(
+        self, model: str, metric: str, found: Estimate, variant: str = "", *, step: int | None = None, **options: Any
+    ) -> None:
         row = {"model": model, "metric": metric, "variant": _variant(variant, **options), "seed": self.config.seed}
-        place = {"data": "synthetic", "stack": "single", "kind": "manifold", "group": ""}
-        self.records.append({**place, **row, **vars(found)})
+        row |= {} if step is None else {"step": step}
+        place = {"data": "synthetic", "stack": "single", "layer": 0, "kind": "manifold", "group": ""}
+        self.records.append({"run": self.folder.path.name, **place, **row, **vars(found)})
+
+    def _manifold(self, name: str) -> None:
+        """Parts 1 to 5 on one manifold."""
+        c = self.look
+        manifold = manifolds.make_manifold(name, dim=c.dim, ambient=c.ambient, seed=c.seed)
+        self._scales(manifold)
+        self._populations(manifold, see_frequencies, c.types, n=c.tokens, ratios=_RATIOS)
+        rows, medians = c.neighbourhoods * c.neighbours, ("local_pca_angle", "curvature_error")
+        self._populations(manifold, see_scales, c.neighbourhoods, n=rows, ratios=medians, salt=2)
+        self._gradients(manifold)
+        self._loop(manifold)
 
     def _scales(self, manifold: Manifold) -> None:
         """Part 1: variance against scale."""
-        c, name = self.config, manifold.name
+        c, name = self.look, manifold.name
         ladder = sample_ladder(manifold, c, seed=c.seed + _salt(manifold))
         for of in EXPECTED_SLOPES:
-            where = {"of": of, "sampling": c.kind}
+            where: dict[str, Any] = {"of": of, "sampling": c.kind}
             if of == "visibility":
                 raw = ladder.variance["normal"] / ladder.variance["tangent"]
             else:
@@ -304,17 +374,79 @@ class Curvature(Study):
     ) -> None:
         """Parts 2 and 3: what `see` yields for independent populations of types; `ratios` have geometric means."""
         found: dict[tuple[str, str], list[float]] = {}
-        for draw in range(self.config.draws):
-            seed = self.config.seed + _salt(manifold, draw + 1) + salt
+        for draw in range(self.look.draws):
+            seed = self.look.seed + _salt(manifold, draw + 1) + salt
             population, generator = Population.draw(manifold, types, seed=seed), torch.Generator().manual_seed(seed + 1)
-            for key, value in see(population, self.config, generator):
+            for key, value in see(population, self.look, generator):
                 found.setdefault(key, []).append(value)
         for (metric, variant), values in found.items():
             log = metric in ratios and all(value > 0 for value in values)
             self._add(manifold.name, metric, over_replicates(values, n=n, log=log), variant)
 
+    def _gradients(self, manifold: Manifold) -> None:
+        """Part 4: Eq. 9, 10 and 11."""
+        c, name = self.look, manifold.name
+        sizes: dict[str, Any] = {"scales": c.scales, "samples": c.samples, "replicates": c.replicates, "kind": c.kind}
+        signals = {signal: gradients.SIGNALS[signal] for signal in c.signals}
+        ladders = gradients.gradient_ladders(manifold, signals, **sizes, seed=c.seed + _salt(manifold) + 50)
+        for signal, ladder in ladders.items():
+            for of, per in product(gradients.ORDERS, ("mean", "rows")):
+                where: dict[str, Any] = {"of": of, "per": per, "signal": signal}
+                found = ladder.order(of, per, limit=c.fit_limit)
+                remark = "vanishes to leading order; " if found.vanishes else ""
+                remark += "sampling error only; " if found.sampled else ""
+                slope = replace(found.slope, note=remark + found.slope.note)
+                self._add(name, "manifold_gradient_slope", slope, **where)
+                if of == "ratio":
+                    continue
+                if per == "mean":
+                    highest = over_replicates(ladder.highest(of, limit=c.fit_limit).tolist(), n=c.samples)
+                    self._add(name, "manifold_gradient_tightness", found.tightness, of=of, signal=signal)
+                    self._add(name, "manifold_gradient_tightness", highest, highest=1, of=of, signal=signal)
+                for i, scale in enumerate(ladder.scales.tolist()):
+                    seen = over_replicates(ladder.part(of, per)[:, i].tolist(), n=c.samples)
+                    self._add(name, "manifold_gradient", seen, scale=scale, **where)
+        for of, (i, scale) in product(gradients.PARTS, enumerate(ladder.scales.tolist())):
+            bound = Estimate(float(ladder.bound[of][:, i].mean()))
+            self._add(name, "manifold_gradient", bound, bound=1, of=of, scale=scale)
+
+    def _loop(self, manifold: Manifold) -> None:
+        """Part 5: the self-reinforcing loop, its control and its null."""
+        c = self.look
+        for layers, (labels, update) in product((1, 2), LOOPS):
+            sizes: dict[str, Any] = {
+                "steps": c.loop_steps,
+                "runs": c.loop_runs,
+                "seed": c.seed + _salt(manifold) + 60 + layers,
+            }
+            found = gradients.loop_courses(manifold, layers=layers, labels=labels, update=update, **sizes)
+            for i, step in enumerate(found.steps):
+                share = over_replicates(found.shares[:, i].tolist(), n=gradients.PROBE)
+                where: dict[str, Any] = {"labels": labels, "layers": layers, "update": update}
+                self._add(manifold.name, "tangent_variance_share", share, step=step, **where)
+
+    def _pinning(self) -> None:
+        """Part 6: how far the embeddings of types move, against their frequency."""
+        c = self.look
+        for number, optimiser in enumerate(gradients.OPTIMISERS):
+            sizes: dict[str, Any] = {
+                "zipf": REFERENCE_ZIPF,
+                "steps": c.pinned_steps,
+                "runs": c.pinned_runs,
+                "seed": c.seed,
+            }
+            found = gradients.pinned_embeddings(c.pinned_types, optimiser=optimiser, **sizes)
+            for window in gradients.WINDOWS:
+                where: dict[str, Any] = {"optimiser": optimiser, "window": window}
+                slope = over_replicates(found.slopes(window), n=c.pinned_types)
+                self._add("pinning", "pinning_slope", slope, **where)
+                for rank, distances in enumerate(found.distance[window].T.tolist(), start=1):
+                    seen = over_replicates(distances, log=True, n=c.pinned_runs)
+                    self._add("pinning", "pinning_distance", seen, rank=rank, **where)
+            self.tell("pinning", number + 1, len(gradients.OPTIMISERS))
+
     def _parabola(self) -> None:
-        c = self.config
+        c = self.look
         for scale in c.scales:
             found = [parabola_gradient(scale, n=c.samples, seed=c.seed + r) for r in range(c.replicates)]
             shares = {"row": [p.row_tangent for p in found], "gradient": [p.mean_share for p in found]}
