@@ -11,6 +11,7 @@ from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.evidence import Run, studies_by_seed
 from anisoscope.claims.engine.learning import Learned, learned
+from anisoscope.claims.revisiting.theory import theory_claims
 from anisoscope.results.query import Table
 from support.fake_training import edited, table
 
@@ -97,6 +98,7 @@ def test_every_claim_says_what_it_is_about() -> None:
     exempt = {name for name, what in about.items() if what != "training"}
     assert exempt == {
         "anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias", "estimators_agree",
+        *theory_claims(),
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ interval lies outside, and is undecided otherwise. The orders in t are those of 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ ASSUMED = {"zipf": "1", "beta": "0.25"}
 CURVED = "all curved manifolds"
 _MODELS = {"1": "linear model", "2": "two-layer model"}
 Interval = tuple[float, float]
+_claim = functools.partial(claim, source=SOURCE, about="measurement")  # of samples and toy models, none has to learn
 ABSENT = NotHere("samples of known manifolds", "anisoscope study curvature measures them")
 Subjects = Mapping[str, Any]  # a `Samples` for each subject, or what is missing
 _OF = {"tangent": "the tangent part", "normal": "the normal part", "ratio": "their ratio"}
@@ -59,7 +61,8 @@ class ZonePart(Part):
         half = t_interval(x.tolist())[0]
         tests = [t_interval(beyond.tolist())[1] for beyond in (x - least, most - x) if np.isfinite(beyond).all()]
         mean = float(x.mean())
-        return cls(name, undo(mean), undo(mean - half), undo(mean + half), margin=margin, p=max(tests), zone=zone)
+        more: dict[str, Any] = {"margin": margin, "p": max(tests), "degrees": float(len(x) - 1)}
+        return cls(name, undo(mean), undo(mean - half), undo(mean + half), zone=zone, **more)
 
     measured = True  # parts without a number are reported too
 
@@ -85,7 +88,11 @@ class ZonePart(Part):
         return "fails" if self.low >= self.zone[1] or self.high <= self.zone[0] else "undecided"
 
     def record(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "effect", "low", "high", "p", "status")}
+        """The part with the nearer bound of its zone as the margin, which error control reads."""
+        least, most = self.zone
+        below = self.effect - least > most - self.effect
+        kept = {name: getattr(self, name) for name in ("name", "effect", "low", "high", "p", "status", "needed")}
+        return kept | {"margin": most if below else least, "below": below, "degrees": self.degrees}
 
 
 def repetitions(row: Row | None, *, log: bool = False) -> np.ndarray:
@@ -206,7 +213,7 @@ def _variance(given: Samples, of: str) -> Finding:
     return _finding(parts, why, scope=f"for samples around a point, {', '.join(sorted(kinds))}")
 
 
-@claim(of=curved("curvature_slope"), source=SOURCE, metrics=("curvature_slope",), margin=MARGIN)
+@_claim(of=curved("curvature_slope"), metrics=("curvature_slope",), margin=MARGIN)
 def tangent_variance_t2(given: Samples) -> Finding:
     """The tangent variance grows as t².
 
@@ -215,7 +222,7 @@ def tangent_variance_t2(given: Samples) -> Finding:
     return _variance(given, "tangent")
 
 
-@claim(of=curved("curvature_slope", control=True), source=SOURCE, metrics=("curvature_slope",), margin=MARGIN)
+@_claim(of=curved("curvature_slope", control=True), metrics=("curvature_slope",), margin=MARGIN)
 def normal_variance_t4(given: Samples) -> Finding:
     """The normal variance grows as t⁴.
 
@@ -224,7 +231,7 @@ def normal_variance_t4(given: Samples) -> Finding:
     return _variance(given, "normal")
 
 
-@claim(of=curved("curvature_slope"), source=SOURCE, metrics=("curvature_slope",), margin=MARGIN)
+@_claim(of=curved("curvature_slope"), metrics=("curvature_slope",), margin=MARGIN)
 def visibility_t2(given: Samples) -> Finding:
     """The visibility of curvature, normal over tangent variance, grows as t².
 
@@ -241,7 +248,7 @@ def _attenuations(given: Samples, zone: Interval, **options: Any) -> list[ZonePa
     return [ZonePart.over(name, repetitions(row, log=True), zone, log=True) for name, row in rows.items() if row]
 
 
-@claim(of=curved("curvature_attenuation"), source=SOURCE, metrics=_VISIBLE, margin=MARGIN)
+@_claim(of=curved("curvature_attenuation"), metrics=_VISIBLE, margin=MARGIN)
 def frequency_hides_curvature(given: Samples) -> Finding:
     """Frequency bias hides curvature: by frequency less of it is visible than in a uniform draw of the same types.
 
@@ -276,7 +283,7 @@ def frequency_hides_curvature(given: Samples) -> Finding:
     return _finding(parts, why, scope=scope, details=details)
 
 
-@claim(of=curved("curvature_attenuation"), source=SOURCE, metrics=("curvature_attenuation",), margin=MARGIN)
+@_claim(of=curved("curvature_attenuation"), metrics=("curvature_attenuation",), margin=MARGIN)
 def frequency_null(given: Samples) -> Finding:
     """Where frequent and rare types are equally wide (β = 0), frequency changes nothing.
 
@@ -294,7 +301,7 @@ def frequency_null(given: Samples) -> Finding:
     return _finding(parts, why, scope=f"for s = {steepest} and β = 0")
 
 
-@claim(of=curved("curvature_error"), source=SOURCE, metrics=("curvature_error", "local_pca_angle"), margin=MARGIN)
+@_claim(of=curved("curvature_error"), metrics=("curvature_error", "local_pca_angle"), margin=MARGIN)
 def local_pca_recovers_curvature(given: Samples) -> Finding:
     """With one suitable scale for all types local PCA recovers the tangent and the curvature.
 
@@ -349,7 +356,7 @@ def _lost(given: Samples, count: str) -> Finding:
     return _finding(parts, why, scope=scope)
 
 
-@claim(of=curved("curvature_recovered"), source=SOURCE, metrics=_LOST, margin=MARGIN)
+@_claim(of=curved("curvature_recovered"), metrics=_LOST, margin=MARGIN)
 def local_pca_loses_curvature(given: Samples) -> Finding:
     """Under frequency bias local PCA loses the curvature of tokens that a uniform draw recovers, with equal rows.
 
@@ -359,7 +366,7 @@ def local_pca_loses_curvature(given: Samples) -> Finding:
     return _lost(given, "equal")
 
 
-@claim(of=curved("curvature_recovered"), source=SOURCE, metrics=_LOST, margin=MARGIN)
+@_claim(of=curved("curvature_recovered"), metrics=_LOST, margin=MARGIN)
 def local_pca_loses_curvature_all_tokens(given: Samples) -> Finding:
     """Under frequency bias local PCA loses curvature also with all tokens of a type, of which the frequent have more.
 
@@ -412,7 +419,7 @@ def _order(given: Samples, of: str, *, margin: float = MARGIN) -> Finding:
     return _finding(parts, why, scope="for a linear layer on rows centred at a point of each curved manifold")
 
 
-@claim(of=_by_signal, source=SOURCE, metrics=_SLOPE, margin=MARGIN)
+@_claim(of=_by_signal, metrics=_SLOPE, margin=MARGIN)
 def tangent_gradient_order(given: Samples) -> Finding:
     """The tangent part of the gradient of a linear layer grows as t (Eq. 9).
 
@@ -422,7 +429,7 @@ def tangent_gradient_order(given: Samples) -> Finding:
     return _order(given, "tangent")
 
 
-@claim(of=_by_signal, source=SOURCE, metrics=_SLOPE, margin=MARGIN)
+@_claim(of=_by_signal, metrics=_SLOPE, margin=MARGIN)
 def normal_gradient_order(given: Samples) -> Finding:
     """The normal part of the gradient of a linear layer grows as t² (Eq. 10).
 
@@ -431,7 +438,7 @@ def normal_gradient_order(given: Samples) -> Finding:
     return _order(given, "normal")
 
 
-@claim(of=_by_signal, source=SOURCE, metrics=_SLOPE, margin=RATIO_MARGIN)
+@_claim(of=_by_signal, metrics=_SLOPE, margin=RATIO_MARGIN)
 def gradient_ratio_order(given: Samples) -> Finding:
     """The normal part of the gradient over its tangent part grows as t (Eq. 11).
 
@@ -442,7 +449,7 @@ def gradient_ratio_order(given: Samples) -> Finding:
 
 @claim(
     of=curved("manifold_gradient_tightness"), source="ours", metrics=("manifold_gradient_tightness",),
-    margin=BOUND_MARGIN,
+    margin=BOUND_MARGIN, about="measurement",
 )  # fmt: skip
 def gradient_within_bounds(given: Samples) -> Finding:
     """Both parts of the mean gradient stay within their bounds, with our constants, for every signal.
@@ -471,7 +478,7 @@ def gradient_within_bounds(given: Samples) -> Finding:
 # -- consequences for training -----------------------------------------------------------------------------------------
 
 
-@claim(of=_by_layers, source=SOURCE, metrics=("tangent_variance_share",), margin=MARGIN)
+@_claim(of=_by_layers, metrics=("tangent_variance_share",), margin=MARGIN)
 def self_reinforcing_loop(given: Samples) -> Finding:
     """Training draws the variance of activations into the tangent directions of the inputs.
 
@@ -510,7 +517,7 @@ def self_reinforcing_loop(given: Samples) -> Finding:
     return _finding(parts, why, scope="for labels linear in the tangent coordinates", details={"courses": courses})
 
 
-@claim(of=_by_optimiser, source=SOURCE, metrics=("pinning_slope",), margin=PINNED_MARGIN)
+@_claim(of=_by_optimiser, metrics=("pinning_slope",), margin=PINNED_MARGIN)
 def frequent_types_pinned(given: Samples) -> Finding:
     """The embeddings of frequent types stay closer to their time mean than those of rare ones.
 
@@ -538,7 +545,7 @@ def _parabola(study: Study) -> Subjects:
     return {"parabola": Samples(runs, study, {})} if runs else _nothing()
 
 
-@claim(of=_parabola, source="ours", metrics=("parabola_tangent",), margin=MARGIN)
+@claim(of=_parabola, source="ours", metrics=("parabola_tangent",), margin=MARGIN, about="measurement")
 def parabola(given: Samples) -> Finding:
     """The O(t) argument is not a theorem: a gradient can be wholly normal though every row is almost tangent.
 
