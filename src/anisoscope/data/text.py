@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
+from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError, missing_path, near_miss
+from anisoscope.models.downloads import dataset_commit
 from anisoscope.models.source import hub_reachable
 
 PART = 1 << 23  # characters; a longer plain text is read in parts, so that memory stays bounded
@@ -38,6 +40,10 @@ PACKED = (*_UNPACKERS, ".zip")
 _PREPARED_SIDECARS = {"vocabulary.json", "stats.json"}
 _DATASET_SIDECARS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` writes beside its data
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+MERGED = "merged"  # several sources with equal shares: `merged`, or `merged:` and their names or paths
+BEGINNING = (
+    1 << 13
+)  # characters of a document of a merged corpus: a long article would be the whole share of its source
 _BAD = re.compile("[\udc80-\udcff\ufffd]")  # what a lenient decoder writes for undecodable bytes
 _ENCODINGS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -47,6 +53,13 @@ _ENCODINGS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 Record = Mapping[str, Any]
+MERGED_SOURCES: dict[str, tuple[str, str]] = {  # datasets of the merged corpus, each with its field of text
+    "c4": ("allenai/c4:en", "text"),
+    "wikipedia": ("wikimedia/wikipedia:20231101.en", "text"),
+    "fineweb": ("HuggingFaceFW/fineweb:sample-10BT", "text"),
+    "arxiv": ("ccdv/arxiv-summarization:document", "article"),
+    "wikipedia-fr": ("wikimedia/wikipedia:20231101.fr", "text"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ def read_documents(
 
     A document is a plain text file, a record (of JSON lines, JSON, Parquet, CSV or a dataset), or an article of a
     folder that `anisoscope data enwik8` made.
-    `group_by` names a field of the records, or the pseudo-field `file`.
+    `group_by` names a field of the records, or the pseudo-field `file`; `merged` sources are grouped by their names.
 
     >>> next(read_documents(None)).source
     'embedded'
@@ -80,6 +93,8 @@ def read_documents(
     path, name = Path(source).expanduser(), str(source)
     if path.exists():
         return _not_empty(_local(path, text_field, group_by), name=name)
+    if name.partition(":")[0] == MERGED:
+        return _merged(name, text_field, group_by)
     if not looks_like_dataset(name):
         raise missing_path(path)
     records = iter(open_dataset(name))
@@ -96,6 +111,95 @@ def looks_like_dataset(name: str) -> bool:
     if name.startswith((".", "/", "~")) or not _DATASET.fullmatch(name):
         return False
     return suffix_of(name) not in (*SUPPORTED, ".gz") and not name.endswith(".gz")
+
+
+def merged_sources(name: str) -> dict[str, tuple[str, str | None]]:
+    """The sources of a merged corpus by name, each with its field of text (None: the one that is asked for).
+
+    A name is taken from the folder or file of that name if there is one here, else from the hub; `merged:FOLDER` takes
+    the known names that lie in that folder.
+
+    >>> list(merged_sources("merged")), merged_sources("merged:c4")["c4"]
+    (['c4', 'wikipedia', 'fineweb', 'arxiv', 'wikipedia-fr'], ('allenai/c4:en', 'text'))
+    """
+    named = [part.strip() for part in name.partition(":")[2].split(",") if part.strip()] or list(MERGED_SOURCES)
+    folder = Path(named[0]).expanduser()
+    if len(named) == 1 and folder.is_dir():
+        named = [str(p) for known in MERGED_SOURCES for p in sorted(folder.iterdir()) if p.name.split(".")[0] == known]
+        if not named:
+            raise AnisoscopeError(
+                f"the folder {str(folder)!r} holds no source of a merged corpus; expected files or folders called "
+                f"{', '.join(MERGED_SOURCES)}, or name them one by one: merged:PATH,PATH."
+            )
+    found: dict[str, tuple[str, str | None]] = {}
+    for each in named:
+        known = MERGED_SOURCES.get(each.lower())
+        local = Path(each).expanduser().exists()
+        label = Path(each).name.split(".")[0] if local else each.lower() if known else each
+        if label in found:
+            raise AnisoscopeError(f"source {label!r} of {name!r} is named twice; name each once.")
+        found[label] = (each, None) if local or known is None else known
+    return found
+
+
+def _merged(name: str, text_field: str, group_by: str | None) -> Iterator[Document]:
+    """Documents of several sources, the next always of the one that gave the fewest characters so far.
+
+    Of a document the beginning is taken. The corpus ends where the first source does, so that shares are equal.
+    """
+    if group_by not in (None, "file"):
+        raise AnisoscopeError(f"{name!r} has several sources, which are grouped by `file`, not by {group_by!r}.")
+    streams: dict[str, Iterator[Document]] = {}
+    for label, (source, field) in merged_sources(name).items():
+        try:
+            streams[label] = read_documents(source, text_field=field or text_field)
+        except AnisoscopeError as error:
+            raise _not_merged(name, label, error) from error
+    given = dict.fromkeys(streams, 0)
+    while True:
+        label = min(given, key=given.__getitem__)  # the first of equals
+        try:
+            document = next(streams[label], None)
+        except AnisoscopeError as error:
+            raise _not_merged(name, label, error) from error
+        if document is None:
+            return
+        text = document.text[:BEGINNING]
+        given[label] += len(text)
+        yield Document(text, group=label if group_by else "", source=label)
+
+
+def _not_merged(name: str, label: str, error: AnisoscopeError) -> AnisoscopeError:
+    reason = str(error).partition("; ")[0].rstrip(".")
+    return AnisoscopeError(
+        f"the source {label!r} of {name!r} cannot be had ({reason}); name those you have (merged:c4,wikipedia), or put "
+        "files or folders of these names in one folder and give merged:FOLDER."
+    )
+
+
+def data_version(source: str | Path | None) -> dict[str, Any]:
+    """What tells the version of data for run.json: of the package if it ships it, the commit of a hub dataset.
+
+    Local files have none; their content is told by the fingerprint of what was read.
+
+    >>> list(data_version("embedded")), data_version("LICENSE")
+    (['version'], {})
+    """
+    if source is None or source == "embedded":
+        return {"version": f"anisoscope {__version__}"}
+    name = str(source)
+    if Path(source).expanduser().exists():
+        return {}
+    if name.partition(":")[0] == MERGED:
+        return {
+            "sources": {
+                label: {"name": each, **data_version(each)} for label, (each, _) in merged_sources(name).items()
+            }
+        }
+    if not looks_like_dataset(name):
+        return {}
+    commit = dataset_commit(name.partition(":")[0], online=hub_reachable())
+    return {"commit": commit} if commit else {}
 
 
 def _embedded() -> Iterator[Document]:
@@ -437,8 +541,10 @@ def open_dataset(name: str) -> Any:
     path, _, config = name.partition(":")
     online, before = hub_reachable(), datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = before or not online
+    commit = dataset_commit(path, online=True) if online else ""
+    pinned = {"revision": commit} if commit else {}  # the one that run.json names, should it change meanwhile
     try:
-        return datasets.load_dataset(path, config or None, split="train", streaming=online)
+        return datasets.load_dataset(path, config or None, split="train", streaming=online, **pinned)
     except Exception as error:  # the library raises exceptions of many types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = "" if online else ", and the hub cannot be reached from here"

@@ -25,7 +25,7 @@ from anisoscope.data.audio import SECONDS, read_audio
 from anisoscope.data.images import read_images
 from anisoscope.data.media_files import SHOWN, MediaCounts, class_names, has_columns, medium_of
 from anisoscope.data.synthetic import CLASSES, SHAPES
-from anisoscope.data.text import SUPPORTED, read_documents, suffix_of
+from anisoscope.data.text import SUPPORTED, data_version, read_documents, suffix_of
 from anisoscope.data.tokens import DataFingerprint, TextCounts, batches, contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import COUNTED
@@ -145,7 +145,7 @@ class TextFeed(Feed):
     def about(self) -> dict[str, Any]:
         counted = {name: getattr(self, name) for name in ("fingerprint", "documents", "contexts", "tokens")}
         sizes = {"context_length": self.length, "dropped_pieces": self.dropped_pieces}
-        return {"name": self.config.data, **counted, **sizes}
+        return {"name": self.config.data, **data_version(self.config.data), **counted, **sizes}
 
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
@@ -281,7 +281,8 @@ class MediaFeed(Feed):
 
     def about(self) -> dict[str, Any]:
         skipped = {"skipped_files": len(self.counts.skipped), "skipped": self.counts.skipped[:SHOWN]}
-        entry = {"name": self.config.data, "fingerprint": self.fingerprint, "files": self.documents, **skipped}
+        entry = {"name": self.config.data, **data_version(self.config.data), "fingerprint": self.fingerprint}
+        entry |= {"files": self.documents, **skipped}
         entry |= {"contexts": self.contexts, **self._amount()}
         return {**entry, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}
 

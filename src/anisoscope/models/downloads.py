@@ -1,4 +1,4 @@
-"""Revisions of a hub model: list them, download each while the previous one is in use, and optionally remove them."""
+"""Revisions on the hub: list them, download each while the previous one is in use, and optionally remove them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,23 @@ LOG_REVISIONS = 16
 _NEVER = ("*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite", "*.pdf", "*.png", "optimizer*", "onnx/*", "coreml/*")
 
 
-def cache_folder(model: str) -> Path:
-    """The folder of a model in the hub's cache."""
+def cache_folder(name: str, kind: str = "model") -> Path:
+    """The folder of a model, or a dataset, in the hub's cache."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
+
+
+def dataset_commit(name: str, *, online: bool) -> str:
+    """The commit of a dataset: that of the hub, or of the local cache if not `online`; empty if it is not known."""
+    from huggingface_hub import HfApi
+
+    try:
+        if online:
+            return str(HfApi().dataset_info(name).sha or "")
+        return (cache_folder(name, "dataset") / "refs" / "main").read_text(encoding="utf-8").strip()
+    except Exception:  # the client raises many types; that the commit is not known stops nothing
+        return ""
 
 
 def revisions_of(model: str, *, online: bool) -> list[str]:

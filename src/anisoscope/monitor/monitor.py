@@ -202,7 +202,7 @@ class Monitor:
             if state is not None:
                 self._restore(state)
                 self.resumed = state["step"]
-            self.store.describe("running", self.entry)
+            self.store.describe("running", self.entry, **self._data())
         self._send("start", self._manifest())
         self.watch.attach()
         for hooks in self._hooks:
@@ -230,7 +230,11 @@ class Monitor:
                 entries["map"] = write_map(path, self.map, **labels)
         self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
         if self.store is not None:
-            self.store.describe(status, self.entry, warnings=self.notes, **entries)
+            self.store.describe(status, self.entry, warnings=self.notes, **entries, **self._data())
+
+    def _data(self) -> dict[str, Any]:
+        """The entry on the data in run.json: the content of the probe; training batches are the user's own."""
+        return {} if self.probe is None else {"data": {"fingerprint": str(self.probe.fingerprint)}}
 
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}

@@ -1,10 +1,15 @@
-"""The initial content of run.json: command, configuration, versions, seed and start time of a run."""
+"""The initial content of run.json: command, configuration, versions, code, seed and start time of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import importlib.metadata
+import json
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +26,8 @@ def new_manifest(
     return {
         "schema": 1,
         "anisoscope": __version__,
+        "code": code(),
+        **_earlier(old),
         **{name: more.pop(name) for name in ("kind", "study") if name in more},
         "command": list(command),
         "config": dict(config),
@@ -33,6 +40,42 @@ def new_manifest(
         "warnings": [],
         **more,
     }
+
+
+def _earlier(old: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry on other code that parts of a resumed run were made with; empty where there is none."""
+    before = [*old.get("earlier_code", ()), *([old["code"]] if "code" in old else [])]
+    others = [each for number, each in enumerate(before) if each != code() and each not in before[:number]]
+    return {"earlier_code": others} if others else {}
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Version and, where it is known, commit of this package, and whether a checkout differs from its commit.
+
+    A package that was installed from a repository tells its commit in its metadata (PEP 610).
+    """
+    found: dict[str, Any] = {"version": __version__}
+    package = Path(__file__).parents[1]
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:  # not a copy inside a user's repository
+        commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", ".")
+        return found | ({"commit": commit, "modified": bool(changes)} if commit else {})
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, TypeError, AttributeError):
+        origin = json.loads(importlib.metadata.distribution("anisoscope").read_text("direct_url.json") or "{}")
+        found |= {"commit": commit} if (commit := origin.get("vcs_info", {}).get("commit_id")) else {}
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None if there is no git, or it fails."""
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, env=quiet, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def outcome(error: BaseException | None = None) -> dict[str, str]:

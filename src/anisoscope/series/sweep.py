@@ -218,7 +218,9 @@ class Sweeper:
         try:
             if downloads is not None:
                 self._tell(f"download {checkpoint.label}", 0, 1)
-                spec = str(downloads.ready(checkpoint.revision) or spec)
+                place = downloads.ready(checkpoint.revision)
+                entry |= {} if place is None else {"commit": place.name}  # the name of a snapshot's folder
+                spec = str(place or spec)
                 self._tell(f"download {checkpoint.label}", 1, 1)
             options = {name: getattr(self.config, name) for name in LOADING}
             return load.load_model(spec, **options, any_head=self.config.measured[0] is not None)
@@ -255,9 +257,13 @@ class Sweeper:
         layout = find_layout(loaded.model)
         described: dict[str, Any] = {"name": name, "type": type_of(loaded)}
         described |= {"parameters": loaded.parameters, "notes": loaded.notes}
-        described |= {"architecture": type(loaded.model).__name__, "revision": loaded.revision}
+        described |= {
+            "architecture": type(loaded.model).__name__,
+            "revision": loaded.revision or entry.get("commit", ""),
+        }
         stacks = [stack.name for stack in layout.stacks]
         described |= modality_words(loaded.model, stacks, loaded.tokenizer, layout=layout) | found.read
+        entry |= {"commit": loaded.revision} if loaded.revision else {}
         entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device), "data": found.data}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}
         entry["notes"] = list(dict.fromkeys([*loaded.notes, *found.notes]))

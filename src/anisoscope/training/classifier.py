@@ -120,7 +120,9 @@ class MediaStream:
     def about(self) -> dict[str, Any]:
         """The entry `data` of run.json."""
         about = self.examples.about
-        kept = {name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")}
+        kept = about.get("of", {}) | {
+            name: about[name] for name in ("fingerprint", "classes", "examples", "held_out", "repeated")
+        }
         left_out = {name: about[name] for name in LEFT_OUT if about.get(name)}
         unit = {self.kind.unit: self.examples.values.shape[1]}
         return {**kept, **left_out, "medium": self.kind.medium.name, **unit, "notes": self.examples.notes}

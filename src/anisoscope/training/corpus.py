@@ -22,7 +22,7 @@ import numpy as np
 
 from anisoscope.data.enwik8 import whole_folder
 from anisoscope.data.markup import clean, read_raw
-from anisoscope.data.text import RECORD_SUFFIXES, Document, read_documents, suffix_of
+from anisoscope.data.text import RECORD_SUFFIXES, Document, data_version, read_documents, suffix_of
 from anisoscope.data.tokens import SEP, UNK, encoded, make_vocabulary, save_tokenizer, slices
 from anisoscope.errors import AnisoscopeError
 
@@ -120,7 +120,8 @@ def _make(folder: Path, wanted: dict[str, Any]) -> None:
     tokenizer = make_vocabulary(wanted["tokens"], spool.documents(sides["train"]))
     size = tokenizer.get_vocab_size()
     dtype = np.dtype(np.int16 if size <= np.iinfo(np.int16).max else np.int32)
-    about: dict[str, Any] = {"made_of": wanted, "vocab_size": size, "dtype": dtype.name}
+    about: dict[str, Any] = {"made_of": wanted, "of": data_version(wanted["data"])}
+    about |= {"vocab_size": size, "dtype": dtype.name}
     about |= {"fingerprint": spool.fingerprint, "bytes": int(spool.ends[-1]), "parts": {}}
     for name, side in sides.items():
         ids = encoded(spool.documents(side), tokenizer, tokens=wanted["tokens"])

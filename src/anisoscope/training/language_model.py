@@ -232,7 +232,7 @@ class WindowStream:
     def about(self) -> dict[str, Any]:
         """The entry `data` of run.json, with the report of the resampling if there is one."""
         kept = ("fingerprint", "bytes", "parts", "vocab_size")
-        entry = {name: self.corpus.about[name] for name in kept}
+        entry = {**self.corpus.about.get("of", {}), **{name: self.corpus.about[name] for name in kept}}
         entry |= {"types": int((self.counts > 0).sum()), "windows": len(self.starts), "context_length": self.context}
         entry |= {} if self.report is None else {"sampling": self.report}
         if self.target_weights is None:

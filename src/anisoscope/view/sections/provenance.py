@@ -328,7 +328,10 @@ def settings(about: About, path: str) -> dict[str, Any]:
     elif guess is not None:
         run["estimated memory"] = f"{number(guess)} MB"
     facts = {"Run": [(name, str(value)) for name, value in run.items() if value is not None]}
-    versions = {"anisoscope": about.get("anisoscope"), **(about.get("versions") or {})}
+    code = {name: value for name, value in (about.get("code") or {}).items() if name != "version"}
+    versions = {"anisoscope": about.get("anisoscope"), "anisoscope's code": code}
+    versions |= {"earlier code": [" ".join(map(str, each.values())) for each in about.get("earlier_code") or ()]}
+    versions |= about.get("versions") or {}
     facts |= {"Settings": flat(about.get("config") or {}), "Versions": flat(versions)}
     facts |= {"Data": flat(about.get("data") or {})}
     models = []
