@@ -168,7 +168,7 @@ def _make(folder: Path, options: Mapping[str, Any], kind: ExampleKind) -> None:
     np.save(folder / "values.npy", np.stack([value for values in kept.values() for value in values]))
     np.save(folder / "labels.npy", np.repeat(np.arange(len(kept), dtype=np.int64), counted))
     np.save(folder / "held_out.npy", held)
-    about = {"made_of": dict(options), "of": data_version(data) if data == "embedded" else {}}
+    about: dict[str, Any] = {"made_of": dict(options), "of": data_version(data) if data == "embedded" else {}}
     about |= {"fingerprint": fingerprint, "classes": list(kept), "repeated": repeated}
     about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(held), "held_out": int(held.sum())}
     about |= {"skipped": counts.skipped, "unread": counts.unread}
