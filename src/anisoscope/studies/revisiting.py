@@ -37,12 +37,14 @@ _GIVEN = ("steps", "layers", "width", "context", "tokens", "limit")  # options t
 FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
 _TINY = {"layers": 4, "width": 96, "heads": 4, "context": 96, "steps": 300, "batch_size": 16, "lr": 2e-3}
 _SMALL = {"layers": 12, "width": 512, "heads": 8, "context": 256, "steps": 4000, "batch_size": 64, "lr": 6e-4}
+# a masked model predicts 15 % of its tokens, and with 16 contexts an update learns too slowly to leave the unigrams
+_OF_ARCH: dict[tuple[str, str], dict[str, Any]] = {("tiny", "encoder"): {"batch_size": 32}}
 PRESETS = {
-    "tiny": Preset({**_TINY, "tokens": "bpe:1024", "checkpoints": "0,every:150"}),
+    "tiny": Preset({**_TINY, "tokens": "bpe:512", "checkpoints": "0,every:150"}),
     "small": Preset(
         {**_SMALL, "tokens": "bpe:8192", "checkpoints": "log,every:1000"},
         seeds=(0, 1, 2),
-        contexts=1024,  # for ten occurrences of thousands of types
+        contexts=1024,  # in enwik8 4,157 of 8,130 types occur ten times in them, and 401 in the usual 96
     ),
 }
 
@@ -127,7 +129,8 @@ class RevisitingConfig(ArmsConfig):
         parts = _ARM.fullmatch(arm)
         assert parts is not None  # checked before
         text, loss = parts["text"] or "natural", parts["loss"] or "none"
-        fields: dict[str, Any] = {"arch": parts["arch"], "family": FAMILIES[parts["arch"]]}
+        arch = parts["arch"]
+        fields: dict[str, Any] = {"arch": arch, "family": FAMILIES[arch], **_OF_ARCH.get((self.preset, arch), {})}
         fields |= {"data": self.data, "device": self.device, "seed": seed}
         fields["frequency"] = text.replace("zipf", "zipf:")
         fields["target_weights"] = "flat" if loss == "flatloss" else loss.replace("powerloss", "power:")
