@@ -137,7 +137,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
     given = table(**BOTH)
     records = given.records()
     random.Random(0).shuffle(records)
-    one, two = (verdicts_to_dicts(evaluate_claims(t)) for t in (given, Table.from_records(records)))
+    one, two = (verdicts_to_dicts(evaluate_claims(t)) for t in (given, Table.from_records(records, given.about)))
     assert {(v["claim"], v["subject"]): v["effect"] for v in one} == {
         (v["claim"], v["subject"]): v["effect"] for v in two
     }

@@ -73,6 +73,35 @@ def alike(seed: int) -> Table:
     return both(truth, truth, seed=seed, **{**size_of(seed), "noise": min(size_of(seed)["noise"], 0.02)})
 
 
+def loud_decoder(seed: int) -> Table:
+    """Two flat profiles, of which that of the decoder was measured on fewer contexts and is noisier by far."""
+    layers, times = (6, 12, 24)[seed % 3], (2, 5, 20)[seed // 3 % 3]
+    sheets = [
+        *profile(flat(), model="decoder-12x512", seed=seed, layers=layers, noise=0.001 * times, common=0.0),
+        *profile(flat(), model="encoder-12x512", seed=seed + 1, layers=layers, noise=0.001, common=0.0),
+    ]
+    return joined(*sheets, types={"decoder-12x512": "decoder", "encoder-12x512": "encoder"})
+
+
+def barely_less(seed: int) -> Table:
+    """An encoder whose profile is the decoder's bell, a tenth lower."""
+    return both(bell(0.15), bell(0.135), seed=seed, layers=(6, 12, 24)[seed % 3], noise=(0.002, 0.01)[seed % 2])
+
+
+def walking_profile(seed: int) -> Table:
+    """Neighbouring blocks are alike, and there is nothing else."""
+    layers = (6, 12, 24)[seed % 3]
+    values = walk((seed, 1), range(1, layers + 1), by=(0.05, 0.1)[seed % 2])
+    return joined(*profile(lambda step, depth: 0.5 + values[round(depth * layers)], seed=seed, layers=layers))
+
+
+def walking_both(seed: int) -> Table:
+    layers = (6, 12)[seed % 2]
+    one, two = (walk((seed, i), range(1, layers + 1), by=0.07) for i in (1, 2))
+    at: Any = lambda values: lambda step, depth: 0.5 + values[round(depth * layers)]  # noqa: E731
+    return both(at(one), at(two), seed=seed, layers=layers)
+
+
 def trained(course: Callable[[int], float], *, seed: int = 0, seeds: int = 1, **more: Any) -> Table:
     """svd_ratio and average cosine over training, the same at every block."""
     sheets = []
@@ -92,6 +121,26 @@ def wandering(seed: int) -> Table:
     """A course without a trend whose steps are small or large."""
     course = walk((seed, 7), STEPS, by=(0.005, 0.01, 0.02)[seed % 3])
     return trained(lambda step: max(0.2 + course[step], 0.02), seed=seed)
+
+
+def wandering_seeds(seed: int) -> Table:
+    """The same in three trainings or more, each on its own way."""
+    sheets = []
+    for number in range((3, 5)[seed % 2]):
+        course = walk((seed, 8, number), STEPS, by=(0.01, 0.03)[seed % 2])
+        sheet = Sheet("m", number=number, entropy=(seed, number), steps=STEPS, layers=3, noise=0.002)
+        sheets.append(sheet.add("svd_ratio", lambda step, _, c=course: max(0.2 + c[step], 0.02)).losses())
+    return joined(*sheets)
+
+
+def jump(seed: int) -> Table:
+    """All of the growth between step 0 and the first step after it."""
+    return trained(lambda step: 0.3 if step else 0.1, seed=seed, noise=(0.002, 0.02)[seed % 2])
+
+
+def passing(seed: int) -> Table:
+    """A rise in the middle of training that is gone late."""
+    return trained(lambda step: 0.1 + 0.2 * (8 <= step <= 32), seed=seed, noise=(0.001, 0.005)[seed % 2])
 
 
 def still(seed: int) -> Table:
@@ -115,6 +164,12 @@ def trembling_dimension(seed: int) -> Table:
     """Training itself moves the dimension up and down from step to step, in all contexts alike."""
     luck = np.random.default_rng((seed, 3)).normal(size=len(STEPS))
     return phases(lambda step: 10 * (1 + 0.03 * luck[STEPS.index(step)]), seed=seed)
+
+
+def walking_dimension(seed: int) -> Table:
+    """Training wanders, in all contexts alike."""
+    course = walk((seed, 4), STEPS, by=(0.05, 0.1, 0.2)[seed % 3])
+    return phases(lambda step: 10 * math.exp(course[step]), seed=seed)
 
 
 def partitions(clusters: float, random: float, whole: float, *, seed: int = 0, **more: Any) -> Table:
@@ -143,6 +198,14 @@ def unrelated_estimators(seed: int) -> Table:
     own = {name: random.normal(size=layers + 1) for name in ESTIMATORS}
     truths = {n: (lambda step, depth, n=n: 10 + own[n][round(depth * layers)]) for n in ESTIMATORS}
     return estimated(truths, seed=seed, layers=layers, noise=(0.01, 0.3)[seed % 2])
+
+
+def walking_estimators(seed: int) -> Table:
+    """Three profiles that have nothing to do with each other, in which neighbours are alike."""
+    layers = (6, 12, 24)[seed % 3]
+    own = {name: walk((seed, i), range(1, layers + 1), by=1.0) for i, name in enumerate(ESTIMATORS)}
+    truths = {n: (lambda step, depth, n=n: 10 + own[n][round(depth * layers)]) for n in ESTIMATORS}
+    return estimated(truths, seed=seed, layers=layers, noise=0.05)
 
 
 def noisy_estimators(seed: int) -> Table:
@@ -179,31 +242,35 @@ def levels(*, mask: float = 0.0, objective: float = 0.0) -> dict[str, float]:
 SHAPE: dict[str, Specimen] = {
     "bell_shaped": Specimen(
         lambda: joined(*profile(bell())),
-        {"constant": constant_profile, "tilted": tilted_profile},
+        {"constant": constant_profile, "tilted": tilted_profile, "outlier": outlier_block, "walk": walking_profile},
         lambda: joined(*profile(lambda step, depth: 0.1 + 0.2 * depth)),
     ),
-    "flat_profile": Specimen(
-        lambda: joined(*profile(flat())),
-        {"bell": lambda seed: joined(*profile(bell(), seed=seed, **size_of(seed)))},
-        lambda: joined(*profile(bell())),
+    "encoders_more_uniform": Specimen(
+        lambda: both(bell(), flat()),
+        {"alike": alike, "loud": loud_decoder, "barely": barely_less},
+        lambda: both(flat(), bell()),
     ),
     "decoders_bell_encoders_flat": Specimen(
-        lambda: both(bell(), flat()), {"alike": alike}, lambda: both(flat(), bell())
+        lambda: both(bell(), flat()),
+        {"alike": alike, "loud": loud_decoder, "walk": walking_both},
+        lambda: both(flat(), bell()),
     ),
     "two_phases": Specimen(
         lambda: phases(lambda step: hump(STEPS)(step, 0.5)),
-        {"noise": noisy_dimension, "trembling": trembling_dimension},
+        {"noise": noisy_dimension, "trembling": trembling_dimension, "walk": walking_dimension},
         lambda: phases(lambda step: 5 + math.log1p(step)),
     ),
     "anisotropy_grows": Specimen(
-        lambda: trained(grown), {"still": still}, lambda: trained(lambda step: grown(step, by=-0.5))
+        lambda: trained(grown),
+        {"still": still, "walk": wandering, "walks": wandering_seeds, "jump": jump, "peak": passing},
+        lambda: trained(lambda step: grown(step, by=-0.5)),
     ),
     "locally_isotropic": Specimen(
         lambda: partitions(0.2, 0.5, 0.6), {"even": even_partitions}, lambda: partitions(0.6, 0.5, 0.5)
     ),
     "estimators_agree": Specimen(
         lambda: estimated({n: (lambda step, depth, s=s: 10 + 8 * s * depth) for n, s in ESTIMATORS.items()}),
-        {"noise": noisy_estimators},
+        {"noise": noisy_estimators, "unrelated": unrelated_estimators, "walk": walking_estimators},
         lambda: estimated({n: (lambda step, depth, i=i: 10 + 8 * (-1) ** i * depth) for i, n in enumerate(ESTIMATORS)}),
     ),
     "mask_effect": Specimen(

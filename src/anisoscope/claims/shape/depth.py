@@ -1,11 +1,12 @@
-"""Claims about anisotropy over depth: bell-shaped in decoders, flat in encoders.
+"""Claims about anisotropy over depth: bell-shaped in decoders, more uniform in encoders.
 
 Notation
     y      a profile: one number for each block 1 … L, measured on all contexts: anisotropy (svd_ratio) at the last step
     d      relative depth of a block, l/L; d* that of the block where y is largest
     bell   min(d*, 1 − d*) ≥ .2, y[d*] − y[1] and y[d*] − y[L] ≥ .05, and the largest distance of y from the best
            up–down curve ≤ 10 % of max y − min y
-    flat   (max y − min y) / mean y < .2
+    spread (max y − min y) / mean y; *uniform* compares that of an encoder with that of a decoder of the same size, as
+           the paper does, since no bound on a single profile says what is uniform; below .2 is told as a description
     y₍ⱼ₎   the same without context fold j, for the G folds that have contexts at every block
     ȳ₍·₎   the mean of y₍ⱼ₎ over folds
     S      the jackknife covariance between blocks, (G−1)/G Σⱼ (y₍ⱼ₎ − ȳ₍·₎)(y₍ⱼ₎ − ȳ₍·₎)ᵀ: blocks share their contexts
@@ -15,7 +16,8 @@ Draws of the profile for the interval of the peak are y + multivariate t with G 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,18 +25,24 @@ import numpy as np
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import TOO_FEW, Finding, Part, Parts, Sentence, claim, judge
-from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, Study, figure, stacks, whole
+from anisoscope.claims.engine.evidence import BlockStack, Missing, NotHere, Readings, Run, Study, figure, stacks, whole
+from anisoscope.claims.engine.walk import walk_doubt, walk_p
 from anisoscope.results.quantity import FEWEST_FOLDS, THIN, Quantity
 
 SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
-FEWEST_BLOCKS = 5  # with fewer blocks a bell has no middle
+FEWEST_BLOCKS = 6  # of five every sixteenth order of ups and downs is a bell
 DRAWS = 4000
 NORMAL_95 = 1.959964  # half-widths without folds are those of normal intervals
 END_MARGIN = 0.05
 LEAST_DISTANCE = 0.2 - 1e-9  # tolerance: a peak at exactly .2 counts
 SMOOTH = 0.9
-LEAST_EVENNESS = 0.8
+ALONE = 0.2  # a peak is one block alone if the next highest has less of its height
+MOST_SPREAD = 1 / 1.5  # of the decoder's spread, that an encoder may have at most to be called more uniform
+REPEATED = 0.5  # part of a spread that must be found again where other contexts locate its ends
+UNIFORM = 0.2  # spread below which a single profile is described as uniform
 METRICS = ("svd_ratio", "svd_ratio_squared")
+_WALK, _SECOND = "walks that look like it", "height of the second highest block"
+_SIZE = re.compile(r"(\d+)x(\d+)")  # layers and width in the name of an arm
 _FIRST, _LAST, _PEAK, _SHAPE = ("above the first block", "above the last block", "peak from the ends", "up and down")
 _BELL = {  # the parts of a bell, and whether they decide
     _FIRST: "the height above the first block",
@@ -126,6 +134,21 @@ class Curve:
             return Quantity(plain, half=float(math.hypot(self.halves[self.peak], self.halves[block])))
         single = self.values + (g - 1) * (self.folds.mean(0) - self.folds)
         gaps = single[np.arange(g), self.folds.argmax(1)] - single[:, block]
+        return Quantity(float(gaps.mean()), tuple(((gaps.sum() - gaps) / (g - 1)).tolist()))
+
+    def span(self) -> Quantity:
+        """The largest value minus the smallest, both located without the fold on which they are measured (`above`).
+
+        The plain difference is positive for any noise; this one is 0 on average where all blocks are alike.
+        """
+        plain = float(np.ptp(self.values))
+        if self.thin:
+            return Quantity(plain, THIN)
+        if not len(self.folds):
+            return self.quantity(lambda y: float(np.ptp(y)))
+        g, rows = len(self.folds), np.arange(len(self.folds))
+        single = self.values + (g - 1) * (self.folds.mean(0) - self.folds)
+        gaps = single[rows, self.folds.argmax(1)] - single[rows, self.folds.argmin(1)]
         return Quantity(float(gaps.mean()), tuple(((gaps.sum() - gaps) / (g - 1)).tolist()))
 
 
@@ -241,9 +264,11 @@ def bell_shaped(stack: BlockStack) -> Finding:
     The peak must lie at a relative depth of .2 to .8 (its interval: 4000 draws of the profile from a multivariate t
     with the jackknife covariance between blocks, which share their contexts), both ends .05 below it (it is chosen
     without the context fold on which its height is measured), and the profile must not leave the best up–down curve by
-    more than a tenth of its range. `svd_ratio_squared`, and svd_ratio without the first position, are told beside it.
+    more than a tenth of its range. Neighbouring blocks are alike: a bell that as many blocks give too often whose
+    changes go up or down by chance (p > .05 of all choices of their signs), or that is one block alone, stays open.
+    `svd_ratio_squared`, and svd_ratio without the first position, are told beside it.
     """
-    return _by_formula(stack, bell_parts, names=list(_BELL), sentence=_bell_sentence)
+    return replace(_by_formula(stack, bell_parts, names=list(_BELL), sentence=_bell_sentence), doubt=_like_a_walk)
 
 
 def bell_parts(profile: Curve) -> list[Part]:
@@ -258,8 +283,28 @@ def bell_parts(profile: Curve) -> list[Part]:
         Part(_PEAK, float(near[profile.peak]), *_quantiles(near[peaks]), **away),  # type: ignore[arg-type]
         Part.of(_SHAPE, smooth, margin=SMOOTH, p=math.nan, guard=True),
         Part("peak depth", float(depths[profile.peak]), *_quantiles(depths[peaks]), needed=False),
-        *Part.describe_all({"peak": float(profile.values.max())}),
+        *Part.describe_all({"peak": float(profile.values.max()), _WALK: walk_p(profile.values[None], _height)}),
+        *Part.describe_all({_SECOND: _second(profile.values)}),
     ]
+
+
+def _second(profile: np.ndarray) -> float:
+    """The height of the second highest block above the higher end, as a share of that of the highest."""
+    end = max(profile[0], profile[-1])
+    return float((np.sort(profile)[-2] - end) / (profile.max() - end)) if profile.max() > end else 0.0
+
+
+def _height(walks: np.ndarray) -> np.ndarray:
+    """The height of profiles [sets, 1, L] above the higher of their ends."""
+    profiles = walks[:, 0]
+    return profiles.max(-1) - np.maximum(profiles[:, 0], profiles[:, -1])
+
+
+def _like_a_walk(parts: Parts) -> str:
+    """Why a bell may be none: one block alone, or a walk over the blocks; empty if neither."""
+    if parts[_SECOND].effect < ALONE:
+        return f"it is one block alone: the next highest has {parts[_SECOND].number} of its height above the ends"
+    return walk_doubt(parts[_WALK].effect, "blocks")
 
 
 def _bell_sentence(parts: Parts, part: Part) -> str:
@@ -269,39 +314,121 @@ def _bell_sentence(parts: Parts, part: Part) -> str:
     return f"{text}{_BELL[part.name]} with {part}, {part.outcome}"
 
 
-@claim(of=stacks, source=SOURCE, metrics=METRICS, margin=LEAST_EVENNESS, about="training")
-def flat_profile(stack: BlockStack) -> Finding:
-    """Anisotropy is uniform over depth.
+@dataclass(frozen=True)
+class SameSize:
+    """The encoders and decoders of one size, by the subject of their verdicts."""
 
-    1 − (max − min)/mean of svd_ratio over blocks 1 … L: uniform where the spread stays below a fifth of the mean.
+    encoders: Mapping[str, BlockStack]
+    decoders: Mapping[str, BlockStack]
+    until: int | None = None
+
+    def ended(self, step: int) -> SameSize:
+        one, two = ({n: stack.ended(step) for n, stack in side.items()} for side in (self.encoders, self.decoders))
+        return SameSize(one, two, step)
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        return {stack.run.model: stack.run for stack in (*self.encoders.values(), *self.decoders.values())}
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(encoder, decoder) for encoder in self.encoders for decoder in self.decoders]
+
+
+def _sizes(study: Study) -> Mapping[str, SameSize | Missing]:
+    """Encoders and decoders by size, for sizes that have both."""
+    sides: dict[str, dict[str, dict[str, BlockStack]]] = {}
+    for name, stack in stacks(study).items():
+        if stack.role in ("encoder", "decoder") and (size := _size(stack)):
+            sides.setdefault(size, {"encoder": {}, "decoder": {}})[stack.role][name] = stack
+    found = {size: SameSize(s["encoder"], s["decoder"]) for size, s in sides.items() if s["encoder"] and s["decoder"]}
+    gap = NotHere("encoder and decoder of the same size with svd_ratio at blocks", _SIZES_HOW)
+    return {f"encoders and decoders of {size}": each for size, each in found.items()} or {"encoder and decoder": gap}
+
+
+_SIZES_HOW = "measure both and give all run folders to `anisoscope claims`; run.json says what a model is"
+
+
+def _size(stack: BlockStack) -> str:
+    """Blocks and width of a stack, as text; empty without a profile."""
+    rows = _first(stack)
+    if not rows:
+        return ""
+    blocks = max(max(c.layer, round(c.layer / row.depth) if row.depth > 0 else 0) for c, row in rows.items())
+    named, width = _SIZE.search(stack.run.model), stack.run.entry.get("width")
+    width = width if isinstance(width, int) else named[2] if named else None
+    return f"{blocks} blocks" + (f" and width {width}" if width else "")
+
+
+@claim(of=_sizes, source=SOURCE, metrics=METRICS, margin=MOST_SPREAD, about="training")
+def encoders_more_uniform(models: SameSize) -> Finding:
+    """Anisotropy is more uniform over depth in an encoder than in a decoder of the same size.
+
+    Spread (max − min)/mean of svd_ratio over blocks 1 … L: that of the encoder over that of the decoder, below 1/1.5.
+
+    At the last measured step, for every encoder with every decoder that has as many blocks of the same width; the
+    interval leaves out the same folds of contexts in both. The spread of any noise is positive, so half of the
+    decoder's must be found again where other contexts locate its ends than measure it. A spread below .2 is told as a
+    uniform profile, which decides nothing. `svd_ratio_squared` and svd_ratio without the first position are told
+    beside it.
     """
-    return _by_formula(stack, flat_parts, names=["evenness"], sentence=_flat_sentence)
+    profiles = {name: _profiles(stack) for name, stack in (*models.encoders.items(), *models.decoders.items())}
+    first = {name: next(iter(found.values())) for name, found in profiles.items()}
+    parts: list[Part] = []
+    for encoder, decoder in models.pairs():
+        parts += uniform_parts(first[encoder], first[decoder], f"{encoder} beside {decoder}")
+    parts += Part.describe_all({f"spread: {name}": profile.quantity(_spread) for name, profile in first.items()})
+    others = [f for f in _FORMULAS if all(f in found for found in profiles.values())][1:]
+    aspects: dict[str, tuple[str, ...]] = {}
+    for formula in others:
+        made = [
+            replace(part, name=f"{formula}: {part.name}", needed=False)
+            for encoder, decoder in models.pairs()
+            for part in uniform_parts(
+                profiles[encoder][formula], profiles[decoder][formula], f"{encoder} beside {decoder}"
+            )
+        ]
+        parts += made
+        aspects[formula] = tuple(part.name for part in made)
+    both = {**models.encoders, **models.decoders}
+    ends = {name: evidence.last_step(_first(stack)) for name, stack in both.items()}
+    steps = set(ends.values())
+    details: dict[str, Any] = {"profiles": {name: profile.records() for name, profile in first.items()}, "ends": ends}
+    details |= {"step": steps.pop()} if len(steps) == 1 else {}
+    details["encoders"], details["decoders"] = list(models.encoders), list(models.decoders)
+
+    def sentence(parts: Parts, part: Part) -> str:
+        spreads = [f"{parts[f'spread: {name}']} in {name}" for name in both]
+        text = f"the spread of σ₁/Σσ over blocks, (max − min)/mean, is {evidence.listed(spreads)}"
+        flat = [name for name in both if parts[f"spread: {name}"].high < UNIFORM]
+        text += f" (below {UNIFORM}, uniform by itself, in {evidence.listed(flat)})" if flat else ""
+        return f"{text}; what decides is {part.name} with {part}, {part.outcome}"
+
+    return Finding(parts, sentence, details, aspects=aspects, scope="for these models")
 
 
-def _evenness(profile: np.ndarray) -> float:
+def _spread(profile: np.ndarray) -> float:
     mean = float(profile.mean())
-    return 1 - (float(np.ptp(profile)) / mean if mean else math.nan)
+    return float(np.ptp(profile)) / mean if mean else math.nan
 
 
-def flat_parts(profile: Curve) -> list[Part]:
-    """The parts of a flat profile."""
+def uniform_parts(encoder: Curve, decoder: Curve, name: str) -> list[Part]:
+    """The parts of one encoder beside one decoder: the ratio of their spreads, and that the decoder has one at all."""
+    one, two = (curve.quantity(_spread) for curve in (encoder, decoder))
+    plain = float(np.ptp(decoder.values))
+    there = decoder.span() / plain if plain else Quantity(math.nan)
     return [
-        Part.of("evenness", profile.quantity(_evenness), margin=LEAST_EVENNESS, p=math.nan),
-        *Part.describe_all({"mean": float(profile.values.mean())}),
+        Part.of(name, one.over(two), margin=MOST_SPREAD, p=math.nan, below=True),
+        Part.of(f"{name}, spread of the decoder on other contexts", there, margin=REPEATED, p=math.nan, guard=True),
     ]
-
-
-def _flat_sentence(parts: Parts, part: Part) -> str:
-    turned = replace(part, effect=1 - part.effect, low=1 - part.high, high=1 - part.low)
-    text = f"is {parts['mean'].number} on average and its range is {turned} of that, where a "
-    return f"{text}uniform profile stays below {figure(1 - LEAST_EVENNESS)}"
 
 
 @claim(of=whole("decoders and encoders"), source=SOURCE, metrics=METRICS, margin=END_MARGIN, about="training")
 def decoders_bell_encoders_flat(study: Study) -> Finding:
-    """Every decoder has a bell-shaped profile of anisotropy and every encoder a uniform one.
+    """Every decoder has a bell-shaped profile of anisotropy and every encoder a more uniform one.
 
-    `bell_shaped` of every decoder and `flat_profile` of every encoder; one that is not refutes it.
+    `bell_shaped` of every decoder and `encoders_more_uniform` of every encoder; one that is not refutes it.
+
+    An encoder is compared with every decoder of its size, and is undecided where there is none.
 
     Which is which is told by run.json, or by the names of the arms of the causal ablation, of which causal + masked LM
     is neither.
@@ -316,29 +443,43 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
             how = f"{unknown_words}: give the run folders, whose run.json says it" if unknown else how
             raise evidence.NotHere(f"{role} with svd_ratio at blocks", how)
     parts: list[Part] = []
+    curves: dict[str, Curve] = {}
     for role, name in ((role, name) for role, names in kinds.items() for name in names):
         try:
-            profile = next(iter(_profiles(found[name]).values()))
+            curves[name] = next(iter(_profiles(found[name]).values()))
         except Missing as gap:  # too few blocks: this model is undecided, the others are judged
             parts.append(Part.absent(f"{role} {name}: profile", f"of {role} {name} {gap}", margin=END_MARGIN))
-            continue
-        made = bell_parts(profile) if role == "decoder" else flat_parts(profile)
-        parts += [replace(p, name=f"{role} {name}: {p.name}") for p in made if math.isfinite(p.margin)]
+    for name in filter(curves.__contains__, kinds["decoder"]):
+        kept = [p for p in bell_parts(curves[name]) if math.isfinite(p.margin) or p.name in (_WALK, _SECOND)]
+        parts += [replace(p, name=f"decoder {name}: {p.name}") for p in kept]
+    for name in filter(curves.__contains__, kinds["encoder"]):
+        same = [other for other in kinds["decoder"] if _size(found[other]) == _size(found[name]) and other in curves]
+        for other in same:
+            made = uniform_parts(curves[name], curves[other], f"beside {other}")
+            parts += [replace(p, name=f"encoder {name}: {p.name}") for p in made]
+        if not same:
+            alone = Missing(f"decoder of {_size(found[name])} beside {name}", _SIZES_HOW)
+            parts.append(Part.absent(f"encoder {name}: size", alone, margin=MOST_SPREAD))
     ends = {name: evidence.last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
 
     def sentence(parts: Parts, part: Part) -> str:
-        clauses = [_kind_clause(parts, role, shape) for role, shape in (("decoder", "a bell"), ("encoder", "flat"))]
+        clauses = [_kind_clause(parts, role, shape) for role, shape in (("decoder", "a bell"), ("encoder", "uniform"))]
         text = f"the profile is {' and '.join(clauses)}; what decides is {part.name} with {part}, {part.outcome}"
         return text + (f"; {unknown_words}" if unknown else "")
 
-    return Finding(parts, sentence, details, scope="for these models")
+    def doubt(parts: Parts) -> str:
+        judged = [name for name in kinds["decoder"] if f"decoder {name}: {_WALK}" in parts]
+        named = ({part: parts[f"decoder {name}: {part}"] for part in (_WALK, _SECOND)} for name in judged)
+        return next(filter(None, map(_like_a_walk, named)), "")
+
+    return Finding(parts, sentence, details, scope="for these models", doubt=doubt)
 
 
 def _kind_clause(parts: Parts, role: str, shape: str) -> str:
     members: dict[str, list[Part]] = {}
     for name, part in parts.items():
-        if name.startswith(f"{role} "):
+        if name.startswith(f"{role} ") and not name.endswith((_WALK, _SECOND)):
             members.setdefault(name.removeprefix(f"{role} ").rsplit(": ", 1)[0], []).append(part)
     statuses = {name: judge(of_model)[0] for name, of_model in members.items()}
     rest = [f"{name} {'is open' if s == 'undecided' else 'is not'}" for name, s in statuses.items() if s != "holds"]

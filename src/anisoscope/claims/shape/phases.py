@@ -5,31 +5,40 @@ Notation
     s*     the step where D is largest on the first half of the contexts (group half:1)
     rise   D(s*)/D(first) − 1, fall 1 − D(last)/D(s*), both on the other half (group half:2): the maximum of noisy
            values is biased upwards on the contexts on which it was located
+Growth of anisotropy compares *late*, the mean over the last third of the measured steps after initialisation, with step
+0 and with *early*, the mean over their first third. Steps of one run are not independent: what a walk without direction
+gives too often (`claims.engine.walk`) stays open.
 Local isotropy is judged by the share of variance along the first direction, inside clusters and outside of them. The
 average cosine of centred rows is about 0 by construction, so it is not used.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive, judge
+from anisoscope.claims.engine.correlation import correlated, sites_interval
 from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, block_mean, shared_steps, stacks
+from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
 from anisoscope.claims.shape.depth import FEWEST_BLOCKS, SOURCE, Curve
-from anisoscope.results.quantity import Quantity, combine, correlate
+from anisoscope.results.quantity import Quantity, mean, relative_fall
 
 PHASE_MARGIN = 0.1
-GROWTH_MARGIN = 0.05
+GROWTH_MARGIN = 0.2  # relative: the scale of σ₁/Σσ depends on the width
 ESTIMATORS = {"two_nn": "TwoNN", "levina_bickel": "Levina–Bickel", "gride": "GRIDE"}
 Halves = tuple[Readings, Readings]
 ENOUGH = 2  # estimators that must show both phases
 _CHOSEN, _TESTED = "half:1", "half:2"
 _LATER = "after step 0"
+_WALKS = "walks that rise and fall as much"
 _HALVES = "measure again with --halves: the peak is chosen on one half of the contexts and tested on the other"
 AGREEMENT_MARGIN = 0.5
 LOCAL_MARGIN = 0.05
@@ -45,7 +54,8 @@ def two_phases(stack: BlockStack) -> Finding:
     Rise to the peak and fall from it, relative, of the mean over blocks; chosen on half:1, tested on half:2.
 
     It must hold with two of the estimators TwoNN, Levina–Bickel and GRIDE at least, and also with step 0 left out:
-    otherwise the rise is that from the initialisation alone, and the claim stays open.
+    otherwise the rise is that from the initialisation alone, and the claim stays open. So it does where as many steps
+    whose changes go up or down by chance rise and fall as much too often (p > .05 of all choices of their signs).
     """
     measured: dict[str, Halves] = {}
     for name in ESTIMATORS:  # both halves, at their common blocks and steps
@@ -60,7 +70,7 @@ def two_phases(stack: BlockStack) -> Finding:
     details: dict[str, Any] = {"estimators": {name: _course(both) for name, both in measured.items()}}
     details["step"] = max(evidence.steps_of(one)[-1] for one, _ in measured.values())
     aspects = {ESTIMATORS[name]: (f"{name}: rise", f"{name}: fall") for name in measured}
-    return Finding(parts, _phases_sentence, details, settle=_second_best, doubt=_hangs_on_step_0, aspects=aspects)
+    return Finding(parts, _phases_sentence, details, settle=_second_best, doubt=_phase_doubt, aspects=aspects)
 
 
 def _why_not(stack: BlockStack) -> Missing:
@@ -80,7 +90,8 @@ def _phase_parts(name: str, halves: Halves) -> list[Part]:
     later = [step for step in steps if step > 0]
     rise, fall, peak = _phases(halves, steps)
     parts = [Part.of(f"{name}: {phase}", q, margin=PHASE_MARGIN) for phase, q in (("rise", rise), ("fall", fall))]
-    parts += Part.describe_all({f"{name}: peak step": float(peak)})
+    course = np.array([[block_mean(halves[1], step).value for step in steps]])
+    parts += Part.describe_all({f"{name}: peak step": float(peak), f"{name}: {_WALKS}": walk_p(course, _both_phases)})
     if later != steps and len(later) > 1:
         phases = zip(("rise", "fall"), _phases(halves, later)[:2], strict=True)
         more: dict[str, Any] = {"margin": PHASE_MARGIN, "needed": False}
@@ -121,6 +132,18 @@ def _names(parts: Parts) -> list[str]:
     return [name for name in ESTIMATORS if f"{name}: rise" in parts]
 
 
+def _both_phases(walks: np.ndarray) -> np.ndarray:
+    """The smaller of rise and fall around the peak, of courses [sets, 1, steps]."""
+    courses = walks[:, 0]
+    return courses.max(-1) - np.maximum(courses[:, 0], courses[:, -1])
+
+
+def _phase_doubt(parts: Parts) -> str:
+    """Why the phases may be none: a walk over the steps, or step 0 alone; empty if neither."""
+    sure = sorted(parts[f"{name}: {_WALKS}"].effect for name in _names(parts))
+    return walk_doubt(sure[ENOUGH - 1], "steps") or _hangs_on_step_0(parts)
+
+
 def _hangs_on_step_0(parts: Parts) -> str:
     """Whether fewer than two estimators show both phases when step 0 is left out."""
     names = _names(parts)
@@ -159,42 +182,68 @@ def _phases_sentence(parts: Parts, part: Part) -> str:
 
 @claim(of=stacks, source=SOURCE, metrics=("svd_ratio", "average_cosine"), margin=GROWTH_MARGIN, about="training")
 def anisotropy_grows(stack: BlockStack) -> Finding:
-    """Anisotropy grows in training.
+    """Anisotropy grows in training, by more than a fifth.
 
-    svd_ratio, mean over blocks, at the last step minus step 0 and minus the first measured step after it.
+    svd_ratio, mean over blocks, late in training over that at step 0, and over that early in training, minus 1.
+
+    Late and early are the means over the last and the first third of the measured steps after initialisation, so that
+    no single step decides and a jump from step 0 to step 1 is no growth. The margin is relative, a fifth of the value
+    before, since the scale of σ₁/Σσ depends on the width. Undecided where as many steps whose changes go up or down by
+    chance grow as much too often (p > .05 of all choices of their signs); three seeds answer that by themselves.
     """
     readings = stack.needed("svd_ratio")
     evidence.need_series(readings)
     layers, steps = shared_steps([readings])
-    grown = _growth(readings)
-    if not grown:
+    if len(steps) < 2:
         raise Missing("two steps with a number at the same blocks", f"{len(steps)} step has numbers at all of them")
+    grown = _growth(readings)
+    parts = [_growth_part(name, readings, *ends) for name, ends in grown.items()]
+    if _EARLY not in grown:
+        parts.append(Part.absent(_EARLY, Missing("second step after step 0", "measure more"), margin=GROWTH_MARGIN))
+    cosines = _growth(cosine := stack.blocks("average_cosine")) if stack.blocks("average_cosine") else {}
+    described = {f"average cosine: {n}": _mean_of(cosine, b) - _mean_of(cosine, a) for n, (a, b) in cosines.items()}
+    parts += Part.describe_all({"late": _mean_of(readings, evidence.late(steps)), **described})
     last = steps[-1]
-    parts = [Part.of(name, gap, margin=GROWTH_MARGIN) for name, (_, gap) in grown.items()]
-    cosines = _growth(stack.blocks("average_cosine")).items()
-    described = {f"average cosine: {name}": gap for name, (_, gap) in cosines}
-    parts += Part.describe_all({"at the end": block_mean(readings, last, layers), **described})
 
     def sentence(parts: Parts, part: Part) -> str:
-        growths = [f"{parts[name]} since step {start}" for name, (start, _) in grown.items() if name in parts]
-        text = f"the mean over blocks of σ₁/Σσ is {parts['at the end']} at step {last} and has grown by "
-        text += f"{' and by '.join(growths)}; what decides is the growth since step {grown[part.name][0]}, "
-        cosines = [p for name, p in parts.items() if name.startswith("average cosine: ")]
-        beside = f" (the average cosine has grown by {cosines[0]})" if cosines else ""
+        growths = [f"{parts[name]} {name}" for name in grown if name in parts]
+        text = f"the mean over blocks of σ₁/Σσ is {parts['late']} late in training, up to step {last}, and has grown "
+        text += f"in relative terms by {' and by '.join(growths)}; what decides is the growth {part.name}, "
+        cosines = [f"{p} {n.removeprefix('average cosine: ')}" for n, p in parts.items() if n.startswith("average cos")]
+        beside = f" (the average cosine has grown by {' and by '.join(cosines)})" if cosines else ""
         return text + part.outcome + beside
 
     course = evidence.step_records({c: r for c, r in readings.items() if c.layer in layers and c.step in steps})
     return Finding(parts, sentence, {"step": last, "steps": course})
 
 
-def _growth(readings: Readings) -> dict[str, tuple[int, Quantity]]:
-    """The last step minus step 0 and minus the first step after it: (start step, difference) for each."""
+_START, _EARLY = "since step 0", "since early in training"
+
+
+def _growth(readings: Readings) -> dict[str, tuple[Sequence[int | None], Sequence[int | None]]]:
+    """The steps before and after each growth: step 0 and late, early and late."""
+    steps = shared_steps([readings])[1]
+    early, late = evidence.early(steps), evidence.late(steps)
+    starts: dict[str, Sequence[int | None]] = {_START: [0]} if 0 in steps and len(steps) > 1 else {}
+    starts |= {_EARLY: early} if early else {}
+    return {name: (before, late) for name, before in starts.items()}
+
+
+def _mean_of(readings: Readings, steps: Sequence[int | None]) -> Quantity:
+    """The mean over steps of the mean over the blocks that all of them have."""
+    layers = shared_steps([readings])[0]
+    return mean([block_mean(readings, step, layers) for step in steps])
+
+
+def _growth_part(name: str, readings: Readings, before: Sequence[int | None], after: Sequence[int | None]) -> Part:
+    """The relative growth between two groups of steps; open where a walk grows as much too often."""
     layers, steps = shared_steps([readings])
-    later = [step for step in steps if step > 0]
-    starts = {"since step 0": 0} if len(steps) > 1 and steps[0] == 0 else {}
-    starts |= {"since the first step": later[0]} if len(later) > 1 else {}
-    means = {step: block_mean(readings, step, layers) for step in (*starts.values(), *steps[-1:])}
-    return {name: (start, means[steps[-1]] - means[start]) for name, start in starts.items()}
+    counted = [step for step in steps if step >= (before[0] or 0)]
+    course = np.array([[block_mean(readings, step, layers).value for step in counted]])
+    places = [[counted.index(step) for step in group] for group in (before, after)]  # type: ignore[arg-type]
+    p = walk_p(course, lambda walks: walks[:, 0, places[1]].mean(-1) - walks[:, 0, places[0]].mean(-1))
+    part = Part.of(name, -relative_fall(_mean_of(readings, before), _mean_of(readings, after)), margin=GROWTH_MARGIN)
+    return replace(part, reason=part.reason or (walk_doubt(p, "steps") if part.low > part.margin else ""))
 
 
 @claim(of=stacks, source=SOURCE, metrics=("local_anisotropy", "svd_ratio"), margin=LOCAL_MARGIN, about="training")
@@ -247,6 +296,10 @@ def estimators_agree(stack: BlockStack) -> Finding:
     """TwoNN, Levina–Bickel and GRIDE agree on which blocks have the higher intrinsic dimension.
 
     Spearman's correlation over blocks of the profiles of each two estimators, at the last measured step.
+
+    Its interval is as wide as contexts (jackknife over folds) or the number of blocks (Fisher's Z) make it. Blocks side
+    by side are alike, so that unrelated profiles correlate: undecided where profiles whose changes go up or down by
+    chance do as well too often (p > .05 of all choices of their signs).
     """
     found = {name: readings for name in ESTIMATORS if (readings := stack.blocks(name))}
     if len(found) < 2:
@@ -260,8 +313,13 @@ def estimators_agree(stack: BlockStack) -> Finding:
     numbers = {name: [profile[layer] for layer in layers] for name, profile in at.items()}
     parts, named = [], {}
     for one, two in itertools.combinations(numbers, 2):
-        quantity = combine([*numbers[one], *numbers[two]], lambda v: correlate(v[:n], v[n:], "spearman"))
-        parts.append(Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan, bounds=CORRELATION))
+        quantity = correlated(numbers[one], numbers[two], "spearman")
+        ends = sites_interval(quantity, n, ranked=True)
+        part = Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan, bounds=CORRELATION)
+        first, second = (np.array([number.value for number in numbers[name]]) for name in (one, two))
+        p = walk_p(second[None], functools.partial(rank_correlations, first))
+        lucky = walk_doubt(p, "blocks") if ends[0] > AGREEMENT_MARGIN else ""
+        parts.append(replace(part, low=ends[0], high=ends[1], reason=part.reason or lucky))
         named[parts[-1].name] = f"{ESTIMATORS[one]} and {ESTIMATORS[two]}"
 
     def sentence(parts: Parts, part: Part) -> str:
