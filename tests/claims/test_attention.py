@@ -43,7 +43,7 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (attending, {}, {"metrics": ("attention_max", "attention_entropy")}, "holds"),
     (attending, {}, {"sharp": -0.09}, "fails"),
     (attending, {"noise": 1e-6}, {"sharp": 0.0002}, "fails"),  # in perfect order, and next to nothing
-    (attending, {"noise": 0.002}, {"sharp": 0.05}, "undecided"),
+    (attending, {"noise": 0.002}, {"sharp": 0.053}, "undecided"),
     (attending, {"noise": 0.1}, {"sharp": 0.01}, "undecided"),
     (attending, {}, {"metrics": ("attention_sharpness",)}, "undecided"),  # entropy was not measured
     (attending, {"steps": (0, 1, 2, 4)}, {}, "undecided"),
@@ -260,15 +260,28 @@ def test_rows_written_twice_are_harmless() -> None:
 
 
 @pytest.mark.parametrize("sheet", [Course().drifting(query=-0.9), Course().attending(sharp=-0.09)])
-def test_of_a_model_that_hardly_learned_nothing_is_said(sheet: Course) -> None:
-    place = {"layer": None, "depth": None, "kind": "training", "group": "", "variant": "", "head": None}
+def test_of_a_model_that_did_not_learn_nothing_is_said(sheet: Course) -> None:
     name = TOGETHER if any(row["metric"] == "qk_cosine" for row in sheet.rows) else SHARPENS
-    for last, status in ((5.0, "undecided"), (3.0, "fails")):
-        ends = [(STEPS[0], 5.1), (STEPS[-1], last)]
-        losses = [
-            {**sheet.rows[0], **place, "metric": "loss", "step": s, "value": v, "replicates": None} for s, v in ends
-        ]
+    for end, status in ((2.95, "undecided"), (2.0, "fails")):
         course = Course()
-        course.rows = [*sheet.rows, *losses]
+        course.rows = [*sheet.rows, *Course().losses(end=end, constant=3.0).rows]
         found = judged(name, course)
-        assert found.status == status and ("hardly learned (loss from 5.1 to 5)" in found.why) == (last == 5.0)
+        assert found.status == status and ("the model did not learn" in found.why) == (end == 2.95)
+
+
+def test_a_walk_is_no_trend_in_one_run() -> None:
+    """Up in four of six steps: a high rank correlation that many walks have, with a tiny interval over contexts."""
+    course = dict(zip(STEPS, (0.2, 0.3, 0.25, 0.45, 0.6, 0.58, 0.7), strict=True))
+
+    def table(seeds: int) -> list[Verdict]:
+        sheets = []
+        for number in range(seeds):
+            sheet = Course(number=number, entropy=number)
+            sheet.add("attention_sharpness", lambda step, _: course[step], kind="scores")
+            sheets.append(sheet.add("attention_entropy", lambda step, _: 1 - course[step], kind="scores"))
+        return evaluate_claims(media_table(*sheets), [SHARPENS])
+
+    one = table(1)[0]
+    assert one.low > one.margin and one.status == "undecided"
+    assert "steps whose changes go up or down by chance do as well too often" in one.why
+    assert table(3)[0].status == "holds", "three trainings that do the same are no walks"

@@ -26,7 +26,6 @@ from anisoscope.results.query import Query, Row, Table, with_options
 T = TypeVar("T")
 ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
-LEARNED = 0.1  # relative fall of the loss from which a model counts as having learned
 LOSSES = ("probe_loss", "loss")
 GATE = {"probe_loss": None, "weighted_probe_loss": "1"}  # held-out losses, with `weighted` of their constant_loss
 ENERGY = "gradient_energy"
@@ -98,7 +97,6 @@ class Run:
     repeats: tuple[int, ...] = ()  # other seeds that are measurements of the same run
     role: str = ""  # encoder | decoder | encoder-decoder | neither; "" = unknown
     entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the model in run.json
-    losses: Mapping[int, float] = field(default_factory=dict, repr=False, compare=False)  # training loss by step
     # held-out loss and that of the best constant prediction, at the steps that have both
     held_out: Mapping[int | None, tuple[Row, Row]] = field(default_factory=dict, repr=False, compare=False)
     alternative: Alternative = AS_CHOSEN  # other rows to read in place of those that a claim asks for
@@ -170,23 +168,6 @@ class Run:
     def groups(self, metric: str) -> list[str]:
         """The groups for which a metric was measured."""
         return sorted(self.of(metric).where(seed=self.seed, head=None).values("group"))
-
-    def fall(self, step: int | None) -> tuple[int, float, float] | None:
-        """The first step with a loss, its loss, and the last loss up to `step`; None with fewer than two losses."""
-        course = {at: loss for at, loss in self.losses.items() if step is None or at <= step}
-        return (min(course), course[min(course)], course[max(course)]) if len(course) > 1 else None
-
-    def learned(self, step: int | None) -> bool:
-        """Whether the loss is known to have fallen by more than a tenth."""
-        fall = self.fall(step)
-        return fall is not None and fall[2] < (1 - LEARNED) * fall[1]
-
-    def hardly_learned(self, step: int | None) -> str:
-        """A phrase for a model whose loss has hardly fallen since step 0; empty if it has fallen or is unknown."""
-        fall = self.fall(step)
-        if fall is None or fall[0] > 0 or self.learned(step):
-            return ""
-        return f"hardly learned (loss from {figure(fall[1])} to {figure(fall[2])})"
 
 
 Study = dict[str, Run]  # the models of one seed, by name
@@ -468,10 +449,6 @@ def studies_by_seed(
     entries: dict[str, dict[str, Any]] = {}
     for entry in table.about.get("models") or ():  # merge the entries of several runs of one model
         entries[str(entry.get("name"))] = {**entry, **entries.get(str(entry.get("name")), {})}
-    losses: dict[tuple[str, int | None], dict[int, float]] = {}
-    for metric in LOSSES:  # held-out probe loss first
-        for key, logged in query.where(metric=metric, step=...).known().groups("model", "seed").items():
-            losses.setdefault(key, dict(zip(logged.column("step"), logged.column("value"), strict=True)))
     held_out = _held_out(query)
     seeds: dict[str, set[int]] = {model: set() for model in query.values("model") if model}
     for model, seed in read.where(head=None).groups("model", "seed"):
@@ -481,10 +458,9 @@ def studies_by_seed(
     def run(model: str, seed: Any) -> Run:
         chosen = ranks.get(model) if rank is None else rank
         copies, entry = tuple(kept[model].get(seed, ())), entries.get(model, {})
-        course = losses.get((model, seed)) or losses.get((model, None)) or {}
         of_model = rows.get(model, Query())
         gate = held_out.get((model, seed)) or held_out.get((model, None)) or {}
-        return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, course, gate)
+        return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, gate)
 
     aligned = _aligned({model: list(found) or [None] for model, found in kept.items()})
     return [{model: run(model, seed) for model, seed in study.items()} for study in aligned]

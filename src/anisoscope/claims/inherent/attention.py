@@ -6,23 +6,27 @@ Notation
     d      width of a head; two random directions have |cos| = √(2/(πd)) on average. Averaging rotated vectors over
            positions cancels the fast rotary channels, so this holds for d channels only before rotation
 The value of a layer is the mean over its heads. Intervals are the jackknife over context folds: they cover variation
-over contexts, not over trainings. Steps of one run are not independent, so no p is given: ρ describes this run. If
-the loss fell by less than a tenth since step 0, the claims are undecided.
+over contexts, not over trainings. Steps of one run are not independent: a trend that a walk without direction has too
+often (`claims.engine.walk`; all layers turn together) is left open for one run, and three seeds answer it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Sentence, claim
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, block_mean, stacks, steps_of
+from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
 from anisoscope.claims.inherent.drift import SOURCE
-from anisoscope.results.quantity import Quantity, combine, combine_folds, correlate
+from anisoscope.results.quantity import Quantity, combine, combine_folds, correlate, mean
 
 TREND_MARGIN = 0.5
 RISE_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
@@ -61,7 +65,8 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     meet, after rotation; before rotation is told beside where it was measured. The lead over random directions is taken
     before rotation: after it the mean over positions keeps only slow channels, in which random directions are more
     parallel than d says (|cos| .15 instead of .10 for 64 channels and 512 positions). A model known to rotate that was
-    measured after rotation alone stays undecided. Margins are ours. Steps are not independent: it describes.
+    measured after rotation alone stays undecided, and so does a trend that steps whose changes go up or down by chance
+    have too often (p > .05 of all choices of their signs). Margins are ours.
     """
     courses = _courses(stack, "")
     try:
@@ -86,11 +91,10 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
         return f"{text}; what decides is {_DECIDING[part.name]}, {part.outcome}"
 
     by_layer = [{"layer": n, **{name: _trend(c, [n]).value for name, c in courses.items()}} for n in layers]
-    return _over_training(stack, [*parts, *others], sentence, courses, aspects=aspects, layers=by_layer)
+    return _over_training([*parts, *others], sentence, courses, aspects=aspects, layers=by_layer)
 
 
 def _over_training(
-    stack: BlockStack,
     parts: list[Part],
     sentence: Sentence,
     courses: Mapping[str, Course],
@@ -98,12 +102,10 @@ def _over_training(
     aspects: Any,
     **more: Any,
 ) -> Finding:
-    """The finding with its courses, undecided for a model whose loss has hardly fallen."""
+    """The finding with its courses."""
     last = steps_of(next(iter(courses.values())))[-1]
     details = {"step": last, "courses": {name: evidence.step_records(course) for name, course in courses.items()}}
-    hardly = stack.run.hardly_learned(last)
-    left_open = f"the model {hardly}" if hardly else ""
-    return Finding(parts, sentence, {**details, **more}, aspects=aspects, left_open=left_open)
+    return Finding(parts, sentence, {**details, **more}, aspects=aspects)
 
 
 def _courses(stack: BlockStack, suffix: str) -> dict[str, Course]:
@@ -162,7 +164,14 @@ def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
 def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool = True) -> Part:
     trend = -_trend(course) if falls else _trend(course)
     more = {} if math.isfinite(trend.value) else {"reason": f"the {name} is the same at every step of a layer"}
-    return Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
+    part = Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
+    if not part.low > TREND_MARGIN:
+        return part
+    layers, steps = evidence.shared_steps([course])
+    values = {(cell.layer, cell.step): quantity.value for cell, quantity in course.items()}
+    table = np.array([[values[layer, step] for step in steps] for layer in layers]) * (-1 if falls else 1)
+    p = walk_p(table, functools.partial(rank_correlations, np.arange(len(steps), dtype=float)))
+    return replace(part, reason=part.reason or walk_doubt(p, "steps"))
 
 
 def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
@@ -211,10 +220,11 @@ def attention_sharpens(stack: BlockStack) -> Finding:
 
     In each layer, of the mean over its heads; the mean over layers is judged, over five steps at least. Where sharpness
     was not measured the mean row maximum (attention_max) takes its place. It must also rise by more than .05 from the
-    first step to the last, a twentieth of the way from even attention to a single key: an order of steps can be perfect
-    where nothing happens (.0012 to .0014 was such a course, and all that was looked at when the .05 was set). Without
-    the first key, which may be a mere sink, it is told beside where that was measured. Margins are ours. Steps are not
-    independent: it describes.
+    first step to late in training (the mean over the last third of the steps), a twentieth of the way from even
+    attention to a single key: an order of steps can be perfect where nothing happens (.0012 to .0014 was such a course,
+    and all that was looked at when the .05 was set). A trend that steps whose changes go up or down by chance have too
+    often (p > .05 of all choices of their signs) stays open. Without the first key, which may be a mere sink, it is
+    told beside where that was measured. Margins are ours.
     """
     scores = replace(stack, kind="scores")
     first = next((name for name in _SHARP if scores.blocks(name)), None)
@@ -229,13 +239,14 @@ def attention_sharpens(stack: BlockStack) -> Finding:
         parts.append(Part.absent(_ENTROPY, Missing("attention_entropy", _HOW), margin=TREND_MARGIN))
     others = _without_first(scores, first)
     steps = steps_of(courses[first])
-    start, end = (block_mean(courses[first], step) for step in (steps[0], steps[-1]))
+    start = block_mean(courses[first], steps[0])
+    end = mean([block_mean(courses[first], step) for step in evidence.late(steps)])
     parts.append(Part.of(_RISE, end - start, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
-    parts += Part.describe_all({"at the start": start, "at the end": end})
+    parts += Part.describe_all({"at the start": start, "late": end})
 
     def sentence(parts: Parts, part: Part) -> str:
-        text = f"from step {steps[0]} to {steps[-1]}, in {len(steps)} steps, the {_SHARP[first]} of attention goes "
-        text += f"from {parts['at the start'].number} to {parts['at the end']}, by {parts[_RISE]}"
+        text = f"from step {steps[0]} to the last third of {len(steps)} steps up to {steps[-1]} the {_SHARP[first]} of "
+        text += f"attention goes from {parts['at the start'].number} to {parts['late']}, by {parts[_RISE]}"
         told = {_SHARPER: "it", _ENTROPY: "minus the entropy"}
         results = [f"{parts[name]} for {words}" for name, words in told.items() if parts[name].measured]
         text += f"; the rank correlation with the step is {' and '.join(results)}" if results else ""
@@ -244,7 +255,7 @@ def attention_sharpens(stack: BlockStack) -> Finding:
         return text + (f" (without the first key {rest})" if rest is not None and rest.measured else "")
 
     aspects = {_NO_FIRST: tuple(part.name for part in others)} if others else {}
-    return _over_training(stack, [*parts, *others], sentence, courses, aspects=aspects)
+    return _over_training([*parts, *others], sentence, courses, aspects=aspects)
 
 
 def _without_first(scores: BlockStack, first: str) -> list[Part]:

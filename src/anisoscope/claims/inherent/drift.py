@@ -30,6 +30,8 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Study, figure, listed, stacks
+from anisoscope.claims.engine.learning import learned
+from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
 from anisoscope.results.modality import MODALITIES, TEXT, attends, modality_name
 from anisoscope.results.quantity import Quantity, combine_folds, correlate, mean, ranks, t_interval
 from anisoscope.results.query import Row, Table
@@ -39,6 +41,10 @@ METRICS = ("average_cosine", "drift", "mean_norm", "relative_drift", "explained_
 UNTRAINED = "has untrained weights"
 MOST_NAMED = 4  # models named in a sentence
 _ATTENTION = ("query", "key", "scores")
+_RECTIFIED = (  # prefixes of model classes whose stages end in a ReLU
+    *("ResNet", "RegNet", "ResNeXt", "WideResNet", "DenseNet", "VGG", "AlexNet", "SqueezeNet", "ShuffleNet"),
+    *("GoogLeNet", "Inception"),
+)
 _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
 CORRELATION_MARGIN = 0.3
 SHARE_MARGIN = 0.5
@@ -109,7 +115,7 @@ class Stream(BlockStack):
             return UNTRAINED
         if self.noted("WRONG TEXT"):
             return "was shown a text that its tokenizer does not know"
-        return self.run.hardly_learned(self.step)
+        return "did not learn" if learned(self.run, self.step).status == "did not learn" else ""
 
     @property
     def attends(self) -> bool:
@@ -119,6 +125,11 @@ class Stream(BlockStack):
         kinds = {str(kind) for kind in self.run.entry.get("sites") or ()}
         seen = {cell.kind for metric in METRICS for cell in self.run.rows(metric)}
         return bool((kinds | seen) & set(_ATTENTION)) or str(self.run.entry.get("architecture", "")).startswith("Cvt")
+
+    @property
+    def rectified(self) -> bool:
+        """Whether the stages are known to end in a ReLU, which alone makes an average cosine high."""
+        return str(self.run.entry.get("architecture", "")).startswith(_RECTIFIED)
 
     def mean(self) -> Quantity:
         """The average cosine, mean over blocks."""
@@ -322,7 +333,9 @@ def drift_explains_anisotropy(given: BlockStack | Study) -> Finding:
     It must lie beyond .3 with p ≤ .05, and the median over the sites of the share 1 − A(centred)/A beyond .5; both
     margins are ours. Taken at the last measured step; six sites at least, since five reach p ≤ .05 only in perfect
     order. Its interval is as wide as contexts (jackknife over folds) or the number of sites (Fisher's Z) make it; p
-    tries every order of up to nine sites and is by t beyond. Pearson's correlation is told beside it, with the same.
+    tries every order of up to nine sites and is by t beyond. Neighbouring layers are alike, so that two profiles that
+    have nothing to do with each other correlate: undecided where profiles whose changes go up or down by chance do as
+    well too often (p > .05 of all choices of their signs). Pearson's correlation is told beside it, with its p.
     Two models or more are judged together too, over within-model ranks: the interval leaves out one model after another
     (Z, t of one degree less than models; three at least), and models that are not explained are named; p is then that
     of layers shuffled within models. Layers are no independent samples: every p describes. Models with untrained
@@ -367,8 +380,12 @@ def _parts(stream: Stream) -> list[Part]:
         second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=engine.SHARE)
     else:
         second = Part.absent(_SHARE, Missing("explained_by_drift at the same sites", _HOW), margin=SHARE_MARGIN)
-    lucky = first.low > first.margin and not first.p <= engine.ALPHA
-    doubt = f"other orders of the sites do as well too often (p = {figure(first.p)})" if lucky else ""
+    doubt = ""
+    if first.low > first.margin:
+        drift, cosine = (np.array([pair[side].value for pair in pairs]) for side in (0, 1))
+        often = f"other orders of the sites do as well too often (p = {figure(first.p)})"
+        doubt = walk_doubt(walk_p(cosine[None], functools.partial(rank_correlations, drift)), "sites")
+        doubt = doubt if first.p <= engine.ALPHA else often
     doubt = (_few(pairs) or doubt) if first.measured else _note(stream, pairs, first)
     return [replace(first, reason=doubt), replace(second, reason=_few(pairs) or second.reason)]
 
