@@ -68,6 +68,30 @@ def inherent(seed: int) -> Table:
     return media(levels, seed=seed, models=(2, 3, 6)[seed % 3], scatter=0.05, tails=(math.inf, 3.0)[seed % 2])
 
 
+def weakly_inherent(seed: int) -> Table:
+    """All models with attention are weakly anisotropic, and those without hardly at all: .09 below them."""
+    return media({**dict.fromkeys(ATTENDING, 0.15), "convolution": 0.06}, seed=seed, scatter=0.01)
+
+
+def rectified(seed: int) -> Table:
+    """Convolutions whose cosine is that of a ReLU, beside models with attention that differ from them or do not."""
+    levels = {**dict.fromkeys(ATTENDING, (0.1, 0.3)[seed % 2]), "convolution": 0.5}
+    return media(levels, seed=seed, models=(2, 4)[seed % 2], architecture="ResNetModel", scatter=0.03)
+
+
+def single_models(seed: int) -> Table:
+    """One model of each kind: they scatter, and so any two of them differ."""
+    return media(dict.fromkeys((*ATTENDING, "convolution"), 0.4), seed=seed, models=1, scatter=0.2)
+
+
+def untrained(seed: int) -> Table:
+    """A model with attention that never learned is isotropic, beside others that are not."""
+    table = inherent(seed)
+    sheet = Media("text-lazy", layers=6, steps=(0, 1000), noise=0.005, entropy=(seed, 99))
+    sheet.stream(0.0).losses(end=2.95, constant=3.0)
+    return Table.concat([table, media_table(sheet)], table.about)
+
+
 def sites(seed: Any, drift: Any, cosine: Any, *, layers: int = 12, share: float = 0.95, **more: Any) -> Table:
     """One model whose drift and average cosine are functions of depth."""
     sheet = Media("m", layers=layers, entropy=seed, **{"noise": 0.002, **more})
@@ -80,6 +104,25 @@ def unrelated_sites(seed: int) -> Table:
     one, two = np.random.default_rng((seed, 2)).normal(size=(2, layers + 1))
     drift, cosine = (lambda d: 5 + one[round(d * layers)]), (lambda d: 0.4 + 0.1 * two[round(d * layers)])
     return sites(seed, drift, cosine, layers=layers)
+
+
+def walking_sites(seed: int) -> Table:
+    """Neighbouring layers are alike in drift and in average cosine, which have nothing to do with each other."""
+    layers = (6, 12, 24)[seed % 3]
+    one, two = (walk((seed, i), range(layers + 1), by=1.0) for i in (1, 2))
+    drift, cosine = (lambda d: 20 + one[round(d * layers)]), (lambda d: 0.5 + 0.03 * two[round(d * layers)])
+    return sites(seed, drift, cosine, layers=layers)
+
+
+def walking_models(seed: int) -> Table:
+    """The same in several models, judged together."""
+    sheets = []
+    for i in range((3, 6)[seed % 2]):
+        one, two = (walk((seed, i, side), range(13), by=1.0) for side in (1, 2))
+        sheet = Media(f"m{i}", layers=12, entropy=(seed, i), noise=0.002)
+        drift, cosine = (lambda d, w=one: 20 + w[round(12 * d)]), (lambda d, w=two: 0.5 + 0.03 * w[round(12 * d)])
+        sheets.append(sheet.stream(cosine, drift))
+    return media_table(*sheets)
 
 
 def related(depth: float) -> float:
@@ -124,6 +167,20 @@ LEVELS = {"query": 2.0, "key": 2.0, "cosine": 0.4, "sharp": 0.3, "entropy": 0.7}
 def still_attention(seed: int) -> Table:
     noise = (0.001, 0.01, 0.05)[seed % 3]
     return attention({n: (lambda step, v=v: v) for n, v in LEVELS.items()}, seed=seed, noise=noise, common=0.3)
+
+
+def wandering_attention(seed: int) -> Table:
+    """Every quantity wanders from step to step, all of them and all layers together: the worst case."""
+    course = walk((seed, 3), STEPS, by=1.0)
+    sizes = {"query": 0.2, "key": 0.2, "cosine": 0.05, "sharp": 0.04, "entropy": -0.04}
+    truths = {n: (lambda step, n=n: LEVELS[n] + sizes[n] * course[step]) for n in LEVELS}
+    return attention(truths, seed=seed, layers=(1, 4)[seed % 2])
+
+
+def hardly_sharper(seed: int) -> Table:
+    """A perfect order of steps in which nothing happens."""
+    truths = {"sharp": rising(0.0012, 0.0014), "entropy": rising(0.999, 0.998)}
+    return attention(truths, seed=seed, noise=1e-6)
 
 
 # -- untrained blocks --------------------------------------------------------------------------------------------------
@@ -192,6 +249,18 @@ def unmoved(seed: int) -> Table:
     return block(lambda bias: level, sharp=lambda bias: level, seed=seed, scatter=scatter, inits=("normal",))
 
 
+def own_offset(seed: int) -> Table:
+    """A block that adds a little of its own to what it lets pass, whatever the bias."""
+    own = (0.005, 0.012)[seed % 2]
+    return block(lambda bias: own + (1 - own) * passed_on(bias), seed=seed, inits=("normal",))
+
+
+def hardly_moved(seed: int) -> Table:
+    """A perfect order of biases in which nothing happens."""
+    tiny = lambda bias: 0.01 + 0.0003 * bias / 200  # noqa: E731
+    return block(tiny, sharp=tiny, seed=seed, scatter=1e-6, inits=("normal",))
+
+
 # -- arms of attention -------------------------------------------------------------------------------------------------
 
 ARM_STEPS = (0, 1, 4, 16, 64, 256, 1000)
@@ -258,6 +327,13 @@ def wandering_arms(seed: int) -> Table:
     return attention_arms(arms, SHARP, seed=seed, seeds=(3, 5)[seed % 2])
 
 
+def passing_arms(seed: int) -> Table:
+    """In all arms alike the average cosine rises in the first steps and is gone at the end."""
+    course = {0: 0.3, 1: 0.4, 4: 0.8, 16: 0.7, 64: 0.4, 256: 0.3, 1000: 0.3}
+    arms = dict.fromkeys(SHARP, lambda step, number: course[step])
+    return attention_arms(arms, SHARP, seed=seed, scatter=(0.005, 0.03)[seed % 2])
+
+
 def equally_sharp(seed: int) -> Table:
     sharp = dict.fromkeys(SHARP, (0.3, 0.02)[seed % 2])
     return attention_arms(dict.fromkeys(SHARP, risen), sharp, seed=seed, scatter=(0.02, 0.2)[seed % 2])
@@ -271,45 +347,47 @@ INHERENT: dict[str, Specimen] = {
     ),
     "convolution_differs": Specimen(
         lambda: media({**dict.fromkeys(ATTENDING, 0.5), "convolution": 0.1}),
-        {"no difference": no_difference, "isotropic": isotropic},
+        {"no difference": no_difference, "isotropic": isotropic, "relu": rectified, "single": single_models},
         lambda: media(dict.fromkeys((*ATTENDING, "convolution"), 0.4)),
     ),
     "not_inherent": Specimen(
         lambda: media(dict.fromkeys((*ATTENDING, "convolution"), 0.4)),
-        {"inherent": inherent},
+        {"inherent": inherent, "relu": rectified, "weak": weakly_inherent, "untrained": untrained},
         lambda: media({**dict.fromkeys(ATTENDING, 0.5), "convolution": 0.02}),
     ),
     "drift_explains_anisotropy": Specimen(
         lambda: sites(0, related, lambda depth: 0.2 + 0.5 * depth),
-        {"unrelated": unrelated_sites},
+        {"unrelated": unrelated_sites, "walk": walking_sites, "models": walking_models},
         lambda: sites(0, related, lambda depth: 0.8 - 0.5 * depth),
     ),
     "queries_and_keys_drift_together": Specimen(
         lambda: attention({"query": rising(1, 4), "key": rising(1, 4), "cosine": rising(0.05, 0.6)}),
-        {"still": still_attention},
+        {"still": still_attention, "walk": wandering_attention},
         lambda: attention({"query": rising(4, 1), "key": rising(4, 1), "cosine": rising(0.6, 0.05)}),
     ),
     "attention_sharpens": Specimen(
         lambda: attention({"sharp": rising(0.1, 0.6), "entropy": rising(0.9, 0.4)}),
-        {"still": still_attention},
+        {"still": still_attention, "walk": wandering_attention, "tiny": hardly_sharper},
         lambda: attention({"sharp": rising(0.6, 0.1), "entropy": rising(0.4, 0.9)}),
     ),
     "anisotropic_at_initialisation": Specimen(
         lambda: block(lambda bias: odds(passed_on(bias), 2.0)),
-        {"identity": identity},
+        {"identity": identity, "offset": own_offset},
         lambda: block(lambda bias: odds(passed_on(bias), 0.5)),
     ),
     "anisotropy_grows_with_bias": Specimen(
-        lambda: block(passed_on), {"unmoved": unmoved}, lambda: block(lambda bias: 0.9 * (1 - passed_on(bias)))
+        lambda: block(passed_on),
+        {"unmoved": unmoved, "tiny": hardly_moved},
+        lambda: block(lambda bias: 0.9 * (1 - passed_on(bias))),
     ),
     "sharpness_grows_with_bias": Specimen(
         lambda: block(passed_on, sharp=lambda bias: 0.02 + 0.5 * (bias / 200) ** 1.5),
-        {"unmoved": unmoved},
+        {"unmoved": unmoved, "tiny": hardly_moved},
         lambda: block(passed_on, sharp=lambda bias: 0.5 - 0.4 * bias / 200),
     ),
     "anisotropy_without_drift": Specimen(
         lambda: attention_arms(dict.fromkeys(SHARP, risen), SHARP),
-        {"no rise": arms_without_rise, "wandering": wandering_arms},
+        {"no rise": arms_without_rise, "wandering": wandering_arms, "transient": passing_arms},
         lambda: attention_arms({"softmax": risen, "mean-removed": level, "uniform": level}, SHARP),
     ),
     "sharpness_needs_drift": Specimen(

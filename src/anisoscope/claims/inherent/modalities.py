@@ -3,7 +3,9 @@
 Notation
     A      average cosine, mean over the blocks of a stack at its last measured step
 All models that are not convolutional count as models with attention. Hybrids (CvT) belong to the modality convolution,
-as in the literature, but do not count as models without attention.
+as in the literature, but do not count as models without attention. Stages that end in a ReLU (ResNet, RegNet, …) have
+rows without negative coordinates, whose average cosine is high whatever a model has learned: where convolution is
+compared with attention, models known to be of that kind do not count.
 The margin of .1 for "anisotropic" is our choice: rows without a common direction have A near 0 in any modality.
 """
 
@@ -15,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive
+from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive, judge
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, counted, listed, whole
 from anisoscope.claims.inherent.drift import SOURCE, Stream, needed_streams, stream_record, table_streams
@@ -39,7 +41,8 @@ BEYOND = 0.2  # average cosine above which a block counts in `share_beyond`
 DIFFERENCE_MARGIN = 0.1
 _GAP, _IMAGES = "attention minus convolution", "vision minus convolution"
 _DIFFERENCES = (-2.0, 2.0)  # bounds of a difference of two cosines
-RELU = "stages that end in a ReLU have a high cosine by that alone, from which this does not tell convolution apart"
+_SCATTER = ": half-width over models"
+FEWEST_SIDE = 2  # models needed on either side of a comparison: any two models differ
 MORE = "profile models of other modalities too and give all runs to `anisoscope claims`"
 
 
@@ -84,8 +87,8 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
     Two of the five modalities are needed at least, of which convolution is one, and how many were seen is told; how it
     stands without convolution, and in every single model, is told beside, and models that are not anisotropic are
-    named. Models with untrained weights do not count, nor do those that hardly learned (a loss that fell by less than a
-    tenth since step 0) or were shown a text of unknown tokens.
+    named. Models with untrained weights do not count, nor do those that did not learn or were shown a text of unknown
+    tokens.
     """
     found, note = needed_streams(study)
     seen = {stream.modality for stream in found.values()}
@@ -107,12 +110,17 @@ def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
     """The part for one modality: the mean over its models, with an interval that includes variation between models."""
     means = list(model_means(found).values())
     part = Part.of(modality, mean(means), margin=ANISOTROPIC, p=math.nan, bounds=CORRELATION)
+    return _over_models(part, means)
+
+
+def _over_models(part: Part, means: Sequence[Quantity], *, looks: int = 1) -> Part:
+    """A mean over models with an interval that includes their variation: both of two, t from three on."""
     if len(means) < 2 or not math.isfinite(part.low):
         return part
     if len(means) < FEWEST_CLUSTERS:
-        ends = list(zip(*(quantity.interval() for quantity in means), strict=True))
+        ends = list(zip(*(quantity.interval_among(looks) for quantity in means), strict=True))
         return replace(part, low=min(part.low, *ends[0]), high=max(part.high, *ends[1]))
-    half = t_interval([quantity.value for quantity in means])[0]
+    half = t_interval([quantity.value for quantity in means], looks=looks)[0]
     low, high = min(part.low, part.effect - half), max(part.high, part.effect + half)
     return replace(part, low=low, high=high, degrees=float(len(means) - 1))
 
@@ -162,31 +170,33 @@ def convolution_differs(study: Study) -> Finding:
     The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
 
     The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
-    jackknife over the models of each side (Welch's degrees of freedom); with one model on a side over contexts, and
-    then it speaks for these models alone. Vision minus convolution, which read the same kind of data, is told beside.
-    Hybrids count as convolutions; models with untrained weights do not count. The stages of ResNet, RegNet and others
-    are read after a ReLU, and rows without negative coordinates have a high average cosine whatever a model has
-    learned, which streams of transformers and of ConvNeXt have no part in: this does not tell convolution from ReLU.
+    over the models of each side (Welch's degrees of freedom), also where seeds are pooled; two models on each side are
+    needed, since any two models differ. Vision minus convolution, which read the same kind of data, is told beside.
+    Hybrids count as convolutions; models with untrained weights do not count, nor do those whose stages end in a ReLU:
+    rows without negative coordinates have a high average cosine whatever a model has learned.
     """
     found, uncounted = needed_streams(study)
-    convolution = [s for s in found.values() if not attends(s.modality)]
+    convolution, left = _without_relu([s for s in found.values() if not attends(s.modality)])
     attention = [s for s in found.values() if attends(s.modality)]
-    for side, words in ((convolution, "convolutional model"), (attention, "model with attention")):
+    for side, words in ((convolution, f"convolutional model{left}"), (attention, "model with attention")):
         if not side:
             raise NotHere(f"{words} with average_cosine at blocks", MORE)
-    parts = [difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)]
+    parts = difference(_GAP, attention, convolution, margin=DIFFERENCE_MARGIN)
     media = {MODALITIES[s.modality].medium for s in convolution}
     same_data = [s for s in attention if s.modality in MODALITIES and MODALITIES[s.modality].medium in media]
     if same_data:
-        parts.append(replace(difference(_IMAGES, same_data, convolution, margin=DIFFERENCE_MARGIN), needed=False))
+        images = difference(_IMAGES, same_data, convolution, margin=DIFFERENCE_MARGIN)
+        parts += [replace(part, needed=False) for part in images]
     sides = {"attention": model_means(attention), "convolution": model_means(convolution)}
     parts += Part.describe_all({name: mean(list(means.values())).value for name, means in sides.items()})
     details: dict[str, Any] = {"models": {n: {m: q.value for m, q in means.items()} for n, means in sides.items()}}
     details["counts"] = counts = {name: len(means) for name, means in sides.items()}
     details["ends"] = {name: stream.step for name, stream in found.items()}
-    several = min(counts.values()) > 1
+    several = min(counts.values()) >= FEWEST_SIDE
     scope = "over {attention} models and {convolution}".format(**counts) if several else "for these models"
-    note = "; ".join(filter(None, (RELU, uncounted)))
+    few = "" if several else f"it takes {FEWEST_SIDE} models on each side, since any two differ, and there are "
+    few += "" if several else "{attention} with attention and {convolution} of convolutions".format(**counts)
+    note = "; ".join(filter(None, (f"of the convolutions{left}" if left else "", uncounted)))
 
     def sentence(parts: Parts, part: Part) -> str:
         one, two = (parts[name] for name in sides)
@@ -197,25 +207,49 @@ def convolution_differs(study: Study) -> Finding:
         images = parts.get(_IMAGES)
         return text + (f" (vision minus convolution is {images})" if images and images.measured else "")
 
-    return Finding(parts, sentence, details, settle=_oriented, scope=scope, note=note)
+    return Finding(parts, sentence, details, settle=_oriented, scope=scope, note=note, left_open=few)
 
 
-def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> Part:
-    """The part for a difference of means over models; interval over models, or contexts if a side has one model."""
+def _without_relu(found: Sequence[Stream]) -> tuple[list[Stream], str]:
+    """Those streams whose stages are not known to end in a ReLU, and a phrase on the others."""
+    rectified = [stream.subject for stream in found if stream.rectified]
+    left = f" without {listed(rectified)}, whose stages end in a ReLU" if rectified else ""
+    return [stream for stream in found if not stream.rectified], left
+
+
+def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margin: float, looks: int = 1) -> list[Part]:
+    """The part for a difference of means over models; interval over models, or contexts if a side has one model.
+
+    With it comes the half-width over models, which `_widened` keeps where seeds are pooled: seeds of the same models
+    do not say what other models would do.
+    """
     more: dict[str, Any] = {"margin": margin, "looks": looks, "bounds": _DIFFERENCES}
     sides = [list(model_means(side).values()) for side in (one, two)]
     gap, error, degrees = welch(*([q.value for q in side] for side in sides))
     if not error > 0:  # one model on a side, or exactly equal models
         # different models may read different contexts, so their folds cannot be paired
         apart = [mean(side).unpaired() for side in sides]
-        return Part.of(name, apart[0] - apart[1], **more)
+        return [Part.of(name, apart[0] - apart[1], **more)]
     half = t_quantile(degrees, among(looks)) * error
-    return Part(name, gap, gap - half, gap + half, p=t_tail(gap, error, degrees=degrees), degrees=degrees, **more)
+    p = t_tail(gap, error, degrees=degrees)
+    return [
+        Part(name, gap, gap - half, gap + half, p=p, degrees=degrees, **more),
+        *Part.describe_all({f"{name}{_SCATTER}": half}),
+    ]
+
+
+def _widened(parts: Parts, name: str) -> Part:
+    """A difference with an interval at least as wide as the scatter over models makes it."""
+    part, scatter = parts[name], parts.get(f"{name}{_SCATTER}")
+    if scatter is None or not scatter.effect > (part.high - part.low) / 2:
+        return part
+    return replace(part, low=part.effect - scatter.effect, high=part.effect + scatter.effect)
 
 
 def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
     """Orient the difference in its observed direction; p is two-sided."""
-    part = -parts[_GAP] if parts[_GAP].effect < 0 else parts[_GAP]
+    part = _widened(parts, _GAP)
+    part = -part if part.effect < 0 else part
     p = min(1.0, 2 * min(part.p, 1 - part.p)) if math.isfinite(part.p) else part.p
     return {**parts, _GAP: replace(part, p=p)}
 
@@ -224,8 +258,9 @@ def _oriented(parts: dict[str, Part]) -> dict[str, Part]:
 # simultaneous (Bonferroni: level 1 − .05/2K for each stack, 1 − .05/2 for the second route).
 
 FEWEST_WITH, FEWEST_WITHOUT = 3, 1  # trained models needed with attention and without
-_WITHOUT = "without attention"
+_WITHOUT, _ITSELF = "without attention", "without attention: anisotropic itself"
 _LARGEST = "largest cosine: "  # over the blocks of a stack
+_LONE = "one model without attention says little of others: any two models differ"
 
 
 @claim(
@@ -243,29 +278,34 @@ def not_inherent(study: Study) -> Finding:
     Two routes on the same table; it holds by either, and fails only where both fail.
 
     First, a stack with attention whose average cosine stays below .1 at every block (the largest of them counts).
-    Second, models without any attention whose average cosine over blocks is not more than .1 below that of the models
-    with it (interval over models, or over contexts where a side has one); a ReLU at the end of their stages can do that
-    by itself. The best of many is chosen, so the intervals hold for all stacks and the second route at once
-    (Bonferroni). So that it can fail as well as hold it needs three trained models with attention and one without any.
-    Models with untrained weights do not count, nor do those whose loss (on the held-out probe where there is one) fell
-    by less than a tenth since step 0: before training almost any is isotropic. Where the table has no loss, that is
-    said.
+    Second, models without any attention whose average cosine over blocks lies beyond .1, so that they are anisotropic
+    at all, and is not more than .1 below that of the models with it (interval over models); models whose stages end in
+    a ReLU do not count, since that alone makes a cosine high. The best of many is chosen, so the intervals hold for all
+    stacks and the second route at once (Bonferroni). So that it can fail as well as hold it needs three trained models
+    with attention and one without any, and its second route two. Models that did not learn do not count: before
+    training almost any is isotropic.
     """
     found, uncounted = needed_streams(study)
     attention = {name: s for name, s in found.items() if s.attends}
-    without = {name: s for name, s in found.items() if not s.attends}
+    others, left = _without_relu([s for s in found.values() if not s.attends])
+    without = {stream.subject: stream for stream in others}
     if not attention:
         raise NotHere(f"{FEWEST_WITH} trained models with attention that have average_cosine at blocks", MORE)
     routes = 2 if without else 1
-    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "below": True, "bounds": CORRELATION}
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "bounds": CORRELATION}
     parts = []
     for name, stream in attention.items():  # the largest average cosine over blocks must lie below the margin
         cosines = [row.quantity for row in stream.blocks("average_cosine").values()]
         largest = combine(cosines, lambda values: max(values) if all(map(math.isfinite, values)) else math.nan)
-        parts.append(Part.of(f"{_LARGEST}{name}", largest, looks=routes * len(attention), **more))
+        parts.append(Part.of(f"{_LARGEST}{name}", largest, looks=routes * len(attention), below=True, **more))
     if without:
         sides = (without.values(), attention.values())
-        parts.append(difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes))
+        parts += difference(_WITHOUT, *sides, margin=-DIFFERENCE_MARGIN, looks=routes)
+        means = list(model_means(without.values()).values())
+        parts = [
+            p if p.name != _WITHOUT else replace(p, reason=_LONE if len(means) < FEWEST_SIDE else "") for p in parts
+        ]
+        parts.append(_over_models(Part.of(_ITSELF, mean(means), looks=routes, **more), means, looks=routes))
     models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
     few = ""  # why the table has too few models to decide
     if models[0] < FEWEST_WITH or models[1] < FEWEST_WITHOUT:
@@ -274,15 +314,18 @@ def not_inherent(study: Study) -> Finding:
     details: dict[str, Any] = {"models": {"attention": list(attention), "without attention": list(without)}}
     details["ends"] = {name: stream.step for name, stream in found.items()}
     details |= {"missing": True} if sum(models) < 2 else {}
-    unknown = [name for name, stream in found.items() if not stream.run.learned(stream.step)]
-    words = "learned anything is not known, since the table has no loss of the first and the last step"
-    notes = [f"whether {listed(unknown)} {words}" if unknown else "", RELU if without else "", uncounted]
+    notes = [f"of the models without attention{left}" if left else "", uncounted]
     about: dict[str, Any] = {"left_open": few, "scope": "for these models", "note": "; ".join(filter(None, notes))}
     return Finding(parts, _either_sentence, details, settle=_best_route, **about)
 
 
 def _best_route(parts: dict[str, Part]) -> dict[str, Part]:
-    best = max(parts.values(), key=lambda part: part.standing)
+    """The stack that comes closest to isotropy, or the weaker half of the second route, whichever stands better."""
+    routes = [part for name, part in parts.items() if name.startswith(_LARGEST)]
+    if _WITHOUT in parts:
+        parts = {**parts, _WITHOUT: _widened(parts, _WITHOUT)}
+        routes.append(judge([parts[_WITHOUT], parts[_ITSELF]])[1])
+    best = max(routes, key=lambda part: part.standing)
     return {**descriptive(parts), best.name: replace(best, needed=True)}
 
 
@@ -297,13 +340,14 @@ def _either_sentence(parts: Parts, part: Part) -> str:
     if second is None or not second.measured:
         return text
     words = f"{second} higher" if second.effect >= 0 else f"{-second} lower"
-    text += f"; in models without attention the average cosine over blocks is {words} than in those with it, "
-    return text + _SECOND_ROUTE[replace(second, reason="").status]
+    itself = parts[_ITSELF]
+    text += f"; in models without attention the average cosine over blocks is {itself}, {words} than in those with it, "
+    return text + _SECOND_ROUTE[judge([replace(second, reason=""), replace(itself, reason="")])[0]]
 
 
 _SIDES: dict[str, str] = {"holds": "short of", "fails": "beyond", "undecided": "which may lie on either side of"}
 _SECOND_ROUTE: dict[str, str] = {
-    "holds": f"so they are at least as anisotropic, to within {DIFFERENCE_MARGIN}",
-    "fails": f"so they are less anisotropic by more than {DIFFERENCE_MARGIN}",
-    "undecided": f"which may or may not be within {DIFFERENCE_MARGIN}",
+    "holds": f"so they are anisotropic, and at least as much, to within {DIFFERENCE_MARGIN}",
+    "fails": f"so they are not anisotropic, or less so by more than {DIFFERENCE_MARGIN}",
+    "undecided": f"which may or may not be anisotropic and within {DIFFERENCE_MARGIN}",
 }
