@@ -1,15 +1,17 @@
 """Claims tested by interventions: a bias added to the inputs of untrained blocks, and attention without drift.
 
-Notation, for blocks at initialisation: N the size of the bias, A the average cosine. An arm is one initialisation,
-width and kind of inputs; a claim about a family must hold in every arm.
+Notation, for blocks at initialisation
+    N        size of the bias; A average cosine. An arm is one initialisation, width and kind of inputs; a claim about a
+             family must hold in every arm
+    odds     A/(1 − A): for inputs x + N·b/‖b‖ they are N²/‖x‖², what is shared over what is not. They grow by the same
+             factor wherever a block adds the same, while A itself can add nothing near 1
 
 Notation, for arms that differ in their attention alone
     A(s)     average cosine at step s, the mean over blocks 1 … L
-    rise     A(s) − A(0); s is the step at which the arm with ordinary attention (softmax) is most anisotropic, so it
-             is chosen on a run other than the one judged
+    rise     the mean of A over the early or the late steps (the first and the last third after initialisation) − A(0)
     drift    ‖mean q‖ / mean ‖q‖ of queries as used in the scores, numerator and denominator averaged over heads and
              blocks; k alike. Below 0.1 it counts as none (an average cosine of about 0.01)
-    fall     (a − b)/a, a and b the sharpness of attention with softmax and with the means removed, at the last step
+    fall     (a − b)/a, a and b the sharpness of attention with softmax and with the means removed, late in training
 
 Seeds are the replicates (each with its own tokens, directions and weights), and arms of the same seed are compared:
 verdicts use the t interval over three or more seeds. A single seed is undecided, however narrow its interval over
@@ -20,20 +22,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim
-from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Run, Study, block_mean, figure, models
-from anisoscope.results.quantity import Bounds, Quantity, combine, correlate, relative_fall
+from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Readings, Run, Study, block_mean, figure, models
+from anisoscope.results.quantity import Bounds, Quantity, combine, correlate, mean, relative_fall
 
 SOURCE = "Godey et al. 2024, arXiv:2401.12143"
 OPEN_QUESTION = "an open question of Godey et al. 2024, Anisotropy Is Inherent to Self-Attention, arXiv:2401.12143"
-ADDED_MARGIN = 0.05
-BETWEEN = (0.25, 0.75)  # average cosines of inputs that leave room for a rise and a fall
+ADDED_MARGIN = 0.2  # relative growth of the odds
+BETWEEN = (
+    0.25,
+    0.99,
+)  # average cosines of inputs: below, what a block adds without a bias weighs in; above, noise does
+SHARPER_MARGIN = 0.05  # a twentieth of the way from even attention to a single key
 RANK_MARGIN = 0.8
 FEWEST_BIASES = 4
 _HOW = "`anisoscope study untrained` measures it"
@@ -46,12 +52,8 @@ _OTHERS = ("qk-norm", "fixed-sharp")
 _SCOPE = "for these runs only"
 _NAMES = (ORDINARY, CENTRED, FLAT, *_OTHERS)
 _ENTROPY, _SPREAD = "entropy", "spread of scores"
+_SIZE = ": size of the rise"
 _SIDES = {"query": "drift of queries", "key": "drift of keys"}
-_LASTS = {
-    "holds": "still beyond the start by more than the margin",
-    "fails": "no longer beyond the start by the margin",
-    "undecided": "which may or may not be beyond the start by the margin",
-}
 
 
 # -- blocks at initialisation ------------------------------------------------------------------------------------------
@@ -73,15 +75,16 @@ Biased = dict[float, Quantity]  # by bias N, ascending
 
 @claim(of=models, source=SOURCE, metrics=("average_cosine",), margin=ADDED_MARGIN, about="initialisation")
 def anisotropic_at_initialisation(run: Run) -> Finding:
-    """A block at initialisation makes rows that share a bias more anisotropic than they came: the average cosine of its
-    outputs lies more than 0.05 above that of its inputs.
+    """A block at initialisation makes rows that share a bias more anisotropic than they came: the odds of their average
+    cosine, A/(1 − A), grow by more than a fifth.
 
-    A(outputs) − A(inputs) at the bias whose inputs come nearest to an average cosine of ½.
+    odds(outputs)/odds(inputs) − 1, geometric mean over the biases whose inputs lie between 0.25 and 0.99.
 
     Outputs that are as anisotropic as their inputs say nothing about a block: the identity has them, too. So what it
-    adds is judged, and only at a bias whose inputs lie between 0.25 and 0.75: nearer to 0 nothing is shared, nearer to
-    1 nothing can be added. What the outputs have, and what they have without a bias, is told beside it. The margin is
-    ours, set when results were known; in those of docs/results/untrained any from 0.007 on gives the same verdicts.
+    adds is judged, on the scale of the odds: inputs with a bias N have N²/‖x‖², which has no ceiling, while differences
+    of cosines vanish near 1 and depend on the bias at which they are taken. The margin is a fifth, as for every
+    quantity without a unit. Below 0.25 little is shared and what a block has without any bias weighs in; it is told
+    beside.
     """
     inputs, outputs = (_arms(run, "average_cosine", kind) for kind in ("embed", "resid"))
     parts: list[Part] = []
@@ -90,22 +93,23 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         known = {bias: inputs[arm][bias] for bias in there if bias > 0 and bias in inputs.get(arm, {})}
         if not known:
             continue
-        bias = min(known, key=lambda n: abs(known[n].value - 0.5))
-        if not BETWEEN[0] <= known[bias].value <= BETWEEN[1]:
+        judged = [bias for bias, cosine in known.items() if BETWEEN[0] <= cosine.value <= BETWEEN[1]]
+        if not judged:
             parts.append(Part.absent(str(arm), _out_of_reach(arm, known), margin=ADDED_MARGIN))
             continue
-        biases[str(arm)] = bias
-        described = {f"{arm}: inputs": known[bias], f"{arm}: outputs": there[bias]}
+        biases[str(arm)] = shown = min(judged, key=lambda n: abs(known[n].value - 0.5))
+        described = {f"{arm}: inputs": known[shown], f"{arm}: outputs": there[shown]}
         described |= {f"{arm}: without bias": there[0.0]} if 0 in there else {}
-        parts.append(_judged(str(arm), there[bias] - known[bias], margin=ADDED_MARGIN))
+        grown = combine([q for bias in judged for q in (known[bias], there[bias])], _odds_growth)
+        parts.append(_judged(str(arm), grown, margin=ADDED_MARGIN, bounds=(-1.0, None)))
         parts += Part.describe_all(described, bounds=CORRELATION)
     if not parts:
         raise NotHere("block at initialisation with a bias of its inputs", _HOW)
 
     def sentence(parts: Parts, part: Part) -> str:
-        text = f"what decides of {len(biases)} arms is {part.name}: at a bias of {figure(biases[part.name])} the "
-        text += f"outputs have an average cosine of {parts[f'{part.name}: outputs']}, their inputs "
-        text += f"{parts[f'{part.name}: inputs']}, so the block adds {part}, {part.outcome}"
+        text = f"what decides of {len(biases)} arms is {part.name}: the odds of the average cosine grow by {part} of "
+        text += f"their value, {part.outcome}; at a bias of {figure(biases[part.name])} the outputs have an average "
+        text += f"cosine of {parts[f'{part.name}: outputs']}, their inputs {parts[f'{part.name}: inputs']}"
         text += ": the anisotropy is that of its inputs" if part.high < part.margin else ""
         more = sum(parts[arm].low > ADDED_MARGIN for arm in biases)
         text += f"; it adds more than the margin in {more} of {len(biases)} arms"
@@ -113,6 +117,19 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         return text + (f"; without a bias the outputs there have {alone}" if alone is not None else "")
 
     return Finding(parts, sentence, {"biases": biases}, replicate=True)
+
+
+def _odds_growth(cosines: Sequence[float]) -> float:
+    """The relative growth of the odds A/(1 − A), geometric mean over pairs (inputs, outputs) given one after another.
+
+    >>> round(_odds_growth([0.5, 0.75, 0.8, 12 / 13]), 6)  # odds 1 to 3 and 4 to 12
+    2.0
+    """
+    if not all(map(math.isfinite, cosines)):
+        return math.nan
+    inside = [min(max(cosine, 1e-6), 1 - 1e-6) for cosine in cosines]  # a table may round 1 − 1e-8 to 1
+    logs = [math.log(a / (1 - a)) for a in inside]
+    return math.exp(sum(logs[1::2]) / len(logs[1::2]) - sum(logs[::2]) / len(logs[::2])) - 1
 
 
 def _judged(name: str, quantity: Quantity, *, margin: float, bounds: Bounds = CORRELATION) -> Part:
@@ -133,25 +150,32 @@ def _out_of_reach(arm: UntrainedArm, known: Biased) -> str:
 def anisotropy_grows_with_bias(run: Run) -> Finding:
     """The larger the bias of its inputs, the more anisotropic are the outputs of a block at initialisation.
 
-    Rank correlation over biases of N with the average cosine of the outputs.
+    Rank correlation over biases of N with the average cosine of the outputs, and a rise by more than .05.
 
-    It is true of anything that lets its inputs pass, and false of a block that undoes their bias; what the inputs do is
-    told beside it, and what a block adds is another claim (`anisotropic_at_initialisation`).
+    The rise is that from the smallest to the largest bias: an order can be perfect where nothing happens. The claim is
+    true of anything that lets its inputs pass, and false of a block that undoes their bias; what the inputs do is told
+    beside it, and what a block adds is another claim (`anisotropic_at_initialisation`).
     """
     outputs, inputs = (_arms(run, "average_cosine", kind) for kind in ("resid", "embed"))
-    return _growth(outputs, "the average cosine of the outputs", inputs=inputs)
+    return _growth(outputs, "the average cosine of the outputs", rise=RISE_MARGIN, inputs=inputs)
 
 
 @claim(of=models, source=SOURCE, metrics=("attention_sharpness",), margin=RANK_MARGIN, about="initialisation")
 def sharpness_grows_with_bias(run: Run) -> Finding:
     """The larger the bias of its inputs, the sharper is the attention of a block at initialisation.
 
-    Rank correlation over biases of N with attention sharpness, (max p − 1/m)/(1 − 1/m), mean over heads.
+    Rank correlation over biases of N with attention sharpness, (max p − 1/m)/(1 − 1/m), and a rise by more than .05.
+
+    Mean over heads; the rise is that from the smallest to the largest bias, a twentieth of the way from even attention
+    to a single key. An order can be perfect where nothing happens (.0000 to .0003 on plain inputs is such a course).
     """
-    return _growth(_arms(run, "attention_sharpness", "scores"), "the sharpness of attention", inputs={})
+    sharp = _arms(run, "attention_sharpness", "scores")
+    return _growth(sharp, "the sharpness of attention", rise=SHARPER_MARGIN, inputs={})
 
 
-def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[UntrainedArm, Biased]) -> Finding:
+def _growth(
+    arms: dict[UntrainedArm, Biased], what: str, *, rise: float, inputs: Mapping[UntrainedArm, Biased]
+) -> Finding:
     long = {arm: there for arm, there in arms.items() if len(there) >= FEWEST_BIASES}
     if not long:
         raise NotHere(f"block at initialisation with {FEWEST_BIASES} biases of its inputs or more", _HOW)
@@ -159,6 +183,7 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
     for arm, there in long.items():
         trend = combine(list(there.values()), functools.partial(correlate, list(there), method="spearman"))
         parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
+        parts.append(_judged(f"{arm}{_SIZE}", there[max(there)] - there[min(there)], margin=rise))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
             described = {f"{arm}: at the {words} bias": there[end]}
@@ -167,12 +192,13 @@ def _growth(arms: dict[UntrainedArm, Biased], what: str, *, inputs: Mapping[Untr
     reach = max(max(there) for there in long.values())
 
     def sentence(parts: Parts, part: Part) -> str:
-        rising = sum(parts[str(arm)].low > RANK_MARGIN for arm in long)
-        text = f"{what} rises with the bias in {rising} of {len(long)} arms; what decides is {part.name}, where the "
-        text += f"rank correlation is {part}, {part.outcome} "
+        rising = sum(parts[str(arm)].low > RANK_MARGIN and parts[f"{arm}{_SIZE}"].low > rise for arm in long)
+        arm = part.name.removesuffix(_SIZE)
+        text = f"{what} rises with the bias in {rising} of {len(long)} arms; what decides is {arm}, where the "
+        text += f"{'rank correlation' if arm == part.name else 'rise'} is {part}, {part.outcome} "
         (low, high), given = (
             [parts[name].number for end in ("smallest", "largest") if (name := f"{of} the {end} bias") in parts]
-            for of in (f"{part.name}: at", f"{part.name}: inputs at")
+            for of in (f"{arm}: at", f"{arm}: inputs at")
         )
         text += f"(from {low} at the smallest bias to {high} at {figure(reach)}"
         return text + (f"; the inputs themselves go from {' to '.join(given)})" if given else ")")
@@ -218,70 +244,82 @@ def _each_without_drift(study: Study) -> Mapping[str, Arms | Missing]:
     about="training",
 )
 def anisotropy_without_drift(arms: Arms) -> Finding:
-    """Anisotropy emerges without drift of queries and keys: their means removed, or without scores at all, the average
-    cosine of the blocks still rises by more than 0.05 where that of ordinary attention is highest.
+    """Anisotropy emerges and stays without drift of queries and keys: their means removed, or without scores at all,
+    the average cosine of the blocks still rises by more than 0.05, early in training and late.
 
-    A(s) − A(0) of the arms mean-removed and uniform, at the step where the arm softmax is most anisotropic.
+    Mean of A(s) over the early and over the late steps minus A(0), of the arms mean-removed and uniform.
 
-    The step is chosen on the arm softmax of the same seed, so that its choice does not favour the arm that is judged;
-    the rise at the last step is told as an aspect of its own, and a rise that is gone by then is called transient.
-    Undecided where drift was not removed after all (‖mean q‖ / mean ‖q‖ or that of keys not below 0.1), where the arm
-    softmax has no drift at that step (not beyond 0.1), and where it does not rise either: then there is nothing that
-    drift could have been needed for. The margins are ours.
+    Early and late are the first and the last third of the measured steps after initialisation; no step is chosen by its
+    result, since the highest of some steps lies above the first whatever happens. A rise early that is gone late is
+    told as transient and decides nothing for the late one. Undecided where drift was not removed after all (‖mean q‖ /
+    mean ‖q‖ or that of keys not below 0.1), where the arm softmax has no drift (not beyond 0.1), and, early and late
+    apart, where it does not rise either: then there is nothing that drift could have been needed for. Margins are ours.
     """
     ordinary, driftless = (arms.stack(arm).needed("average_cosine") for arm in (ORDINARY, arms.name))
     layers, steps = evidence.shared_steps([ordinary, driftless])
-    if not steps or steps[0] != 0 or len(steps) < 2:
-        raise Missing("average_cosine of both arms at step 0 and later", "watch the training from its first step on")
-    height = max(steps[1:], key=lambda step: block_mean(ordinary, step, layers).value)
-    moments = {"before": 0, "then": height, "at the end": steps[-1]}
-    at = {when: block_mean(driftless, step, layers) for when, step in moments.items()}
-    usual = {when: block_mean(ordinary, step, layers) for when, step in moments.items()}
+    thirds = {"early": evidence.early(steps), "late": evidence.late(steps)}
+    if not steps or steps[0] != 0 or not thirds["early"]:
+        words = "average_cosine of both arms at step 0 and at two later steps"
+        raise Missing(words, "watch the training from its first step on")
+    moments = {"at step 0": [0], **thirds}
+    at, usual = (
+        {when: mean([block_mean(of, step, layers) for step in chosen]) for when, chosen in moments.items()}
+        for of in (driftless, ordinary)
+    )
     more: dict[str, Any] = {"margin": RISE_MARGIN, "needed": False, "bounds": CORRELATION}
-    parts = [
-        _judged("rise", at["then"] - at["before"], margin=RISE_MARGIN),
-        Part.of("rise at the end", at["at the end"] - at["before"], **more),
-        Part.of("rise of softmax", usual["then"] - usual["before"], **more),
-        *Part.describe_all({**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}, bounds=CORRELATION),
-        *_drift_parts(arms, arms.name, height),
-        *_drift_parts(arms, ORDINARY, height, prefix="softmax: "),
-        *Part.describe_all({"height": height}),
-    ]
-    details = {"step": steps[-1], "height": height, "blocks": len(layers)}
-    sentence = functools.partial(_rise_sentence, last=steps[-1], name=arms.name)
-    aspects = {"at the end": ("rise at the end",)}
-    return Finding(parts, sentence, details, settle=_settle, aspects=aspects, scope=_SCOPE, replicate=True)
+    parts = [_judged(f"rise {when}", at[when] - at["at step 0"], margin=RISE_MARGIN) for when in thirds]
+    parts += [Part.of(f"softmax: rise {when}", usual[when] - usual["at step 0"], **more) for when in thirds]
+    described = {**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}
+    parts += Part.describe_all(described, bounds=CORRELATION)
+    for when, chosen in thirds.items():
+        parts += _drift_parts(arms, arms.name, chosen, prefix=f"{when}: ")
+        parts += _drift_parts(arms, ORDINARY, chosen, prefix=f"{when}: softmax: ")
+    details = {"step": steps[-1], "early": thirds["early"], "late": thirds["late"], "blocks": len(layers)}
+    sentence = functools.partial(_rise_sentence, name=arms.name)
+    aspects = {when: (f"rise {when}",) for when in thirds}
+    return Finding(parts, sentence, details, settle=_settle_rise, aspects=aspects, scope=_SCOPE, replicate=True)
 
 
-def _drift_parts(arms: Arms, name: str, step: int | None, prefix: str = "") -> list[Part]:
-    """Descriptive parts: relative drift of queries and keys, ‖mean‖ / mean ‖·‖ over blocks; 0 if all are zero."""
+def _drift_parts(arms: Arms, name: str, steps: Sequence[int | None], prefix: str = "") -> list[Part]:
+    """Descriptive parts: relative drift of queries and keys, ‖mean‖ / mean ‖·‖ over blocks and steps; 0 of zeros."""
     drifts = {}
     for kind, words in _SIDES.items():
         stack = arms.stack(name, kind)
-        above, below = (block_mean(stack.needed(metric), step) for metric in ("drift", "mean_norm"))
+        readings = [stack.needed(metric) for metric in ("drift", "mean_norm")]
+        above, below = (mean([block_mean(rows, step) for step in steps]) for rows in readings)
         drifts[f"{prefix}{words}"] = above.over(below) if below.value else Quantity.constant(0.0)
     return Part.describe_all(drifts, bounds=UNIT)
 
 
-def _settle(parts: dict[str, Part]) -> dict[str, Part]:
-    """Make the parts undecided if the arm still drifts, softmax does not drift, or softmax does not rise."""
-    reason = _drift_doubt(parts)
-    usual = parts.get("rise of softmax")
-    if not reason and usual is not None and usual.status != "holds" and parts["rise"].status != "holds":
-        reason = f"with ordinary attention it does not rise beyond the margin either (by {usual})"
-    names = ("rise", "rise at the end", "fall")
-    return parts | {n: replace(parts[n], reason=parts[n].reason or reason) for n in names if reason and n in parts}
+def _settle_rise(parts: dict[str, Part]) -> dict[str, Part]:
+    """Leave a rise open, early and late apart, if the arm still drifts, or softmax does not drift or rise there."""
+    settled = dict(parts)
+    for when in ("early", "late"):
+        reason, usual = _drift_doubt(parts, f"{when}: "), parts[f"softmax: rise {when}"]
+        part = parts[f"rise {when}"]
+        if not reason and usual.status != "holds" and part.status != "holds":
+            reason = f"with ordinary attention it does not rise beyond the margin {when} either (by {usual})"
+        settled[part.name] = replace(part, reason=part.reason or reason)
+    return settled
 
 
-def _drift_doubt(parts: Parts) -> str:
+def _settle_fall(parts: dict[str, Part]) -> dict[str, Part]:
+    """Leave the fall open if the arm still drifts, or softmax does not drift or has no sharp attention to lose."""
+    reason, sharp = _drift_doubt(parts), parts[ORDINARY]
+    if not reason and not (sharp.low if math.isfinite(sharp.low) else sharp.effect) > SHARPER_MARGIN:
+        reason = f"ordinary attention is not sharp: {sharp}, not beyond {figure(SHARPER_MARGIN)}"
+    return parts | ({"fall": replace(parts["fall"], reason=parts["fall"].reason or reason)} if reason else {})
+
+
+def _drift_doubt(parts: Parts, prefix: str = "") -> str:
     """Why the arms cannot be compared: the arm still drifts, or ordinary attention has no drift; else empty."""
-    left = [parts[words] for words in _SIDES.values() if words in parts]
-    over = [part for part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
+    left = [(words, parts[f"{prefix}{words}"]) for words in _SIDES.values()]
+    over = [(w, part) for w, part in left if not (part.high if math.isfinite(part.high) else part.effect) < NO_DRIFT]
     if over:
-        worst = max(over, key=lambda part: part.effect)
-        return f"the relative {worst.name} is still {worst}, not below {figure(NO_DRIFT)}"
-    usual = [parts[name] for words in _SIDES.values() if (name := f"softmax: {words}") in parts]
-    if not usual or any((part.low if math.isfinite(part.low) else part.effect) > NO_DRIFT for part in usual):
+        words, worst = max(over, key=lambda item: item[1].effect)
+        return f"the relative {words} is still {worst}, not below {figure(NO_DRIFT)}"
+    usual = [parts[f"{prefix}softmax: {words}"] for words in _SIDES.values()]
+    if any((part.low if math.isfinite(part.low) else part.effect) > NO_DRIFT for part in usual):
         return ""
     both = " and ".join(map(str, usual))
     return f"ordinary attention has no relative drift beyond {figure(NO_DRIFT)} there either ({both})"
@@ -291,18 +329,15 @@ def _drifts(parts: Parts, prefix: str = "") -> str:
     return " and ".join(str(parts[f"{prefix}{words}"]) for words in _SIDES.values())
 
 
-def _rise_sentence(parts: Parts, part: Part, *, last: int, name: str) -> str:
-    rise, later = parts["rise"], parts["rise at the end"]
-    transient = rise.low > RISE_MARGIN > later.high  # a rise at s that is back below the margin at the last step
+def _rise_sentence(parts: Parts, part: Part, *, name: str) -> str:
+    early, late = parts["rise early"], parts["rise late"]
+    transient = early.low > RISE_MARGIN > late.high
     text = "without any scores (uniform attention)" if name == FLAT else ""
-    text = text or f"with a relative drift of queries and keys of {_drifts(parts)} ({name})"
-    text += f" the average cosine of the blocks goes from {parts['before']} at step 0 to {parts['then']} "
-    text += f"at step {parts['height'].number}, where ordinary attention is most anisotropic "
-    text += f"({parts['softmax then']}, at a drift of {_drifts(parts, 'softmax: ')}): a "
-    text += f"{'transient ' if transient else ''}rise of {rise}, {rise.outcome}"
-    if parts["height"].effect != last:
-        text += f"; at the last step, {last}, it is {parts['at the end']} (softmax "
-        text += f"{parts['softmax at the end']}), {_LASTS[later.status]}"
+    text = text or f"with a relative drift of queries and keys of {_drifts(parts, 'late: ')} late ({name})"
+    text += f" the average cosine of the blocks goes from {parts['at step 0']} at step 0 to {parts['early']} early and "
+    text += f"{parts['late']} late (softmax {parts['softmax early']} and {parts['softmax late']}, at a drift of "
+    text += f"{_drifts(parts, 'late: softmax: ')} late): a {'transient ' if transient else ''}rise of {early} early, "
+    text += f"{early.outcome}, and of {late} late, {late.outcome}"
     return text
 
 
@@ -317,11 +352,13 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
     """Sharp attention needs drift of queries and keys: with their means removed attention is less sharp by more than a
     fifth.
 
-    The relative fall of attention sharpness from the arm softmax to the arm mean-removed, at the last step.
+    The relative fall of attention sharpness from the arm softmax to the arm mean-removed, late in training.
 
-    Sharpness is (max p − 1/m)/(1 − 1/m), mean over rows, heads and blocks. Undecided where the means were not removed
-    after all (relative drift not below 0.1), and where the arm softmax has no drift (not beyond 0.1) that could be
-    needed. Entropy, the spread of scores, and the arms qk-norm and fixed-sharp are told beside it. Margins are ours.
+    Sharpness is (max p − 1/m)/(1 − 1/m), mean over rows, heads, blocks and the last third of the measured steps; early,
+    the first third, is told as an aspect. Undecided where the means were not removed after all (relative drift not
+    below 0.1), where the arm softmax has no drift (not beyond 0.1) that could be needed, and where its attention is not
+    sharp (not beyond .05): a fifth of nothing is nothing. Entropy, the spread of scores, and the arms qk-norm and
+    fixed-sharp are told beside it. Margins are ours.
     """
     found = {name: arms.stack(name, "scores").blocks("attention_sharpness") for name in arms.runs}
     if not found[ORDINARY] or not found[CENTRED]:
@@ -329,29 +366,38 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
     layers, steps = evidence.shared_steps([found[ORDINARY], found[CENTRED]])
     if not steps or steps[-1] == 0:
         raise Missing("step after the first with attention_sharpness of both arms", "measure both at the same steps")
-    last = steps[-1]
-    a, b = (block_mean(found[name], last, layers) for name in (ORDINARY, CENTRED))
+    early, late = evidence.early(steps), evidence.late(steps)
+
+    def over(rows: Readings, chosen: Sequence[int | None] = late) -> Quantity:
+        return mean([block_mean(rows, step, layers) for step in chosen])
+
+    a, b = (over(found[name]) for name in (ORDINARY, CENTRED))
     parts = [
         _judged("fall", relative_fall(a, b), margin=FALL_MARGIN, bounds=engine.SHARE),
         *Part.describe_all({ORDINARY: a, CENTRED: b}, bounds=UNIT),
     ]
+    if early:
+        first = relative_fall(*(over(found[name], early) for name in (ORDINARY, CENTRED)))
+        parts.append(Part.of("fall early", first, margin=FALL_MARGIN, needed=False, bounds=engine.SHARE))
     least: Bounds = (0.0, None)
     for metric, words, bounds in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, least)):
         measured = {name: arms.stack(name, "scores").blocks(metric) for name in (ORDINARY, CENTRED)}
-        described = {f"{name}: {words}": block_mean(rows, last, layers) for name, rows in measured.items() if rows}
+        described = {f"{name}: {words}": over(rows) for name, rows in measured.items() if rows}
         parts += Part.describe_all(described, bounds=bounds)
-    parts += [*_drift_parts(arms, CENTRED, last), *_drift_parts(arms, ORDINARY, last, prefix="softmax: ")]
-    for name in _OTHERS:  # arms with normalised queries and keys, if measured at this step
-        if name in arms.runs and any(cell.step == last for cell in found[name]):
-            parts += Part.describe_all({name: block_mean(found[name], last)}, bounds=UNIT)
-            parts += _drift_parts(arms, name, last, prefix=f"{name}: ")
-    sentence, details = functools.partial(_fall_sentence, last=last), {"step": last, "blocks": len(layers)}
-    return Finding(parts, sentence, details, settle=_settle, scope=_SCOPE, replicate=True)
+    parts += [*_drift_parts(arms, CENTRED, late), *_drift_parts(arms, ORDINARY, late, prefix="softmax: ")]
+    for name in _OTHERS:  # arms with normalised queries and keys, if measured at these steps
+        if name in arms.runs and set(late) <= {cell.step for cell in found[name]}:
+            parts += Part.describe_all({name: mean([block_mean(found[name], step) for step in late])}, bounds=UNIT)
+            parts += _drift_parts(arms, name, late, prefix=f"{name}: ")
+    sentence = functools.partial(_fall_sentence, last=steps[-1])
+    details, aspects = {"step": steps[-1], "late": late, "blocks": len(layers)}, {"early": ("fall early",)}
+    more: dict[str, Any] = {"settle": _settle_fall, "scope": _SCOPE, "replicate": True, "aspects": aspects}
+    return Finding(parts, sentence, details, **more)
 
 
 def _fall_sentence(parts: Parts, part: Part, *, last: int) -> str:
-    text = f"at step {last} attention has a sharpness of {parts[CENTRED]} with the means of queries and keys "
-    text += f"removed and of {parts[ORDINARY]} with ordinary attention, whose relative drift is "
+    text = f"late in training, up to step {last}, attention has a sharpness of {parts[CENTRED]} with the means of "
+    text += f"queries and keys removed and of {parts[ORDINARY]} with ordinary attention, whose relative drift is "
     text += f"{_drifts(parts, 'softmax: ')}: a relative fall of {parts['fall']}, {parts['fall'].outcome}"
     for words in (_ENTROPY, _SPREAD):
         both = [str(parts[of]) for name in (CENTRED, ORDINARY) if (of := f"{name}: {words}") in parts]
