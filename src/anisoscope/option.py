@@ -128,4 +128,12 @@ Sites = Annotated[
 Tokenizer = Annotated[str | None, Option("Folder or hub id of another tokenizer.")]
 RandomInit = Annotated[bool, Option("Fresh random weights.")]
 TrustRemoteCode = Annotated[bool, Option("Run code of the model.")]
+
+
+def _out_in(flag: bool, _: str) -> str:
+    return "out" if flag else "in"
+
+
+SkipFirst = Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_out_in, typed=bool)]
+SkipSpecial = Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_out_in, typed=bool)]
 Rank = Annotated[int | None, Option("Directions of the tangent proxy; default: 16, at most a quarter of d.")]

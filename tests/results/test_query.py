@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,13 @@ def test_a_query_as_text_leaves_missing_values_empty() -> None:
     assert Query(Table.from_records(rows)).csv(["model", "layer", "value"]) == (
         'model,layer,value\n"a, b",1,0.333333333\nc,,\n'
     )
+
+
+def test_older_tables_are_read_under_the_current_names(tmp_path: Path) -> None:
+    """The cosine of every step was called as the alignment is now."""
+    rows = [{"metric": "gradient_alignment", "variant": "rows=batch", "value": 0.5}]
+    rows += [{"metric": "gradient_alignment", "variant": "", "value": 1.5}]
+    Table.from_records(rows).write(tmp_path / "table.parquet")
+    table = Table.read(tmp_path / "table.parquet")
+    assert table.value(metric="gradient_cosine", variant="rows=batch") == 0.5
+    assert table.value(metric="gradient_alignment") == 1.5

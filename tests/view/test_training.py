@@ -376,3 +376,18 @@ def test_a_study_folder_is_read_with_verdicts_and_the_concepts_of_its_arms(tmp_p
     (tmp_path / "verdicts.json").write_text("{")
     with pytest.raises(AnisoscopeError, match=r"verdicts\.json.*not readable JSON"):
         run_view(folder)
+
+
+def test_other_coordinates_stand_beside_what_was_found_and_are_not_missed_in_older_tables(
+    table: Table, page: Page, tmp_path: Path
+) -> None:
+    more: list[dict[str, Any]] = []
+    for row in table.where(metric="gradient_enrichment", variant=REFIT, group="").records():
+        more.append({**row, "variant": f"coordinates=standardised;{REFIT}", "value": 7.25, "low": 7.0, "high": 7.5})
+        more.append({**row, "metric": "gradient_alignment", "variant": "", "value": 1.75})
+        more.append({**row, "metric": "gradient_alignment", "variant": "coordinates=standardised", "value": 2.5})
+    whole = Table.concat([table, Table.from_records(more)], table.about)
+    found = page_for(tmp_path, whole)
+    assert "In other coordinates" in found.text and "In other coordinates" not in page.text
+    assert "times in standardised coordinates" in found.text
+    assert "Alignment, standardised" in found.text and "Alignment, as it is" in found.text

@@ -250,7 +250,7 @@ class AttentionReader:
         self, site: Site, call: Call, contexts: Contexts, *, keys: Contexts | None, grid: WindowGrid | None = None
     ) -> Scores:
         allowed, bias = self._parted(call)
-        plain = PositionChoice(self.choice.special, self.choice.first)
+        plain = replace(self.choice, pool="none")
         length = call.query.shape[2] if grid is None else int((grid.places >= 0).sum())
         index = contexts.select(length, plain, call.query.device).index
         if grid is not None:

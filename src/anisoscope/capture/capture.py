@@ -75,7 +75,8 @@ class Capture:
 
     Ids and mask are read from the arguments of the model's forward, so that a training loop may call the model itself;
     special-token flags and groups come from a `Batch` passed to `run`. `modules` selects modules of any `nn.Module` by
-    path or pattern; `rows` returns the mask (or mask and ids) for a model whose arguments do not contain it. `watch` is
+    path or pattern; `rows` returns the mask (or mask and ids) for a model whose arguments do not contain it, and
+    `special_ids` are the special tokens where a batch has no flags. `watch` is
     called with each activation, with its graph, after its rows went to the sink; while `idle()` is true nothing is
     captured.
     """
@@ -89,6 +90,7 @@ class Capture:
         layout: Layout | None = None,
         special: str = "in",
         first: str = "in",
+        special_ids: tuple[int, ...] | None = None,
         pool: str = "none",
         modules: Sequence[str] | None = None,
         rows: Rule | None = None,
@@ -97,7 +99,7 @@ class Capture:
     ) -> None:
         layouts.refuse_compiled(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
-        self.choice = PositionChoice(special, first, pool)
+        self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
         self.layout = layout
         if layout is None:  # not needed if only named modules are wanted

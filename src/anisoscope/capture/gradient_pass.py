@@ -20,7 +20,7 @@ from anisoscope.capture.capture import Capture, Rule
 from anisoscope.capture.objective import CLOSE, LabelledObjective, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
-from anisoscope.capture.row import Index, KeptRows, Rows, Scores, Sink
+from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
@@ -244,10 +244,12 @@ def forward_rows(
     others: Sink | None = None,
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
+    kept: PositionChoice | None = None,
 ) -> GradientPass:
-    """The rows of a forward pass; the sink `others` receives the same rows and those of `extra` sites."""
+    """The rows of a forward pass, at positions `kept`; the sink `others` receives them and those of `extra` sites."""
     collector = Collector(others)
-    with untouched(model), Capture(model, [*sites, *extra], collector, layout=layout, rows=rows) as capture:
+    words: dict[str, Any] = {"layout": layout, "rows": rows, **(kept.options() if kept is not None else {})}
+    with untouched(model), Capture(model, [*sites, *extra], collector, **words) as capture:
         capture.run(unlabelled(model, inputs))
     return GradientPass(site_rows(sites, collector.kept, {}, labels=inputs.get("labels"), reading=reading))
 
@@ -266,6 +268,7 @@ def gradient_rows(
     others: Sink | None = None,
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
+    kept: PositionChoice | None = None,
 ) -> GradientPass:
     """The rows of a pass with the gradients of the summed loss; optionally also gradients of weights and embeddings.
 
@@ -278,7 +281,8 @@ def gradient_rows(
         stack.enter_context(torch.enable_grad())
         if embedding:
             stack.callback(_watch_embedding(model, embedded).remove)
-        capture = Capture(model, [*sites, *extra], collector, layout=layout, watch=collector.watch, rows=rows)
+        seen: dict[str, Any] = {"layout": layout, "watch": collector.watch, "rows": rows}
+        capture = Capture(model, [*sites, *extra], collector, **seen, **(kept.options() if kept is not None else {}))
         stack.enter_context(capture)
         total, out.tokens, weighted, out.by_context = _total(model, inputs, reading=reading, loss=loss, targets=targets)
         out.loss = float(total.detach()) if out.tokens or loss is not None else 0.0

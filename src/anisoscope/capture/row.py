@@ -19,6 +19,7 @@ from anisoscope.capture.padding import read_pixels, trusted, unpadded_cells, wit
 from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
+from anisoscope.models.tokenizer import special_ids as special_tokens
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,30 @@ class PositionChoice:
     first: str = "in"
     pool: str = "none"
     whole: bool = False  # a feature map, none of whose positions is a class token
+    special_ids: tuple[int, ...] | None = None  # tokens to leave out where a batch has no flags; None: not known
+
+    @classmethod
+    def of(cls, model: nn.Module, tokenizer: Any = None, *, skip_first: bool, skip_special: bool) -> Self:
+        """The positions that are left of batches without flags: special tokens are those of the tokenizer, or of the
+        model's configuration. [MASK] stays: it stands for a token of the text.
+        """
+        words: dict[str, Any] = {"first": "out"} if skip_first else {}
+        if skip_special:
+            config = getattr(model, "config", None)
+            roles = ("bos", "eos", "cls", "sep", "pad", "decoder_start")
+            ids = set(special_tokens(tokenizer)) if tokenizer is not None else special_ids(config, *roles)
+            ids -= {getattr(tokenizer, "mask_token_id", None)}
+            if tokenizer is None and not ids:
+                raise AnisoscopeError(
+                    f"special tokens are to be left out, but the configuration of {type(model).__name__} names none; "
+                    "give tokenizer=."
+                )
+            words |= {"special": "out", "special_ids": tuple(sorted(ids))}
+        return cls(**words)
+
+    def options(self) -> dict[str, Any]:
+        """The same as options of `Capture`."""
+        return {"special": self.special, "first": self.first, "special_ids": self.special_ids}
 
     def __post_init__(self) -> None:
         allowed = {"special": ("in", "out"), "first": ("in", "out"), "pool": ("none", "mean", "cls", "last")}
@@ -207,12 +232,16 @@ class Contexts:
         if choice.pool in ("cls", "last"):
             return first_of(real) if choice.pool == "cls" else first_of(real.flip(1)).flip(1)
         kept = real & ~first_of(real) if choice.first == "out" else real.clone()
-        if choice.special == "out" and self.special is not None:
-            same = self.special.shape == real.shape
-            kept &= ~self.special if same else self._covered(~self.special, real.shape[1])
+        special = self.special
+        if special is None and choice.special_ids is not None and self.tokens is not None:
+            special = torch.isin(self.tokens, torch.tensor(choice.special_ids, dtype=torch.long))
+        if choice.special == "out" and special is not None:
+            same = special.shape == real.shape
+            kept &= ~special if same else self._covered(~special, real.shape[1])
         elif choice.special == "out" and not self.plain:
             raise AnisoscopeError(
-                "special tokens are to be left out, but nothing says which they are; run a Batch with `special`."
+                "special tokens are to be left out, but nothing says which positions they are; run a Batch with "
+                "`special`, or give the model input_ids."
             )
         return kept
 

@@ -103,10 +103,18 @@ class StepCapture(Capture, ABC):
     batches: list[Any]  # the passes of the current step
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[Site], extra: Sequence[Site] = (), *, layout: Layout, rows: Rule | None
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        extra: Sequence[Site] = (),
+        *,
+        layout: Layout,
+        rows: Rule | None,
+        kept: PositionChoice | None,
     ) -> None:
         both = [*sites, *extra]  # those in `extra` get no gradients
-        super().__init__(model, both, self, layout=layout, watch=self._watch, idle=self._idle, rows=rows)
+        words: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
+        super().__init__(model, both, self, **words, **(kept.options() if kept is not None else {}))
         self.learning, self.batches, self.active = set(sites), [], False
 
     def drop(self) -> None:
@@ -152,8 +160,9 @@ class LiveGradients(StepCapture):
         extra: Sequence[Site] = (),
         scaled: bool = True,
         rows: Rule | None = None,
+        kept: PositionChoice | None = None,
     ) -> None:
-        super().__init__(model, sites, extra, layout=layout, rows=rows)
+        super().__init__(model, sites, extra, layout=layout, rows=rows, kept=kept)
         self.scaled, self.geometry = scaled, False
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
@@ -268,30 +277,46 @@ class SampledContexts(Contexts):
 
     most: int = 2048
     turn: float = 0.0  # relative position taken within each stretch; changes at every pass
-    _taken: dict[tuple[int, int, int, torch.device], RowSelection] = field(default_factory=dict)
+    _taken: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
 
     def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
         """One position from each of k equal stretches of the data, the same for all sites of a pass."""
         prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
-        key = (length, prefix, suffix, device)
+        key = (length, prefix, suffix, choice, device)
         if key not in self._taken:
-            take, valid = self._sample(length, prefix, suffix, device)
+            real = self._wanted(length, choice, prefix=prefix, device=device)
+            take, valid = self._sample(real, length, prefix=prefix, suffix=suffix, device=device)
             nothing = take[:0]  # context, position and token of sampled rows are not used
             index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
 
-    def _sample(self, length: int, prefix: int, suffix: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def _wanted(self, length: int, choice: PositionChoice, *, prefix: int, device: torch.device) -> Tensor | None:
+        """Which positions are data and not left out [B, length]; None if all are."""
+        if choice.first == "in" and choice.special == "in":
+            return self.real
+        real = torch.ones(self.batch, length, dtype=torch.bool) if self.real is None else self.real
+        wanted = real = real.to(device, non_blocking=True)
+        if choice.first == "out":
+            wanted = real & ~row.first_of(real & (torch.arange(real.shape[1], device=device) >= prefix))
+        if choice.special == "out" and choice.special_ids is not None and self.tokens is not None:
+            ids = torch.tensor(choice.special_ids, dtype=torch.long, device=device)
+            wanted = wanted & ~torch.isin(self.tokens.to(device), ids)
+        return wanted
+
+    def _sample(
+        self, real: Tensor | None, length: int, *, prefix: int, suffix: int, device: torch.device
+    ) -> tuple[Tensor, Tensor | None]:
         inner = length - prefix - suffix
-        if self.real is None:  # every position is data
+        if real is None:  # every position is data
             ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
             return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
-        if self.real.shape[1] != length:
+        if real.shape[1] != length:
             raise AnisoscopeError(
-                f"a site has {length} positions where the mask has {self.real.shape[1]}, which cannot be told apart "
+                f"a site has {length} positions where the mask has {real.shape[1]}, which cannot be told apart "
                 "without waiting for the device; leave every_step out, or give contexts without padding."
             )
-        real = self.real.to(device, non_blocking=True)
+        real = real.to(device, non_blocking=True)
         if inner != length:
             place = torch.arange(length, device=device)
             real = real & (place >= prefix) & (place < length - suffix)
@@ -353,8 +378,9 @@ class SampledRows(StepCapture):
         take: Callable[[SampledPass], None],
         most: int = 2048,
         rows: Rule | None = None,
+        kept: PositionChoice | None = None,
     ) -> None:
-        super().__init__(model, sites, layout=layout, rows=rows)
+        super().__init__(model, sites, layout=layout, rows=rows, kept=kept)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
 
@@ -405,7 +431,8 @@ class SampledRows(StepCapture):
             raise row.no_content(arguments)
         if real is None and content.dim() < 4:
             real = mask_of(arguments, content, stack.config)
-        return SampledContexts(torch.zeros(content.shape[0]), real, most=self.most, turn=self.turn)
+        tokens = None if content.is_floating_point() or content.dim() != 2 else content
+        return SampledContexts(torch.zeros(content.shape[0]), real, tokens, most=self.most, turn=self.turn)
 
     def rows(self, rows: Rows) -> None:
         if self.batches and rows.x.ndim == 2:

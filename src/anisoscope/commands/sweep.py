@@ -47,6 +47,7 @@ def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
 
 
 _OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")
+_ROWS = ("standardised", "first", "special")
 _LOADING = ("text_field", "tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")
 _HELP = {
     "tokens": "Rows to look at (tokens, frames, patches, positions); half to fit on, half to test on.",
@@ -59,7 +60,7 @@ def _single(**options: Any) -> SweepConfig:
     return SweepConfig(**options, series=False)
 
 
-@configured(SweepConfig, build=_single, only=(*_OPTIONS, *_LOADING), help=_HELP)
+@configured(SweepConfig, build=_single, only=(*_OPTIONS, *_ROWS, *_LOADING), help=_HELP)
 def tangent(config: SweepConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
     """Do tangent directions of one given model hold its gradients? Its own loss gives them."""
     _measure(config, out=out, resume=resume)

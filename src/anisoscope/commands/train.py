@@ -27,6 +27,15 @@ def train(
             "--weighted-gradients", help="Look at gradients of the loss with --target-weights, not of the plain one."
         ),
     ] = False,
+    skip_first: Annotated[
+        bool, typer.Option("--skip-first", help="Leave the first position out of all measurements.")
+    ] = False,
+    skip_special: Annotated[
+        bool, typer.Option("--skip-special", help="Leave special tokens out of all measurements.")
+    ] = False,
+    standardised: Annotated[
+        bool, typer.Option("--standardised", help="Energies also in standardised coordinates, with light too.")
+    ] = False,
     rank: Annotated[
         int | None, typer.Option(help="Directions of the tangent proxy; default: 16, at most a quarter of d.")
     ] = None,
@@ -43,8 +52,10 @@ def train(
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
-    watch |= {"weighted_gradients": True} if weighted_gradients else {}
     watch |= {"frozen_window": frozen_window} if frozen_window is not None else {}
+    flags = {"weighted_gradients": weighted_gradients, "standardised": standardised}
+    flags |= {"skip_first": skip_first, "skip_special": skip_special}
+    watch |= {name: True for name, flag in flags.items() if flag}
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:

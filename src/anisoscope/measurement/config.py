@@ -18,6 +18,8 @@ from anisoscope.option import (
     RandomInit,
     Seed,
     Sites,
+    SkipFirst,
+    SkipSpecial,
     Tokenizer,
     check_least,
     distinct,
@@ -26,10 +28,6 @@ from anisoscope.option import (
 LEAST_SECONDS = 0.1
 _POOLS = ("none", "mean", "cls", "last")
 _LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
-
-
-def _out_in(flag: bool, _: str) -> str:
-    return "out" if flag else "in"
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,8 @@ class ProfileConfig:
         str | None, Option("Field whose values become groups; 'file', and 'folder' of audio and images.")
     ] = None
     pool: Annotated[str, Option("One row per token (none), or per context: mean, cls, last.")] = "none"
-    special: Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_out_in, typed=bool)] = (
-        "in"
-    )
-    first: Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_out_in, typed=bool)] = (
-        "in"
-    )
+    special: SkipSpecial = "in"
+    first: SkipFirst = "in"
     random_init: RandomInit = False
     tokenizer: Tokenizer = None
     save_rows: Annotated[bool, Option("Keep every row of every site on disk.")] = False

@@ -27,7 +27,7 @@ from anisoscope.capture.gradient_pass import (
     untouched,
 )
 from anisoscope.capture.objective import LabelledObjective, OwnLoss, context_count, find_objective
-from anisoscope.capture.row import Batch, Sink, original_contexts
+from anisoscope.capture.row import Batch, PositionChoice, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import MicroBatch, live_pass
@@ -198,6 +198,7 @@ class Instruments:
     row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
+    kept: PositionChoice | None = None  # which of them are measured; None = all
     targets: TargetWeights | None = None  # weights of the training loss by target token
     constants: list[Record] = field(default_factory=list)  # columns of the best constant's loss on the probe
     progress: Progress | None = None  # called after the metrics of each site
@@ -533,7 +534,7 @@ class Probe:
         if others is not None:  # inputs of weights are fitted on, so they see just half of the contexts
             others = Tee([others], frozenset([*i.sites, *self.extra]))
         options: dict[str, Any] = {"layout": i.layout, "reading": self.convention, "others": others}
-        options |= {"extra": self.extra, "rows": i.rows}
+        options |= {"extra": self.extra, "rows": i.rows, "kept": i.kept}
         for piece in self.pieces:
             if not piece.test:
                 sites = [*i.sites, *i.readers]
@@ -560,7 +561,9 @@ class Probe:
                 stack.enter_context(torch.inference_mode())
                 if others is not None:
                     sites = [*i.sites, *self.extra]
-                    stack.enter_context(Capture(self.model, sites, others, layout=i.layout, rows=i.rows))
+                    words: dict[str, Any] = {"layout": i.layout, "rows": i.rows}
+                    words |= i.kept.options() if i.kept is not None else {}
+                    stack.enter_context(Capture(self.model, sites, others, **words))
                 loss, tokens, weighted, by_context = self._loss(piece.inputs)
             out.add_loss(loss, tokens, weighted)
             if by_context is not None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
+from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch
@@ -70,6 +71,9 @@ class Monitor:
     `rows` is for models whose forward takes no mask or ids: a function of the (args, kwargs) of a forward that returns
     which positions are data, bool [contexts, positions], or a dict of the arguments that are missing, such as
     `attention_mask`, `input_ids` and `labels`.
+    `skip_first` and `skip_special` leave the rows at the first position, or at special tokens (those of `tokenizer`, or
+    of the model's configuration), out of everything but the loss. `standardised` asks for energies in standardised
+    coordinates (True) or not; by default the preset decides: all but `light` have them.
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`, if there is a folder.
     `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
@@ -99,6 +103,9 @@ class Monitor:
         weighted_gradients: bool = False,
         total_steps: int | None = None,
         rows: Rule | None = None,
+        skip_first: bool = False,
+        skip_special: bool = False,
+        standardised: bool | None = None,
         name: str = "",
         seed: int = 0,
         batch_size: int = 16,
@@ -117,7 +124,8 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.plan, requests = choose_plan(metrics, plan, rank=rank, seed=seed, window=frozen_window)
+        sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
+        self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
@@ -127,6 +135,9 @@ class Monitor:
         self.watch = EmbeddingWatch(self.model, optimizer, model)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
+        skips = {"skip_first": skip_first, "skip_special": skip_special}
+        self.skipped = {name: True for name, wanted in skips.items() if wanted}
+        words["kept"] = PositionChoice.of(self.model, tokenizer, **skips) if self.skipped else None
         words["targets"] = None if target_weights is None else TargetWeights(target_weights, weighted_gradients)
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
         constant = self._token_counts() if constant_loss is None else constant_loss
@@ -165,7 +176,7 @@ class Monitor:
         self.studies = {} if i.study is None else {"study": i.study}  # `live`: of the training batch beside a probe
         if self.live_wanted:
             extra = [s for s in i.setup.captured if s not in i.sites] if i.requests and probe is None else []
-            words: dict[str, Any] = {"extra": extra, "scaled": i.study is not None, "rows": i.rows}
+            words: dict[str, Any] = {"extra": extra, "scaled": i.study is not None, "rows": i.rows, "kept": i.kept}
             self.live = LiveGradients(self.model, i.sites, layout=self.layout, **words)
             if probe is not None and (study := self._study("live")) is not None:
                 self.studies["live"] = study
@@ -175,7 +186,7 @@ class Monitor:
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         options |= {"architecture": type(self.model).__name__}
         options |= {"probe": None if self.probe is None else self.probe.fingerprint}
-        options |= {"plan": None if self.plan is None else asdict(self.plan), "live": self.live_wanted}
+        options |= {"plan": None if self.plan is None else asdict(self.plan), "live": self.live_wanted, **self.skipped}
         options |= {"halves": True} if self.instruments.halves else {}
         self.options = options | ({"every_step": rows_taken} if rows_taken else {})  # those of a resumed run must agree
         self.entry: dict[str, Any] = {"name": self.name, "architecture": type(self.model).__name__}  # in run.json
@@ -190,7 +201,8 @@ class Monitor:
         self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed}
         sites, self.every, self.map = self.instruments.sites, None, None
         if rows_taken:
-            words: dict[str, Any] = {"folder": folder, "resume": resume, "rows": self.instruments.rows}
+            i = self.instruments
+            words: dict[str, Any] = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept}
             self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
         if row_map and folder is not None and self.probe is not None:
             self.map = RowMap(sites=sites, folder=folder)

@@ -98,7 +98,7 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        return cls(pq.read_table(path, schema=SCHEMA))
+        return cls(_current(pq.read_table(path, schema=SCHEMA)))
 
     def write(self, path: str | Path) -> None:
         pq.write_table(self.arrow, path)
@@ -169,6 +169,19 @@ class Table:
 
     def _repr_html_(self) -> str:
         return str(importlib.import_module(DRAWING).table_html(self))
+
+
+FORMER = {("gradient_alignment", "rows=batch"): "gradient_cosine"}  # names of metrics in older tables
+
+
+def _current(arrow: pa.Table) -> pa.Table:
+    """A table with the current names of its metrics."""
+    for (metric, variant), name in FORMER.items():
+        old = pc.and_(pc.equal(arrow["metric"], metric), pc.equal(arrow["variant"], variant))
+        if pc.any(old).as_py():
+            place = SCHEMA.get_field_index("metric")
+            arrow = arrow.set_column(place, SCHEMA.field("metric"), pc.if_else(old, name, arrow["metric"]))
+    return arrow
 
 
 @lru_cache(maxsize=65536)

@@ -55,6 +55,11 @@ class SweepConfig:
     layers: option.Layers = ()
     halves: Annotated[bool, Option("Intrinsic dimensions also on two halves of the contexts.")] = False
     rank: option.Rank = None
+    standardised: Annotated[
+        bool, Option("Energies also in standardised coordinates; light alone has them only if told.")
+    ] = False
+    special: option.SkipSpecial = "in"
+    first: option.SkipFirst = "in"
     draws: Annotated[int, Option("Control subspaces.")] = 999
     frozen_window: Annotated[
         str, Option("What the frozen proxy is fitted on: the first share of checkpoints:0.3, or steps:0.3.")
@@ -105,6 +110,7 @@ class SweepConfig:
         from anisoscope.tangent.plan import choose_plan
 
         sizes: dict[str, Any] = {"rank": self.rank, "seed": self.seed, "window": self.frozen_window}
+        sizes |= {"standardised": self.standardised or None}
         plan, requests = choose_plan(self.metrics or self.preset, None, **sizes)
         return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
 

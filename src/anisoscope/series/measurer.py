@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.row import Batch
+from anisoscope.capture.row import Batch, PositionChoice
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.data.media_files import CLASS
 from anisoscope.data.text import read_documents
@@ -122,6 +122,9 @@ class CheckpointMeasurer:
         study = self.tangent(plan)
         watch, setup = self._watch(model), self._setup(loaded, requests)
         words: dict[str, Any] = {"layers": c.layers or None, "halves": c.halves}
+        skips = {"skip_first": feed.config.first == "out", "skip_special": feed.config.special == "out"}
+        if any(skips.values()):
+            words["kept"] = PositionChoice.of(model, loaded.tokenizer, **skips)
         instruments = Instruments(model, setup, requests, study, watch, c.seed, **words)
         if c.rank is not None:
             check_rank(c.rank, width=int(getattr(model.config, "hidden_size", 1 << 30)))
@@ -215,7 +218,8 @@ class CheckpointMeasurer:
             if sites:
                 batches = self._batches(loaded, feed, masked=tangent is not None, tell=tell)
                 sink = bank if self.row_map is None else Tee([bank, self.row_map])
-                capture_batches(model, setup, sites, sink, batches)
+                positions: dict[str, Any] = {"special": feed.config.special, "first": feed.config.first}
+                capture_batches(model, setup, sites, sink, batches, **positions)
             if number == 0:
                 feed_tables(bank, model, setup)
             records, counts = evaluate_pass(bank, requests, setup, progress=tell)
@@ -296,4 +300,5 @@ def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | No
 def feed_config(config: SweepConfig) -> Any:
     """The options of a sweep as those of a profile, for the feed and the passes."""
     names = ("data", "tokens", "context", "seconds", "batch_size", "text_field", "seed", "sites", "halves")
-    return ProfileConfig(models=config.models, **{name: getattr(config, name) for name in names})
+    skips: dict[str, Any] = {"special": config.special, "first": config.first}
+    return ProfileConfig(models=config.models, **skips, **{name: getattr(config, name) for name in names})

@@ -74,6 +74,9 @@ def training_monitor(
     weighted_gradients: bool = False,
     gradients: bool = False,
     frozen_window: str | None = None,
+    skip_first: bool = False,
+    skip_special: bool = False,
+    standardised: bool = False,
 ) -> Any:
     """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
@@ -91,6 +94,7 @@ def training_monitor(
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}
+        options |= {"skip_first": skip_first, "skip_special": skip_special, "standardised": standardised or None}
         options |= {"target_weights": stream.target_weights, "weighted_gradients": weighted_gradients}
         if clean and training.task == "masked":
             return CleanMonitor(model, masked=batches, probe=unmasked(batches), **options)

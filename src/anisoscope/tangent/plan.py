@@ -98,6 +98,7 @@ def choose_plan(
     rank: int | None,
     seed: int,
     window: str | None = None,
+    standardised: bool | None = None,
 ) -> tuple[TangentPlan | None, list[Request]]:
     """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
 
@@ -113,7 +114,8 @@ def choose_plan(
         chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in given if w != "tangent"]
         requests = parse_requests(names) if names else []
     if chosen is not None:
-        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank)
+        standardised = chosen.standardised if standardised is None else standardised
+        chosen = replace(chosen, seed=seed, rank=rank if rank is not None else chosen.rank, standardised=standardised)
         chosen = replace(chosen, window=window or chosen.window)
         parse_window(chosen.window)
     return chosen, requests

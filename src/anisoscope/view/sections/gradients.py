@@ -21,9 +21,11 @@ from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Secti
 from anisoscope.view.subjects import STREAM, DrawnSite, LineKey, Subject, TrainingRows, known, model_entries
 from anisoscope.view.words import TANGENT, Catalogue, estimate, few, number, reading_of, reading_words
 
-ENERGY, ENRICHMENT = "gradient_energy", "gradient_enrichment"
+ENERGY, ENRICHMENT, ALIGNMENT = "gradient_energy", "gradient_enrichment", "gradient_alignment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
 DEPTH_STEPS = 14
+COORDINATE_STEPS = 6
+STANDARDISED = "standardised"
 FILE_PANELS = 4
 MAP_ALT = "Map of steps by layers of {}; the table below holds its numbers."
 IN_FILES: dict[str, Any] = {"most": FILE_PANELS, "columns": 4, "shared": True}  # of figures with a panel per model
@@ -332,7 +334,8 @@ def energy_section(found: Gradients) -> Section | None:
     parts: list[Any] = [Prose(text(lead, rank=found.rank, chances=chances)), Key()]
     if over_time:
         parts += [*_overview(found), *_against(found, metrics)]
-    return Section("energy", "Where gradients go", [*parts, *_depth(found, metrics, alone=not over_time)], "Energy")
+    parts += [*_depth(found, metrics, alone=not over_time), *_coordinates(found)]
+    return Section("energy", "Where gradients go", parts, "Energy")
 
 
 def _bands(found: Gradients, metrics: Sequence[str]) -> str:
@@ -424,6 +427,61 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
     lead = _bands(found, metrics) if alone else "The same lines and bands from the embedding to the final norm."
     how: Look = {"heading": f"Over depth{when}", "lead": lead, "alt": "Gradient energy of {} by depth at one step."}
     return found.parts("depth", [moments, found.readings(keys)], draw, key=found.swatches(found.keys(metrics)), **how)
+
+
+def _coordinates(found: Gradients) -> list[Any]:
+    """Enrichment and alignment over depth at one step, as they are and in standardised coordinates; all are 1 by
+    chance.
+    """
+    keys = found.keys([ENRICHMENT, ALIGNMENT])
+    scaled = [reading_of(key.variant) for key in keys if options_of(key.variant).get("coordinates") == STANDARDISED]
+    plain = {with_options(reading, coordinates=None) for reading in scaled}
+    bases = [r for r in readings_of(found.keys([ENRICHMENT])) if r in plain or with_options(r, fit=None) in plain]
+    bases = [r for r in bases if not {"average", "balanced"} & options_of(r).keys()]
+    look: Look = {"left_out": found.left_out, "evenly": False}
+    bases = limited(bases, found.detail.readings, "ways to fit and average", **look)
+    sites = found.rows.sites([ENRICHMENT])
+    steps = sorted({row.step or 0 for key in found.keys([ENRICHMENT]) for row in found.rows.lines[key]})
+    steps = few(steps, min(COORDINATE_STEPS, found.detail.steps))
+
+    def line(one: Subject, metric: str, site: DrawnSite, reading: str) -> list[Any]:
+        if metric == ENRICHMENT:
+            return found.whole(one, metric, site, reading=reading)
+        return found.rows.line(one, metric, site, with_options(reading, fit=None))
+
+    def draw(one: Subject, step: int, reading: str) -> Panel:
+        depth, drawn = figure.Depth(one.blocks, final=any(site.kind == "final" for site in sites)), []
+        for metric, space in product(COORDINATES, ("", STANDARDISED)):
+            lines = [(s, line(one, metric, s, with_options(reading, coordinates=space or None))) for s in sites]
+            pairs = [(site, row) for site, rows in lines for row in rows if (row.step or 0) == step]
+            if pairs:
+                x, where = [depth.place(s.layer, s.kind) for s, _ in pairs], [site.name for site, _ in pairs]
+                drawn.append(points(rows=[row for _, row in pairs], x=x, where=where, **coordinate_look(metric, space)))
+        return replace(found.panel(drawn), x=depth.axis())
+
+    lead = (
+        "A gradient is a covector: where a coordinate of the stream is made smaller, its gradient grows, and energies "
+        "move. <em>Standardised</em>: activations divided by their standard deviations, gradients multiplied by them, "
+        "which no rescaling of coordinates changes. <em>Alignment</em>, "
+        '<span class="formula">d·tr(C_G&nbsp;C_X)&nbsp;/&nbsp;(tr&nbsp;C_G·tr&nbsp;C_X)</span>, compares both '
+        "covariances without a rank. All are 1 by chance."
+    )
+    looks = [coordinate_look(metric, space) for metric, space in product(COORDINATES, ("", STANDARDISED))]
+    key = Swatches([*(Swatch(one["label"], one["colour"], one["dash"], True) for one in looks), page.CHANCE])
+    options = [Options(steps, choice("Step", [f"{step:,}" for step in steps], len(steps) - 1))]
+    options.append(Options(bases, choice("Proxy", map(reading_words, bases))))
+    alt = "Enrichment and alignment of {} by depth, as they are and in standardised coordinates."
+    how: Look = {"heading": "In other coordinates", "lead": lead, "key": key, "alt": alt, "title": "times chance"}
+    return found.parts("coordinates", options, draw, **how) if bases else []
+
+
+COORDINATES = {ENRICHMENT: ("Enrichment", "@s1"), ALIGNMENT: ("Alignment", series(2))}
+
+
+def coordinate_look(metric: str, space: str) -> Look:
+    label, colour = COORDINATES[metric]
+    look: Look = {"label": f"{label}, {space or 'as it is'}", "colour": colour, "band": 0.15, "size": 4.0}
+    return look | {"dash": "dash" if space else "solid", "width": 1.8}
 
 
 def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:

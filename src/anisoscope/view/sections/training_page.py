@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from anisoscope.results.query import Query, largest_gap, seeds_mean
+from anisoscope.results.query import Query, largest_gap, seeds_mean, with_options
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
@@ -331,7 +331,23 @@ def _energy(found: Gradients, subject: Subject) -> str:
     normal = [row.high for row in found.whole(subject, ENERGY, site, control="normal") if row.interval]
     words += f" Subspaces orthogonal to it stay below {number(max(normal))}." if normal else ""
     gap = largest_gap(line, found.whole(subject, ENERGY, site, proxy="pca")) if found.proxy != "pca" else None
-    return words + (f" PCA of the same rank differs by at most {number(gap, 2)}." if gap is not None else "")
+    words += f" PCA of the same rank differs by at most {number(gap, 2)}." if gap is not None else ""
+    return words + _coordinates(found, subject, site)
+
+
+def _coordinates(found: Gradients, subject: Subject, site: DrawnSite) -> str:
+    """A sentence on enrichment as it is and in standardised coordinates; without the first position where measured."""
+    texts = []
+    for first in (None, "out"):
+        spaces = (None, gradients.STANDARDISED)
+        readings = [with_options("fit=refit", coordinates=space, first=first) for space in spaces]
+        pair = [found.last(subject, gradients.ENRICHMENT, site, reading=reading) for reading in readings]
+        if all(row is not None for row in pair):
+            texts.append(f"{_value(pair[0])} times chance, {_value(pair[1])} times in standardised coordinates")
+    if not texts:
+        return ""
+    rest = f"; without the first position {texts[1]}" if len(texts) > 1 else ""
+    return f" There {_finally(found)}it is {texts[0]}{rest}."
 
 
 def _layers(found: Gradients, subject: Subject) -> str:
