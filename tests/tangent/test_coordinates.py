@@ -188,11 +188,11 @@ def test_light_has_the_alignment_but_no_standardised_energies() -> None:
 
 
 def test_frozen_proxies_keep_the_coordinates_they_were_fitted_in() -> None:
-    study = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    study = TangentStudy(replace(PLAN, frozen=True, window="steps:0.3"), total_steps=10)
     first, later = made(step=0), made(step=9)
     study.measure(first)
     records = study.measure(later)
-    again = TangentStudy(replace(PLAN, frozen=True), total_steps=10)
+    again = TangentStudy(replace(PLAN, frozen=True, window="steps:0.3"), total_steps=10)
     again.load(study.state(), {})
     (x, *_), (_, g, *_) = arrays(first), arrays(later)
     s = x.std(0, ddof=1)
