@@ -10,6 +10,7 @@ Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,33 @@ class MicroBatch(StepPass):
     def reduced_by(self) -> float:
         """The number that the summed loss was divided by; rows are multiplied apart if it differs by context."""
         return self.tokens() if self.read is None else self.read.factor
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """How a training loop scales its loss: mean or sum over the tokens of a micro-batch, and a factor."""
+
+    loss: str  # auto, mean or sum
+    tokens: int | None
+    scale: float
+
+    def factor(self, batch: MicroBatch, *, step: int) -> float:
+        """The factor that turns the gradients of a micro-batch into gradients of the summed loss."""
+        if self.loss not in ("auto", "mean", "sum"):
+            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
+        if self.loss == "auto":
+            if batch.seed is None or not batch.tokens():
+                raise AnisoscopeError(
+                    f"the loss that the model returned took no part in the backward pass of step {step}, so the scale "
+                    'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
+                    "give a held-out probe= instead."
+                )
+            return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
+        if self.loss == "mean" and not self.tokens:
+            raise AnisoscopeError(
+                'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
+            )
+        return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
 class StepCapture(Capture, ABC):

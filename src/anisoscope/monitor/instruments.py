@@ -7,7 +7,6 @@ geometry is measured, there are no halves and no backward passes.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +29,7 @@ from anisoscope.capture.objective import LabelledObjective, OwnLoss, context_cou
 from anisoscope.capture.row import Batch, PositionChoice, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import MicroBatch, live_pass
+from anisoscope.capture.step_capture import LossScale, MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.evaluation import evaluate_pass
@@ -354,33 +353,6 @@ class Instruments:
         outside = whole - inside if tied and inside is not None else whole
         if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
             yield site, "embedding_out", outside
-
-
-@dataclass(frozen=True)
-class LossScale:
-    """How a training loop scales its loss: mean or sum over the tokens of a micro-batch, and a factor."""
-
-    loss: str  # auto, mean or sum
-    tokens: int | None
-    scale: float
-
-    def factor(self, batch: MicroBatch, *, step: int) -> float:
-        """The factor that turns the gradients of a micro-batch into gradients of the summed loss."""
-        if self.loss not in ("auto", "mean", "sum"):
-            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
-        if self.loss == "auto":
-            if batch.seed is None or not batch.tokens():
-                raise AnisoscopeError(
-                    f"the loss that the model returned took no part in the backward pass of step {step}, so the scale "
-                    'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
-                    "give a held-out probe= instead."
-                )
-            return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
-        if self.loss == "mean" and not self.tokens:
-            raise AnisoscopeError(
-                'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
-            )
-        return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import LiveGradients, MicroBatch
+from anisoscope.capture.step_capture import LiveGradients, LossScale, MicroBatch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
@@ -36,7 +36,7 @@ from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.held_out import Constant
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, LossScale, Probe, stream_kinds, weight_of
+from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe, stream_kinds, weight_of
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
