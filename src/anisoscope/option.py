@@ -116,7 +116,9 @@ def given(config: Any, *names: str) -> dict[str, Any]:
 
 # Options that several commands share
 
-Text = Annotated[str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, or 'embedded'.")]
+Text = Annotated[
+    str, Option("Text file, folder, .gz, .zip, .jsonl, .csv, .parquet, a datasets name, 'merged' or 'embedded'.")
+]
 Device = Annotated[str, Option("auto, cpu, cuda, cuda:1, mps.")]
 DeviceMap = Annotated[str | None, Option("Spread a large model, such as 'auto' (needs accelerate).")]
 Seed = Annotated[int, Option("Seed of all randomness.")]
