@@ -51,20 +51,25 @@ OWN_WORDS = "the decoder predicts the text beside a clip where there is one, els
 
 def hidden_patches(inputs: Mapping[str, Any], number: int, *, share: float = HIDDEN) -> Tensor:
     """Which of `number` patches are hidden [B, number]: the same number in each picture, those of smallest hashes."""
-    order = _hashes(inputs, number, seed=_MASK_SEED).argsort(1)
-    chosen = torch.zeros(order.shape, dtype=torch.bool)
+    return chosen_patches(_keys(inputs), number, share=share)
+
+
+def chosen_patches(keys: Tensor, number: int, *, share: float = HIDDEN) -> Tensor:
+    """The same share of `number` patches for each key, bool [B, number]."""
+    order = _hashes(keys, number, seed=_MASK_SEED).argsort(1)
+    chosen = torch.zeros(order.shape, dtype=torch.bool, device=keys.device)
     return chosen.scatter_(1, order[:, : max(1, round(share * number))], value=True)
 
 
 def shuffling_noise(inputs: Mapping[str, Any], number: int) -> Tensor:
     """Uniform noise [B, number] for models that hide the patches where it is largest."""
-    return ((_hashes(inputs, number, seed=_NOISE_SEED) >> 11) & ((1 << 52) - 1)).double() / (1 << 52)
+    return ((_hashes(_keys(inputs), number, seed=_NOISE_SEED) >> 11) & ((1 << 52) - 1)).double() / (1 << 52)
 
 
 def hidden_spans(inputs: Mapping[str, Any], real: Tensor, *, span: int = SPAN, share: float = SPANNED) -> Tensor:
     """Which frames are masked [B, T]: spans of `span` frames of data, at the places of smallest hashes."""
     masked = torch.zeros_like(real)
-    hashed = _hashes(inputs, real.shape[1], seed=_MASK_SEED)
+    hashed = _hashes(_keys(inputs), real.shape[1], seed=_MASK_SEED)
     for b, (row, keys) in enumerate(zip(real, hashed, strict=True)):
         count = int(row.sum())
         width = max(1, min(span, count // 4))
@@ -76,10 +81,14 @@ def hidden_spans(inputs: Mapping[str, Any], real: Tensor, *, span: int = SPAN, s
     return masked & real
 
 
-def _hashes(inputs: Mapping[str, Any], number: int, *, seed: int) -> Tensor:
+def _keys(inputs: Mapping[str, Any]) -> Tensor:
+    """A hash of each context [B]."""
+    return original_contexts({name: value for name, value in inputs.items() if name != "labels"})
+
+
+def _hashes(keys: Tensor, number: int, *, seed: int) -> Tensor:
     """A uniform number for each position of each context [B, number]."""
-    contexts = original_contexts({name: value for name, value in inputs.items() if name != "labels"})
-    return torch.stack([row_hash(key.expand(number), torch.arange(number), seed=seed) for key in contexts])
+    return row_hash(keys[:, None], torch.arange(number, device=keys.device)[None], seed=seed)
 
 
 def patch_count(model: nn.Module, pixels: Tensor) -> int:
@@ -168,7 +177,7 @@ class MediaTargets:
         if logits.dim() == 3 and "bool_masked_pos" in inputs:
             return inputs | {"labels": self._codes(batch.inputs, inputs["bool_masked_pos"])}
         if logits.dim() == 3 and any(name in inputs for name in SOUND):
-            return self._spelled(inputs, logits, batch.texts)
+            return self._spelled(inputs, logits, texts=batch.texts, groups=batch.groups)
         raise no_objective(self.loaded)
 
     def _forward(self, inputs: Mapping[str, Any]) -> Any:
@@ -220,7 +229,22 @@ class MediaTargets:
         self._note(OWN_CODES)
         return logits.argmax(-1).cpu().where(hidden, IGNORED)
 
-    def _spelled(self, inputs: dict[str, Any], logits: Tensor, texts: Sequence[str] | None) -> dict[str, Any]:
+    def _spelt_classes(self, groups: Sequence[str] | None, number: int) -> list[list[int]]:
+        """Transcripts of models trained here to spell classes: one symbol, after the blank."""
+        known = self._known(number - 1)
+        if groups is None or not known or any(name not in known for name in groups):
+            return []
+        self._note("", source="data")
+        return [[known[name] + 1] for name in groups]
+
+    def _spelled(
+        self,
+        inputs: dict[str, Any],
+        logits: Tensor,
+        *,
+        texts: Sequence[str] | None,
+        groups: Sequence[str] | None,
+    ) -> dict[str, Any]:
         """CTC labels: known transcripts in the model's symbols, else its own reading; or classes of frames."""
         model = self.loaded.model
         frames = frame_counts(model, inputs.get("attention_mask"), logits)
@@ -233,6 +257,8 @@ class MediaTargets:
             real = torch.arange(logits.shape[1]) < frames.cpu()[:, None]
             self._note(OWN_FRAMES)
             return inputs | {"labels": logits.argmax(-1).cpu().where(real, IGNORED)}
+        if getattr(model.config, "objective", "") == "ctc" and (spelt := self._spelt_classes(groups, logits.shape[-1])):
+            return inputs | {"labels": torch.tensor(spelt)}
         read = self._ctc.decoded(logits, frames)
         spelled = [self._symbols(text, logits.shape[-1]) for text in texts or [""] * len(read)]
         rows = [torch.tensor(known or own) for known, own in zip(spelled, read, strict=True)]

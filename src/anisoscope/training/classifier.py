@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.models.checkpoint import fresh_config, seeded
 from anisoscope.models.load import quiet
@@ -32,9 +33,11 @@ from anisoscope.training.config import ClassifierConfig
 from anisoscope.training.examples import ExampleKind, Examples, MediaModelKind, prepare_examples
 from anisoscope.training.language_model import MICRO
 from anisoscope.training.loop import Recipe, train
+from anisoscope.training.task import TASKS, MediaTask, NameClasses
 
 KINDS: dict[str, MediaModelKind] = {kind.name: kind for kind in (*pictures.KINDS, *sounds.KINDS)}
 EXAMPLES = {kind.examples.medium.name: kind.examples for kind in KINDS.values()}
+CONSTANT = 4096  # training examples that the best constant answer is found on
 LEFT_OUT = ("skipped", "useless", "dropped_pieces", "left_out")  # fields of examples.json on unused data
 _CPU = torch.device("cpu")
 
@@ -51,6 +54,11 @@ class MediaConfig(ClassifierConfig):
         super().__post_init__()
         if self.arch not in KINDS:
             raise unknown_name("architecture", self.arch, KINDS)
+        known = ("classes", *self.kind.others)
+        if self.objective not in known:
+            raise AnisoscopeError(
+                f"a {self.arch} here is not trained on {self.objective!r}; expected one of {', '.join(known)}."
+            )
         steps = {"width": 2 * self.heads}
         steps |= {} if self.kind.halvings is None else {"size": self.patch * 2**self.kind.halvings}
         for name, step in steps.items():
@@ -70,29 +78,36 @@ class MediaConfig(ClassifierConfig):
 
     @property
     def arm(self) -> str:
-        """The name of the architecture."""
-        return self.arch
+        """The name of the architecture, and the objective if it is not `classes`."""
+        return self.arch if self.objective == "classes" else f"{self.arch}-{self.objective}"
+
+    @property
+    def task(self) -> MediaTask:
+        """The objective."""
+        return TASKS[self.objective](self, self.positions)
 
     @property
     def entry(self) -> dict[str, str]:
         """Fields of the model's entry in run.json: type (encoder or convolution), objective and family."""
         kind = "encoder" if self.kind.modality.attends else self.kind.modality.name
-        return {"type": kind, "objective": "classes", "family": self.arch}
+        return {"type": kind, "objective": self.objective, "family": self.arch}
 
 
 def media_model(config: MediaConfig, *, classes: int) -> nn.Module:
-    """A new classifier whose forward returns a loss; the same weights for the same sizes and seed."""
+    """A new model whose forward returns a loss; the same weights for the same sizes and seed."""
     import transformers
 
     kind = config.kind
     with quiet():
         described = fresh_config(kind.name, kind.fields(config))
-        described.num_labels = classes
-        described.problem_type = "single_label_classification"
+        for name, value in config.task.fields(config, classes=classes).items():
+            setattr(described, name, value)
         if kind.modality.attends:
             described._attn_implementation = "sdpa"
         with seeded(config.seed):
-            model: nn.Module = getattr(transformers, kind.architecture)(described)
+            model: nn.Module = getattr(transformers, {"classes": kind.architecture, **kind.others}[config.objective])(
+                described
+            )
     return model.double() if config.dtype == "float64" else model
 
 
@@ -105,6 +120,7 @@ class MediaStream:
     seed: int = 0
     device: torch.device = _CPU
     dtype: torch.dtype = torch.float32
+    task: MediaTask = field(default_factory=NameClasses)
     tokenizer: ClassVar[None] = None
 
     @property
@@ -133,10 +149,11 @@ class MediaStream:
         return self._examples(np.flatnonzero(~self.examples.held_out))
 
     @property
-    def constant(self) -> Tensor:
-        """How often each class occurs among the training examples, for the constant's loss."""
-        labels = self.examples.labels[~self.examples.held_out]
-        return torch.from_numpy(np.bincount(labels, minlength=len(self.examples.classes)))
+    def constant(self) -> Any:
+        """The best constant answer that the training examples allow: class counts, or a function of a batch."""
+        values, labels = self._training
+        known = self.kind.inputs(values[:CONSTANT].to(self.dtype))
+        return self.task.constant(known, labels, classes=len(self.examples.classes))
 
     def batch(self, step: int, micro: int = 0) -> dict[str, Tensor]:
         """The examples of one micro-batch, drawn with replacement, and their classes."""
@@ -144,7 +161,7 @@ class MediaStream:
         key = torch.full((self.batch_size,), step * MICRO + micro, dtype=torch.int64, device=self.device)
         drawn = row_hash(key, torch.arange(self.batch_size, device=self.device), seed=self.seed)
         rows = ((drawn >> 2) & ((1 << 61) - 1)) % len(labels)
-        return self._inputs(values[rows], labels[rows])
+        return self._inputs(values[rows], labels[rows], keys=drawn)
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
         """The model's own loss."""
@@ -163,8 +180,11 @@ class MediaStream:
         values, labels = self.examples.values[chosen], self.examples.labels[chosen]
         return torch.from_numpy(values).to(self.device), torch.from_numpy(labels).to(self.device)
 
-    def _inputs(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {**self.kind.inputs(values.to(self.dtype)), "labels": labels}
+    def _inputs(self, values: Tensor, labels: Tensor, keys: Tensor | None = None) -> dict[str, Tensor]:
+        """A batch; what is hidden of it depends on the content alone, or on `keys` [B]."""
+        inputs = self.kind.inputs(values.to(self.dtype))
+        keys = original_contexts(inputs).to(self.device) if keys is None else keys
+        return {**inputs, **self.task.targets(inputs, labels, keys=keys)}
 
 
 def examples_of(config: MediaConfig, folder: str | Path) -> Examples:
@@ -183,7 +203,7 @@ def media_stream(
     examples = examples_of(config, folder)
     tell("examples", 1, 1)
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    return MediaStream(examples, config.batch_size, config.seed, choose_device(config.device), dtype)
+    return MediaStream(examples, config.batch_size, config.seed, choose_device(config.device), dtype, config.task)
 
 
 def _first_model(config: MediaConfig, stream: MediaStream) -> nn.Module:

@@ -75,6 +75,7 @@ class MediaModelKind:
     positions: Callable[[ClassifierConfig], int]  # patches or frames of an example; too few are an error
     fields: Callable[[ClassifierConfig], dict[str, Any]]
     halvings: int | None = None  # times that it halves the sides of a picture after the first patches
+    others: Mapping[str, str] = field(default_factory=dict)  # its classes for objectives other than `classes`
 
 
 @dataclass(frozen=True, eq=False)

@@ -211,7 +211,16 @@ PICTURES = ExampleKind(
     processor=_processor,
 )
 KINDS = (  # ResNet's first layers halve a picture twice, those of EfficientNet once: their patches are not an option
-    MediaModelKind("vit", "ViTForImageClassification", VISION, PICTURES, _patches, _vit, halvings=0),
+    MediaModelKind(
+        "vit",
+        "ViTForImageClassification",
+        VISION,
+        PICTURES,
+        _patches,
+        _vit,
+        halvings=0,
+        others={"masked": "ViTForMaskedImageModeling"},
+    ),
     MediaModelKind(
         "convnext", "ConvNextForImageClassification", CONVOLUTION, PICTURES, _patches, _convnext, halvings=2
     ),

@@ -122,4 +122,14 @@ SOUNDS = ExampleKind(
     in_time=True,
     remedy=", or several recordings, or a shorter window",
 )
-KINDS = (MediaModelKind("wav2vec2", "Wav2Vec2ForSequenceClassification", SPEECH, SOUNDS, _positions, _wav2vec2),)
+KINDS = (
+    MediaModelKind(
+        "wav2vec2",
+        "Wav2Vec2ForSequenceClassification",
+        SPEECH,
+        SOUNDS,
+        _positions,
+        _wav2vec2,
+        others={"ctc": "Wav2Vec2ForCTC"},
+    ),
+)

@@ -28,6 +28,8 @@ _FIT_WORDS = {"plain": "on rows as they come", "balanced": "with equal rows of e
 _AHEAD = {"plain": "ahead of every other bin", "balanced": "ahead of every other bin, balanced fit"}
 ENERGY_MARGIN = 0.02
 
+TOKENS = f"{evidence.MEASURE} where rows are tokens; frames, patches and positions have no frequency"
+
 
 @claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN, about="training")
 def frequent_most_enriched(run: Run) -> Finding:
@@ -40,7 +42,7 @@ def frequent_most_enriched(run: Run) -> Finding:
     bins = {name: _bin_means(run, balanced) for name, balanced in _FITS.items()}
     plain = bins["plain"]
     if len(plain) < 2:
-        raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)")
+        raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)", TOKENS)
     parts, ahead = [], []
     for name, found in bins.items():
         if len(found) < 2:
@@ -123,7 +125,7 @@ def rare_tokens_spread(run: Run) -> Finding:
             gap = Missing(f"frequency_spread with {evidence.listing(options)}")
             parts.append(Part.absent(name, gap, margin=CORRELATION_MARGIN))
     if not any(part.measured for part in parts):
-        raise Missing("frequency_spread")
+        raise Missing("frequency_spread", TOKENS)
     aspects = {"contextual": ("context",), "temporal": ("time",)}
     return Finding(parts, _spread_sentence, {"spread": records}, settle=_agreed, aspects=aspects)
 

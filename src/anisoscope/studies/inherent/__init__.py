@@ -106,6 +106,8 @@ ARMS: dict[str, Modality] = {  # and what each reads
     # two further families: what one family of convolutions does may be its own (ConvNeXt is built like a transformer)
     **dict.fromkeys(("convolution-resnet", "convolution-efficientnet"), modality.CONVOLUTION),
 }
+# with those on request, of other objectives: transcripts (CTC) and masked patches
+EVERY_ARM = {**ARMS, "speech-ctc": modality.SPEECH, "vision-masked": modality.VISION}
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
     # pre-norm, as in the study `revisiting`, because a post-norm BERT of these sizes stays on the unigram plateau; the
@@ -117,6 +119,8 @@ _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a 
     "convolution": {"arch": "convnext", "patch": 2},
     "convolution-resnet": {"arch": "resnet"},
     "convolution-efficientnet": {"arch": "efficientnet"},
+    "speech-ctc": {"arch": "wav2vec2", "objective": "ctc"},
+    "vision-masked": {"arch": "vit", "patch": 4, "objective": "masked"},
 }
 _CONVOLUTIONS = tuple(arm for arm, reads in ARMS.items() if reads is modality.CONVOLUTION)
 _TEXT: dict[str, Any] = {"context": 64, "steps": 300, "batch_size": 16, "lr": 2e-3}
@@ -136,7 +140,8 @@ class InherentPreset(Preset):
 
     def fields(self, arm: str) -> dict[str, Any]:
         """The training fields of an arm."""
-        return {**self.train, **_KINDS[arm], **self.arms[arm]}
+        alike = arm if arm in self.arms else arm.partition("-")[0]  # other objectives have the sizes of their modality
+        return {**self.train, **_KINDS[arm], **self.arms[alike]}
 
 
 PRESETS = {
@@ -179,7 +184,7 @@ _PICTURES = (
     "'digits' (scikit-learn's), or 'embedded'."
 )
 _RECORDINGS = "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
-_TRAINED = f"Trained models: {', '.join(ARMS)}; or none."
+_TRAINED = f"Trained models: {', '.join(ARMS)}; on request {', '.join([*EVERY_ARM][len(ARMS) :])}; or none."
 _RANDOM = "Families measured with random weights, such as swin,resnet; or none."
 
 
@@ -221,7 +226,7 @@ class InherentConfig(ArmsConfig):
     measures_published: ClassVar[bool] = True
 
     def check_arms(self) -> None:
-        for what, names, known in (("arm", self.arms, ARMS), ("family", self.families or (), FAMILIES)):
+        for what, names, known in (("arm", self.arms, EVERY_ARM), ("family", self.families or (), FAMILIES)):
             for name in names:
                 check_known(what, name, known)
                 if names.count(name) > 1:
@@ -261,7 +266,7 @@ class InherentConfig(ArmsConfig):
         from anisoscope.training.config import TrainConfig
 
         fields = {**self.size.fields(arm), **given(self, "steps"), "seed": seed, "device": self.device}
-        fields["data"] = getattr(self, ARMS[arm].medium.name)
-        if ARMS[arm].is_text:
+        fields["data"] = getattr(self, EVERY_ARM[arm].medium.name)
+        if EVERY_ARM[arm].is_text:
             return TrainConfig(**fields, limit=self.limit)
         return MediaConfig(**fields | given(self, "examples"))

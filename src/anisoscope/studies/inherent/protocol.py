@@ -26,7 +26,7 @@ from anisoscope.results.modality import Medium
 from anisoscope.studies import published
 from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
-from anisoscope.studies.inherent import ARMS, FAMILIES, InherentConfig, random_name, write_configuration
+from anisoscope.studies.inherent import EVERY_ARM, FAMILIES, InherentConfig, random_name, write_configuration
 from anisoscope.studies.study_run import INHERENT, ArmsStudy
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.classifier import MediaConfig, examples_of, fill_batch_norms
@@ -64,7 +64,7 @@ class Inherent(ArmsStudy):
         self.refuse(failed, len(arms))
 
     def _warn(self) -> None:
-        trained = sorted({ARMS[arm].medium for arm in self.config.arms})
+        trained = sorted({EVERY_ARM[arm].medium for arm in self.config.arms})
         missing = [f"--{medium}" for medium in trained if getattr(self.config, medium.name) == "embedded"]
         if self.config.preset == "small" and missing:
             self.about["warnings"].append(
