@@ -173,7 +173,8 @@ def test_the_claims_are_judged_over_all_models(whole: Path) -> None:
     assert all(arm in words for arm in ARMS), "each is counted, or said to have hardly learned in so few updates"
     energies = [verdict for verdict in verdicts if verdict["claim"] == "tangent_energy"]
     tested = {verdict["subject"] for verdict in energies if not verdict["details"].get("missing")}
-    assert {"speech", "vision", "convolution"} <= tested and not {"text-decoder", "characters"} & tested
+    # with so few held-out pictures, arms that see have no two halves; arms of text have a study of their own
+    assert "speech" in tested and not {"text-decoder", "text-encoder", "characters"} & tested
 
 
 def _stop_in(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any, int], bool], error: Any = None) -> None:
