@@ -26,6 +26,7 @@ from anisoscope.tangent.plan import TangentPlan
 from support.tiny_media import _COMMON, _speech, sound
 
 PLAN = TangentPlan(rank=4, draws=19, permuted=False, balanced=False, frozen=False, embedding=False)
+PLAIN: dict[str, Any] = {"proxy": "semi_nmf", **dict.fromkeys(("control", "average", "coordinates"))}
 _IMAGE = {**_COMMON, "image_size": 16, "patch_size": 4, "num_labels": 5, "encoder_stride": 4}
 _FRAMES = _speech(pad_token_id=0, num_codevectors_per_group=8, codevector_dim=16, proj_codevector_dim=16)
 _MAPS = {"hidden_sizes": [16, 24], "depths": [1, 2], "num_labels": 5, "embedding_size": 16}
@@ -70,7 +71,7 @@ def test_a_probe_of_any_modality_has_the_energies_of_its_gradients(kind: str, tm
     watched = Monitor(model, when=[0], metrics="drift", plan=PLAN, probe=inputs, out=tmp_path / "run")
     with watched as monitor, monitor.step(0):
         pass
-    table = monitor.table.where(metric="gradient_energy", proxy="semi_nmf", control=None, average=None, coordinates=None)
+    table = monitor.table.where(metric="gradient_energy", **PLAIN)
     assert len(RunFolder.open(tmp_path / "run").table().where(metric="gradient_energy"))
     layout = find_layout(model)
     (site,) = layout.sites(["stage" if "Res" in kind else "resid"], [1])
@@ -141,7 +142,7 @@ def test_a_users_module_is_measured_with_a_loss_of_the_user_and_with_its_own() -
         watched = Monitor(net, when=[0], metrics="drift", plan=PLAN, probe={"pixel_values": x}, **options)
         with watched as monitor, monitor.step(0):
             pass
-        rows = monitor.table.where(metric="gradient_energy", proxy="semi_nmf", control=None, average=None, coordinates=None).records()
+        rows = monitor.table.where(metric="gradient_energy", **PLAIN).records()
         assert {(row["layer"], row["kind"]) for row in rows} >= {(1, "stage"), (2, "stage")}
         assert all(0 <= row["value"] <= 1 for row in rows)
 
@@ -167,7 +168,7 @@ def test_class_tokens_are_tested_apart_from_patches() -> None:
     model, inputs = model_of("ViTForImageClassification"), batch_of("ViTForImageClassification", 40)
     with Monitor(model, when=[0], metrics="drift", plan=PLAN, probe=inputs) as monitor, monitor.step(0):
         pass
-    rows = monitor.table.where(metric="gradient_energy", proxy="semi_nmf", control=None, average=None, coordinates=None).records()
+    rows = monitor.table.where(metric="gradient_energy", **PLAIN).records()
     found = {(row["layer"], row["kind"]): row for row in rows}
     contexts = int(half_of(original_contexts(inputs)).sum())
     assert found[3, "cls"]["n"] == contexts and found[2, "resid"]["n"] == 16 * contexts
