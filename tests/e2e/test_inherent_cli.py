@@ -73,7 +73,7 @@ def test_numbers_need_no_library_for_pages_or_sound(
         (("--resume",), "--resume needs --out"),
         (("--seeds", "0,0"), "seed 0 is named twice"),
         (("--models", "gpt2"), "--models belongs to --preset paper"),
-        (("--tokens", "4096", "--preset", "small"), "--tokens belongs to --preset paper"),
+        (("--probe-tokens", "4096", "--preset", "small"), "--probe-tokens belongs to --preset paper"),
         *(
             (("--preset", "paper", option, value), f"{option} belongs to the presets that train")
             for option, value in {

@@ -68,7 +68,7 @@ def test_a_failing_arm_shows_in_the_exit_code(
         (("--seeds", "0-2,1"), "of seed 1 is named twice"),
         (("--models", "gpt2"), "--models belongs to --preset paper"),
         (("--remove-downloads",), "--remove-downloads belongs to --preset paper"),
-        (("--tokens", "4096", "--preset", "small"), "--tokens belongs to --preset paper"),
+        (("--probe-tokens", "4096", "--preset", "small"), "--probe-tokens belongs to --preset paper"),
         *(
             (("--preset", "paper", option, value), f"{option} belongs to the presets that train")
             for option, value in {

@@ -350,7 +350,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 
 
 def test_what_cannot_be_had_is_skipped_and_the_rest_goes_on(shelf: tuple[PaperModel, ...], tmp_path: Path) -> None:
-    config = InherentConfig(preset="paper", tokens=256, device="cpu")
+    config = InherentConfig(preset="paper", probe_tokens=256, device="cpu")
     out = Inherent(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()
     assert about["status"] == "complete"

@@ -60,7 +60,7 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
     models = (PaperModel("org/tiny", series=True, revisions=("step0", "step40")), PaperModel(str(tmp_path / "gated")))
     monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", models)
     monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine",))
-    config = ShapeConfig(preset="paper", tokens=320, device="cpu", data=TEXT)
+    config = ShapeConfig(preset="paper", probe_tokens=320, device="cpu", data=TEXT)
 
     def run(*, resume: bool) -> dict[str, Any]:
         out = ShapeStudy(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=resume)).run()

@@ -31,6 +31,9 @@ Updates = Annotated[int | None, Option("Updates of each arm.", least=1, preset="
 Limit = Annotated[float | None, Option("Megabytes of text to use.", preset="trained")]
 When = Annotated[str | None, Option("When it is measured: log, log:COUNT, every:N, or steps.", preset="trained")]
 Contexts = Annotated[int | None, Option("Held-out contexts that are looked at.", least=8, preset="trained")]
+ProbeTokens = Annotated[  # not `tokens`, which is the vocabulary in `train` and in studies that let it be chosen
+    int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset=PAPER)
+]
 PaperModels = Annotated[
     tuple[str, ...], Option("Only these models of the paper, by hub id (paper).", parse=listed, preset=PAPER)
 ]

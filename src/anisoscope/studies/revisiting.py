@@ -20,6 +20,7 @@ from anisoscope.studies.config import (
     Limit,
     PaperPreset,
     Preset,
+    ProbeTokens,
     Seeds,
     StudyArm,
     Updates,
@@ -93,7 +94,7 @@ class RevisitingConfig(ArmsConfig):
     rank: Rank = None
     contexts: Contexts = None
     limit: Limit = None
-    probe_tokens: Annotated[int, Option("Tokens of each model's probe (paper).", least=64, preset="paper")] = 32_768
+    probe_tokens: ProbeTokens = 32_768
     device: Device = "auto"
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS

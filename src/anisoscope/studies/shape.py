@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.option import Option, listed, seed_numbers
-from anisoscope.studies.config import PaperModels, PaperPreset, Preset, RemoveDownloads, SizedArmsConfig
+from anisoscope.studies.config import PaperModels, PaperPreset, Preset, ProbeTokens, RemoveDownloads, SizedArmsConfig
 from anisoscope.studies.study_run import SHAPE, ArmsStudy
 
 ARMS: dict[str, dict[str, Any]] = {  # attention and objective of each arm
@@ -55,7 +55,7 @@ class ShapeConfig(SizedArmsConfig):
         tuple[int, ...], Option("Seeds of every size, such as 0,1,2.", parse=seed_numbers, preset="trained")
     ] = ()
     metrics: str = "shape"
-    tokens: Annotated[int, Option("Tokens of each model's probe (paper).", least=64, preset="paper")] = 65_536
+    probe_tokens: ProbeTokens = 65_536
     models: PaperModels = ()
     remove_downloads: RemoveDownloads = False
 
@@ -82,6 +82,6 @@ class ShapeStudy(ArmsStudy):
         from anisoscope.studies.published import SHAPE_MODELS, chosen_models, measure_models, sweep_model
 
         c = self.config
-        options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data, "tokens": c.tokens}
+        options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data, "tokens": c.probe_tokens}
         measure = partial(sweep_model, self, remove_downloads=c.remove_downloads, **options)
         measure_models(self, chosen_models(c.models, SHAPE_MODELS), measure)

@@ -215,9 +215,7 @@ class InherentConfig(ArmsConfig):
         bool | None,
         Option("Gradients of speech, vision and convolution arms, against tangents of their rows.", preset="trained"),
     ] = None
-    tokens: Annotated[
-        int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset="paper")
-    ] = 16_384
+    probe_tokens: shared.ProbeTokens = 16_384
     models: shared.PaperModels = ()
     remove_downloads: shared.RemoveDownloads = False
     device: Device = "auto"

@@ -154,10 +154,10 @@ class Inherent(ArmsStudy):
         c = self.config
         if model.series:
             name = model.spec.rpartition("/")[2].partition("-step")[0]
-            published.sweep_model(self, model, path, preset="attention", name=name, data=c.text, tokens=c.tokens)
+            published.sweep_model(self, model, path, preset="attention", name=name, data=c.text, tokens=c.probe_tokens)
             return
         data, metrics = getattr(c, model.data.name), GEOMETRY["attention"]
-        config = ProfileConfig(models=(model.spec,), data=data, tokens=c.tokens, metrics=metrics, device=c.device)
+        config = ProfileConfig(models=(model.spec,), data=data, tokens=c.probe_tokens, metrics=metrics, device=c.device)
         folder = RunFolder.create(path, asdict(config), resume=True)
         with published.downloaded(model, folder) if c.remove_downloads else contextlib.nullcontext():
             Profiler(config, folder, command=self.command, progress=self.progress_of(path.name)).run()
