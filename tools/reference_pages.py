@@ -11,6 +11,7 @@ from pathlib import Path
 
 from anisoscope.capture.sites.site import KINDS
 from anisoscope.claims.catalogue import claims
+from anisoscope.claims.changes import RULE_CHANGES
 from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.metric import Metric
 
@@ -65,6 +66,14 @@ def claims_page() -> str:
         lines += [f"## `{name}`", "", f"**{claim.statement}**", "", claim.description, ""]
         lines += [f"- Margin: {claim.margin:g}", f"- Reads: {', '.join(f'`{m}`' for m in claim.metrics)}"]
         lines += [f"- Source: {claim.source}", ""]
+    lines += ["## Rules that were changed after a result was seen", ""]
+    lines += ["Margins are declared before a result is looked at. These were not, or had to be mended later"]
+    lines += ["(`src/anisoscope/claims/changes.py`); tables that were there before are judged by the rules as they are"]
+    lines += ["now.", "", "| date | claims | before | now | reason |", "|---|---|---|---|---|"]
+    for date, names, *words in RULE_CHANGES:
+        named = ", ".join(f"`{name}`" if name in claims() else name for name in names)
+        lines.append(f"| {date} | {named} | {' | '.join(words)} |")
+    lines.append("")
     return "\n".join(lines)
 
 

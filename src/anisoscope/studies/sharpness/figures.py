@@ -263,9 +263,11 @@ def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) ->
         verdict = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
         details = verdict.get("details") or {}
         row["by_seed"] = "" if row["seeds"] else listed([neat(each["effect"]) for each in details.get("per_seed", [])])
-        last = details.get("aspects", {}).get("at the end", {})
-        transient = row["status"] == "holds" and last.get("status") == "fails"
-        row["under"] = ["transient: not left at the last step"] if transient else []
+        aspects = {name: each["status"] for name, each in details.get("aspects", {}).items()}
+        # a rise early that is not there late; files of older rules tell the last step
+        transient = aspects.get("early") == "holds" and aspects.get("late") not in (None, "holds")
+        transient |= row["status"] == "holds" and aspects.get("at the end") == "fails"
+        row["under"] = ["transient: a rise early that is not told late"] if transient else []
         statuses = [f"{seed['scope'].replace('for ', '')}: {seed['status']}" for seed in row["seeds"]]
         row["under"] += [", ".join(statuses)] if statuses else []
     return claim
