@@ -141,7 +141,7 @@ RULE_CHANGES = (
         "2026-11-16",
         ("frequency_intervention",),
         "every resampled arm against the natural one, mean over all steps",
-        "the strongest intervention in each direction decides, by the effective entropy of the targets, late in training",
-        "arms that hardly differ in frequency decided, and early steps, in which they have not parted, were averaged in",
+        "the strongest intervention in each direction decides, by the effective entropy of the targets, late",
+        "arms that hardly differ in frequency decided, and early steps, in which they have not parted, counted",
     ),
 )
