@@ -138,4 +138,8 @@ def _out_in(flag: bool, _: str) -> str:
 
 SkipFirst = Annotated[str, Option("Leave the first position out.", name="--skip-first", parse=_out_in, typed=bool)]
 SkipSpecial = Annotated[str, Option("Leave special tokens out.", name="--skip-special", parse=_out_in, typed=bool)]
+Split = Annotated[
+    tuple[int, ...],
+    Option("Energies also for other splits of the contexts to fit and to test: 1,2.", parse=numbers(int, "1,2")),
+]
 Rank = Annotated[int | None, Option("Directions of the tangent proxy; default: 16, at most a quarter of d.")]

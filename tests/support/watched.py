@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments
+from anisoscope.monitor.embedding_watch import EmbeddingWatch
+from anisoscope.monitor.instruments import Instruments
 from anisoscope.tangent.proxy import StepRows
 
 

@@ -167,6 +167,14 @@ class SiteRows:
     index: Index
     tokens: RowTokens
 
+    def of_contexts(self, wanted: Tensor) -> SiteRows:
+        """The rows of some contexts of the pass, `wanted` [B] bool."""
+        index, words = self.index, self.tokens
+        chosen = wanted[index.keep // max(1, index.length)].nonzero().squeeze(1)
+        at, masked = chosen.to(self.x.device), None if words.masked is None else words.masked[chosen]
+        tokens = RowTokens(words.original[chosen], words.target[chosen], masked)
+        return SiteRows(self.x[at], None if self.g is None else self.g[at], index.taken(chosen), tokens)
+
 
 @dataclass
 class GradientPass:

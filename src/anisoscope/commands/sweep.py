@@ -47,7 +47,7 @@ def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
 
 
 _OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")
-_ROWS = ("standardised", "first", "special")
+_ROWS = ("split", "standardised", "first", "special")
 _LOADING = ("text_field", "tokenizer", "random_init", "device", "dtype", "seed", "trust_remote_code")
 _HELP = {
     "tokens": "Rows to look at (tokens, frames, patches, positions); half to fit on, half to test on.",

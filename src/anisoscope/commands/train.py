@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.commands.command import Debug, Out, Resume, configured, requested
+from anisoscope.option import numbers
 from anisoscope.training.config import TrainConfig
 
 
@@ -42,6 +43,9 @@ def train(
     frozen_window: Annotated[
         str | None, typer.Option(help="What the frozen proxy is fitted on: checkpoints:0.3 (default), or steps:0.3.")
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Energies also for other splits of the contexts to fit and to test: 1,2.")
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     debug: Debug = False,
@@ -51,6 +55,7 @@ def train(
     from anisoscope.view.console import print_line, print_run_end
 
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
+    watch |= {"splits": numbers(int, "1,2")(split, "--split")} if split is not None else {}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
     watch |= {"frozen_window": frozen_window} if frozen_window is not None else {}
     flags = {"weighted_gradients": weighted_gradients, "standardised": standardised}

@@ -38,6 +38,7 @@ from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, constant_columns, loss_records
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
@@ -54,124 +55,6 @@ from anisoscope.tangent.energy import (
 )
 from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
 from anisoscope.tangent.tangent_study import TangentStudy
-
-
-def weight_of(model: nn.Module, reader: str) -> Any:
-    """The weight of the module that a method of the model returns, or None."""
-    try:
-        return getattr(getattr(unwrapped(model), reader)(), "weight", None)
-    except (AttributeError, NotImplementedError):
-        return None
-
-
-@dataclass
-class EmbeddingWatch:
-    """Tracks the input embedding table between measured steps.
-
-    Decoupled weight decay (AdamW) shrinks every row by lr·λ at every update, independently of the gradients; optimizer
-    hooks accumulate it, so that it can be subtracted from the update.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None = None
-    outer: nn.Module | None = None  # the wrapper of the model that the training loop calls, if any
-    step: int | None = None
-    before: Tensor | None = None  # the table at the last measured step
-    decay: Tensor | None = None  # accumulated weight decay since then
-    seen: Tensor | None = None  # [V] bool: types read since the interval began
-    closed: Tensor | None = None  # `seen` of the interval that just ended
-    paused: bool = False  # true while a probe runs, whose reads do not count
-    _shrunk: Tensor | None = None  # weight decay of the current update
-    _handles: list[Any] = field(default_factory=list)
-
-    @property
-    def table(self) -> Tensor | None:
-        """The weight [V, d] of the input embedding, None if the model has none."""
-        weight = weight_of(self.model, "get_input_embeddings")
-        return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
-
-    @property
-    def group(self) -> dict[str, Any] | None:
-        """The optimizer's group of the table if its weight decay is decoupled; not cached, as loading replaces it."""
-        table = self.table
-        if self.optimizer is None or table is None:
-            return None
-        for group in self.optimizer.param_groups:
-            mine = any(p is table for p in group["params"])
-            if mine and (type(self.optimizer).__name__ == "AdamW" or group.get("decoupled_weight_decay")):
-                return group
-        return None
-
-    def attach(self) -> None:
-        """Add the hooks that record which types are read and how much weight decay is applied."""
-        table = self.table
-        if table is None:
-            return
-        self.seen = torch.zeros(len(table), dtype=torch.bool, device=table.device) if self.seen is None else self.seen
-        outer = self.outer if self.outer is not None else self.model
-
-        def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            ids = kwargs.get("input_ids", args[0] if args else None)
-            training = not self.paused and torch.is_grad_enabled()
-            if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
-                self.seen[ids] = True
-
-        self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
-        if self.group is not None and self.optimizer is not None:
-            # two hooks: with optimizer.step(closure) forward, backward and measurement run between them
-            self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
-            self._handles.append(self.optimizer.register_step_post_hook(self._decay))
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    @torch.no_grad()
-    def _shrink(self, *_: Any) -> None:
-        table, group = self.table, self.group
-        if table is not None and group is not None and not self.paused:
-            # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
-            decayed = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
-            self._shrunk = decayed.double() - table.double()
-
-    def _decay(self, *_: Any) -> None:
-        decay, self._shrunk = self._shrunk, None
-        untouched = self.table is None or self.table.grad is None  # the optimizer skips parameters without a gradient
-        if decay is not None and self.before is not None and not untouched:
-            self.decay = decay if self.decay is None else self.decay.add_(decay)
-
-    def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name, types, rows of ΔW) since the last measured step: raw, and without weight decay where that is known."""
-        table = self.table
-        if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
-            return
-        types = self.closed.nonzero().squeeze(1)
-        change = table.detach().double() - self.before
-        if self.group is not None:
-            free = change if self.decay is None else change - self.decay.double()
-            yield "update", types.cpu(), free[types]
-        yield "update_raw", types.cpu(), change[types]
-
-    def close(self) -> None:
-        """End the interval before the batch of this step is read; later reads belong to the next interval."""
-        if self.seen is not None:
-            self.closed = self.seen.clone()
-            self.seen.zero_()
-
-    def remember(self, step: int) -> None:
-        """Begin a new interval with the current table."""
-        if self.table is not None:
-            self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
-
-    def state(self) -> dict[str, Tensor]:
-        found = {"before": self.before, "decay": self.decay, "seen": self.seen}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def load(self, state: Mapping[str, Tensor], step: int | None) -> None:
-        table, self.step = self.table, step
-        for name, value in state.items():
-            setattr(self, name, value if table is None else value.to(table.device))
 
 
 def stream_kinds(layout: Layout) -> list[str]:
@@ -271,6 +154,9 @@ class Instruments:
             if study is not None:
                 rows.add_fit(live_pass(batch, self.sites, half=0))
                 rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
+                if study.plan.splits:
+                    contexts = original_contexts(batch.arguments, real=batch.real)
+                    rows.passes.append((live_pass(batch, self.sites), contexts, factor))
         if not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
             raise AnisoscopeError(
@@ -507,13 +393,19 @@ class Probe:
             others = Tee([others], frozenset([*i.sites, *self.extra]))
         options: dict[str, Any] = {"layout": i.layout, "reading": self.convention, "others": others}
         options |= {"extra": self.extra, "rows": i.rows, "kept": i.kept}
+        splits = i.study is not None and i.study.plan.splits
         for piece in self.pieces:
             if not piece.test:
                 sites = [*i.sites, *i.readers]
                 out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **options))
+                if splits:  # contexts to fit on are tested in other splits
+                    words = {**options, "others": None, "extra": (), "loss": self.loss, "targets": i.targets}
+                    again = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **words)
+                    out.passes.append((again, piece.context, 1.0))
                 continue
             found = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **self.options, **options)
             out.add_test(found)
+            out.passes += [(found, piece.context, 1.0)] if splits else []
             if found.by_context is not None:
                 out.by_context.append((piece.context, *found.by_context))
             folds = fold_of(piece.context)

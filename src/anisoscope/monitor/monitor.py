@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.held_out import Constant
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe, stream_kinds, weight_of
+from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
@@ -61,6 +62,7 @@ class Monitor:
     `frozen_window` is what the frozen proxy is fitted on: `checkpoints:0.3`, the first three tenths of the measured
     steps, or `steps:0.3`, those of all steps. If it is not known in advance which steps are measured (no `total_steps`,
     or `when` is a function), moments of all of them are kept until the end, of 64 at most.
+    `splits` are seeds of further splits of the contexts into halves to fit and to test: energies of their own rows.
     `constant_loss` is what a model that learned must beat on the probe (`monitor.held_out`): the loss of the best
     constant prediction as a number, or how often each target occurs in the training data [V], or a function of a batch
     of the probe that returns the constant's loss on each context; default: `counts`, where the outputs are tokens.
@@ -93,6 +95,7 @@ class Monitor:
         plan: TangentPlan | None = None,
         rank: int | None = None,
         frozen_window: str | None = None,
+        splits: Sequence[int] = (),
         layers: Sequence[int] | None = None,
         counts: Tensor | None = None,
         tokenizer: Any = None,
@@ -126,6 +129,8 @@ class Monitor:
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
+        if splits and self.plan is not None:
+            self.plan = replace(self.plan, splits=tuple(splits))
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))

@@ -43,11 +43,11 @@ def fold_of(context: Tensor) -> Tensor:
     return _shift_right(mix(context ^ _FOLD_SALT), 8) % FOLDS
 
 
-def half_of(context: Tensor) -> Tensor:
-    """0 for contexts to fit on, 1 for contexts to test on; independent of the folds.
+def half_of(context: Tensor, *, split: int = 0) -> Tensor:
+    """0 for contexts to fit on, 1 for contexts to test on; independent of the folds, and of other splits.
 
     >>> import torch
     >>> 0.45 < float(half_of(torch.arange(1000)).double().mean()) < 0.55
     True
     """
-    return _shift_right(mix(context ^ _HALF_SALT), 17) % 2
+    return _shift_right(mix(context ^ _signed(_HALF_SALT + 0x9E3779B97F4A7C15 * split)), 17) % 2

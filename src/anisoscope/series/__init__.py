@@ -60,6 +60,7 @@ class SweepConfig:
     ] = False
     special: option.SkipSpecial = "in"
     first: option.SkipFirst = "in"
+    split: option.Split = ()
     draws: Annotated[int, Option("Control subspaces.")] = 999
     frozen_window: Annotated[
         str, Option("What the frozen proxy is fitted on: the first share of checkpoints:0.3, or steps:0.3.")
@@ -112,7 +113,7 @@ class SweepConfig:
         sizes: dict[str, Any] = {"rank": self.rank, "seed": self.seed, "window": self.frozen_window}
         sizes |= {"standardised": self.standardised or None}
         plan, requests = choose_plan(self.metrics or self.preset, None, **sizes)
-        return (None if plan is None else replace(plan, draws=self.draws)), list(requests)
+        return (None if plan is None else replace(plan, draws=self.draws, splits=self.split)), list(requests)
 
     @property
     def at_stream(self) -> bool:

@@ -26,8 +26,9 @@ from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, jo
 from anisoscope.measurement.targets import MediaTargets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.held_out import loss_records
-from anisoscope.monitor.instruments import EmbeddingWatch, Instruments, Probe, stream_kinds
+from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.option import Progress
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss

@@ -67,6 +67,7 @@ def training_monitor(
     when: str = "log",
     monitor: str = "standard",
     rank: int | None = None,
+    splits: Sequence[int] = (),
     contexts: int = 96,
     halves: bool = False,
     clean: bool = False,
@@ -88,7 +89,7 @@ def training_monitor(
     together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
     batches = stream.probe_batches(contexts, batch_size=together)
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
-    options |= {"metrics": monitor, "rank": rank, "name": name or training.arm, "seed": training.seed}
+    options |= {"metrics": monitor, "rank": rank, "splits": splits, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
     options |= {"frozen_window": frozen_window}
     if isinstance(training, TrainConfig):

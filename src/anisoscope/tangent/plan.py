@@ -29,6 +29,15 @@ class TangentPlan:
     fit_rows: int = 8192
     bins: int = 5
     seed: int = 0
+    splits: tuple[int, ...] = ()  # further splits of the contexts into halves to fit and to test, by seed
+
+    def __post_init__(self) -> None:
+        if any(split < 1 for split in self.splits) or len(set(self.splits)) < len(self.splits):
+            given = ",".join(map(str, self.splits))
+            raise AnisoscopeError(
+                f"the further splits are {given}; expected different whole numbers from 1 on, such as 1,2 "
+                "(split 0 is always measured)."
+            )
 
 
 def parse_window(text: str) -> tuple[str, float]:

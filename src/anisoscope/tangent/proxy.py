@@ -20,7 +20,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
-from anisoscope.numerics.hashing import fold_of, row_hash
+from anisoscope.numerics.hashing import fold_of, half_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
 
@@ -115,6 +115,8 @@ class StepRows:
     unreached: set[Site] = field(default_factory=set)
     # of the contexts that the loss is of: hash, summed loss, number of targets, each [B]
     by_context: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    # all contexts with gradients, for further splits: a pass, the hashes of its contexts, the factor of its gradients
+    passes: list[tuple[GradientPass, Tensor, float]] = field(default_factory=list)
 
     def add_fit(self, found: GradientPass) -> None:
         for site, rows in found.sites.items():
@@ -133,6 +135,17 @@ class StepRows:
         self.loss += loss
         self.tokens += tokens
         self.weighted_loss = self.weighted_loss if weighted is None else (self.weighted_loss or 0.0) + weighted
+
+    def at_split(self, split: int) -> StepRows:
+        """The same contexts in other halves."""
+        other = StepRows(self.step)
+        for found, contexts, factor in self.passes:
+            test = half_of(contexts, split=split) == 1
+            for site, rows in found.sites.items():
+                if rows.g is not None:
+                    other.fit.setdefault(site, []).append(replace(rows.of_contexts(~test), g=None))
+                    other.test.setdefault(site, []).append((rows.of_contexts(test), factor))
+        return other
 
     def fit_half(self, site: Site) -> Half:
         """The fit half of one site, whether or not the site has gradients."""

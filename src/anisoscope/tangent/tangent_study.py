@@ -25,7 +25,7 @@ from anisoscope.metrics import frequency, tangent
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import FIRST_OUTLIER, variant_name
+from anisoscope.results.query import FIRST_OUTLIER, options_of, variant_name, with_options
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
@@ -250,7 +250,25 @@ class TangentStudy:
             fits = {site: fit for site, (fit, _) in halves.items()}
             moments = {site: moment for site, (moment, _) in by_site.items()}
             records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
-        return records
+        return [*records, *self._at_splits(rows)]
+
+    def _at_splits(self, rows: StepRows) -> Iterator[Record]:
+        """Energies of proxies fitted and tested on other halves of the same contexts, as rows with `split`.
+
+        Only what one step gives by itself: no frozen proxies, no growth since earlier steps, no further coordinates.
+        """
+        alone: dict[str, Any] = {"splits": (), "frozen": False, "standardised": False, "ranks": ()}
+        plan = replace(self.plan, **alone, rank=self.main_rank, proxies=self.plan.proxies[:2])
+        for split in self.plan.splits:
+            other = rows.at_split(split)
+            if reason := other.lacking():
+                self._note(f"{reason} of split {split}, which was left out")
+                continue
+            found = TangentStudy(plan, self.counts, source=self.source, single=True).measure(other)
+            for row in found:
+                options = options_of(row["variant"])
+                if "proxy" in options and "first" not in options:
+                    yield {**row, "variant": with_options(row["variant"], split=split)}
 
     def _spans(self, site: Site, fit: Half) -> bool:
         """Whether there is something to fit at a site with one row per context; too few rows, or equal ones, are noted.
