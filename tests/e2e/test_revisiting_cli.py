@@ -56,7 +56,8 @@ def test_three_seeds_on_pieces_from_end_to_end(command: Command, tmp_path: Path)
     verdicts = json.loads((folder.path / "verdicts.json").read_text())
     found = [v for v in verdicts if v["claim"] == "frequency_intervention"]
     assert found[0]["subject"] == "decoder over decoder-flatloss" and found[0]["scope"] == "over 3 seeds"
-    assert (folder.path / "report.html").is_file() and command("report", folder.path).code == 0
+    assert "weighs targets by their frequency" in (folder.path / "report.html").read_text(encoding="utf-8")
+    assert command("report", folder.path).code == 0
     # the pieces are in the run folder, so a sweep over the checkpoints reads text as the training did
     checkpoints = folder.path / "arms" / "decoder-seed1" / "checkpoints"
     swept = command("sweep", checkpoints, "--tokens", 2048, "--context", 32, "--out", tmp_path / "swept")

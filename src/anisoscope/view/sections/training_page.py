@@ -217,6 +217,11 @@ def _loss_section(rows: TrainingRows, catalogue: Catalogue) -> Section | None:
             " Colours are models; in the first figure the paler line is the training batch, the one with points the "
             "held-out probe. Where a model has several seeds, thin lines are seeds, over them their mean."
         )
+    if any(rows.logged(one, "weighted_probe_loss") for one in rows.subjects):
+        words += (
+            " Where training weighs targets by their frequency, the line of the training batch is the weighted loss; "
+            "that of the probe never is."
+        )
     return Section("course", "Loss", [Prose(words), Key(), Figure(tuple(panels))], "Loss")
 
 
