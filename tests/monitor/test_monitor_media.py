@@ -15,10 +15,9 @@ from anisoscope.capture.objective import UNREAD, find_objective
 from anisoscope.capture.row import original_contexts
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import LiveGradients, live_pass
+from anisoscope.capture.step_capture import LiveGradients, LossScale, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.targets import with_masks
-from anisoscope.monitor.instruments import LossScale
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.folder import RunFolder
