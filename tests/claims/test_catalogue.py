@@ -97,7 +97,7 @@ def test_over_seeds_random_subspaces_are_still_tested() -> None:
         return {**r, "value": 0.3} if r["seed"] == 2 and r["metric"] == "gradient_p_holm" else r
 
     good, bad = (evaluate_claims(t, ["tangent_energy"])[0] for t in (given, edited(given, lucky)))
-    assert good.status == "holds" and next(p for p in good.details["parts"] if p["name"] == "random")["tested"]
+    assert good.status == "holds" and next(p for p in good.details["parts"] if p["name"] == "late: random")["tested"]
     assert bad.status == "undecided" and bad.p == pytest.approx(0.3) and "random subspaces" in bad.why
 
 

@@ -99,17 +99,16 @@ def test_why_is_one_sentence_with_its_numbers(effects: dict[str, Any]) -> None:
         assert any(letter.isdigit() for letter in v.why) or v.details["missing"], v.why
 
 
-def test_the_effect_equals_an_independent_count_from_the_records() -> None:
-    """A slow twin of `tangent_energy`: loops over plain records."""
+@pytest.mark.parametrize(("period", "step"), [("early", 1), ("late", 1000)])
+def test_the_effect_equals_an_independent_count_from_the_records(period: str, step: int) -> None:
+    """A slow twin of `tangent_energy`: loops over plain records of the only step of a period."""
     given = table(permuted=0.5)
     plain = "fit=refit;proxy=semi_nmf;rank=16"
-    rows = [r for r in given.records() if r["metric"] in ENERGY and r["group"] == "" and r["step"]]
-    cells = sorted({(r["step"], r["layer"], r["kind"]) for r in rows})
+    rows = [r for r in given.records() if r["metric"] in ENERGY and r["group"] == "" and r["step"] == step]
+    cells = sorted({(r["layer"], r["kind"]) for r in rows})
 
     def at(metric: str, variant: str) -> list[dict[str, Any]]:
-        found = {
-            (r["step"], r["layer"], r["kind"]): r for r in rows if (r["metric"], r["variant"]) == (metric, variant)
-        }
+        found = {(r["layer"], r["kind"]): r for r in rows if (r["metric"], r["variant"]) == (metric, variant)}
         return [found[cell] for cell in cells]
 
     energy, enrichment = at("gradient_energy", plain), at("gradient_enrichment", plain)
@@ -119,10 +118,13 @@ def test_the_effect_equals_an_independent_count_from_the_records() -> None:
     folds = np.array([np.subtract(e["replicates"], c["replicates"]) for e, c in zip(energy, permuted, strict=True)])
     folds = (folds / chance[:, None]).mean(0)
     half = 2.365 * math.sqrt(7 / 8 * ((folds - folds.mean()) ** 2).sum())
-    found = evaluate_claims(given, ["tangent_energy"])[0]
-    assert found.effect == pytest.approx(values.mean(), rel=1e-9)
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-9)
-    assert found.p == pytest.approx(min(r["value"] for r in at("gradient_p_holm", plain) if r["step"] == 1000))
+    found = evaluate_claims(given, ["tangent_energy"], fit="refit")[0]
+    parts = {part["name"]: part for part in found.details["parts"]}
+    part = parts[f"{period}: permuted"]
+    assert part["effect"] == pytest.approx(values.mean(), rel=1e-7)
+    assert (part["low"], part["high"]) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-7)
+    p = min(r["value"] for r in at("gradient_p_holm", plain))
+    assert parts[f"{period}: random"]["p"] == pytest.approx(p)
 
 
 def _layers(generator: np.random.Generator, count: int = 6) -> list[Quantity]:

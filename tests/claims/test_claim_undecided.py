@@ -120,7 +120,7 @@ def test_the_bound_from_the_draws_is_safe_for_skewed_draws() -> None:
             return {**r, "value": chance, "sd": 0.01} if drawn else {**r, "value": chance + 0.01 * z}
 
         found = evaluate_claims(edited(given, change), ["amplified"])[0]
-        return next(part["p"] for part in found.details["parts"] if part["name"] == "random")
+        return next(part["p"] for part in found.details["parts"] if part["name"] == "late: random")
 
     assert at(20.0) == pytest.approx(4 / 401) and at(-3.0) == 1.0
 

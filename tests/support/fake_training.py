@@ -31,7 +31,7 @@ class Effects:
     """What is planted; `NULL` (below) has nothing in it."""
 
     strength: float = 1.0  # of the excess of tangent energy over chance; 0 = isotropic gradients
-    onset: float = 4.0  # steps after which 63 % of the excess is there
+    onset: float = 0.5  # steps after which 63 % of the excess is there
     decline: float = 0.65  # part of the excess that the middle layers lose again by the end
     fade: float = 0.0  # part of the excess that every layer loses by the end
     start: float = 0.0  # part of the excess already there at step 0
@@ -56,6 +56,7 @@ class Effects:
     cosine: float = 0.35  # average cosine of the activations at the end of training
     constant: float = 4.2  # held-out loss of the best constant prediction; that of the model ends at about 1.7
     noise: float = 0.01  # sd of a fold's energy
+    tails: bool = False  # heavy ones: the noise of a fold is Student's t with three degrees of freedom
     scatter: float = 0.15  # sd of the energy of random subspaces, relative to chance
     width: int = 256
     ranks: tuple[int, ...] = (16,)
@@ -189,7 +190,7 @@ class FakeRun:
 
     def _options(self) -> Iterator[dict[str, Any]]:
         for fit in self.effects.fits:
-            for proxy in self.effects.proxies if fit == "refit" else self.effects.proxies[:1]:
+            for proxy in self.effects.proxies if fit == "refit" else self.effects.proxies[:2]:
                 for rank in self.effects.ranks:
                     yield {"fit": fit, "proxy": proxy, "rank": rank}
 
@@ -199,14 +200,14 @@ class FakeRun:
         groups = {"": 1.0}
         if self.masked:
             groups = {"": 0.7 * e.unmasked + 0.3 * e.masked, "masked": e.masked, "unmasked": e.unmasked}
-        own = self.random.normal(size=FOLDS)  # shared by the proxies: they see the same gradients
+        own = self._noise()  # shared by the proxies: they see the same gradients
         for options in self._options():
             chance = self.chance(options["rank"])
             kept = {"semi_nmf": 1.0, "random": 0.0}.get(options["proxy"], 1.0) * (
                 0.9 if options["fit"] == "frozen" else 1
             )
             gap = e.pca if options["proxy"] == "pca" else 0.0
-            early = options["fit"] == "frozen" and step <= 0.3 * self.steps[-1]
+            early = options["fit"] == "frozen" and step in self.steps[: max(1, int(0.3 * len(self.steps)))]
             note = {"note": "in-sample"} if early else {}
             for group, scale in groups.items():
                 energy = chance * (1 + luck) + kept * extra * scale + gap
@@ -346,8 +347,13 @@ class FakeRun:
 
     # how a number is written down
 
+    def _noise(self) -> np.ndarray:
+        """One number of unit variance for each fold."""
+        heavy = self.effects.tails
+        return self.random.standard_t(3, size=FOLDS) / math.sqrt(3) if heavy else self.random.normal(size=FOLDS)
+
     def _folds(self, truth: float, *, own: np.ndarray | None = None, scale: float = 1.0) -> np.ndarray:
-        own = self.random.normal(size=FOLDS) if own is None else own
+        own = self._noise() if own is None else own
         return truth + scale * self.effects.noise * (0.7 * self.shared + 0.7 * own)
 
     def _row(

@@ -16,13 +16,13 @@ from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studi
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.engine.robustness import Place, deciding, place, with_badges
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
-from anisoscope.claims.revisiting import comparison, frequency_arm, tangent, theory
+from anisoscope.claims.revisiting import comparison, formation, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
 from anisoscope.results.query import Table
 
 # in the order of pages and documentation
-_REVISITING = (tangent, comparison, frequency_arm, theory)
+_REVISITING = (tangent, formation, comparison, frequency_arm, theory)
 _MODULES = (*_REVISITING, depth, phases, ablation, modalities, drift, attention, intervention)
 SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
@@ -39,10 +39,13 @@ def evaluate_claims(
     *,
     proxy: str = "semi_nmf",
     rank: int | None = None,
-    fit: str = "refit",
+    fit: str | None = None,
     robust: bool = False,
 ) -> list[Verdict]:
     """Test claims (default: all) on a table; `rank` defaults to the most common one of the table.
+
+    `fit` chooses how directions were fitted, refit or frozen; by default late steps are judged with frozen ones where
+    the table has them, as in the paper, and refitted ones stand beside them.
 
     With several seeds of a model the verdict over all of them comes first and then that of each seed. Every verdict has
     the p of its decision, and that corrected over the grid of claims × models (`error_control`). With `robust` it is
@@ -179,7 +182,7 @@ def _repeat_notes(series: list[Study], subject: str) -> dict[str, list[str]]:
 
 def _about(study: Study) -> dict[str, Any]:
     run = next(iter(study.values()))
-    return {"proxy": run.proxy, "rank": run.rank, "fit": run.fit}
+    return {"proxy": run.proxy, "rank": run.rank, "fit": run.fit or "refit"}
 
 
 def at_one_step(findings: Sequence[Finding]) -> tuple[list[Finding], str]:

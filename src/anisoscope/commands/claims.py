@@ -19,7 +19,9 @@ def claims(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with a table.")],
     names: Annotated[str | None, typer.Option("--claims", help="Only these, comma-separated.")] = None,
     proxy: Annotated[str, typer.Option(help="semi_nmf, pca, …")] = "semi_nmf",
-    fit: Annotated[str, typer.Option(help="refit or frozen.")] = "refit",
+    fit: Annotated[
+        str | None, typer.Option(help="refit or frozen; default: frozen late in training, as in the paper, else refit.")
+    ] = None,
     robust: Annotated[
         bool,
         typer.Option("--robust", help="Each verdict again under other ranks, proxies, halves, … that were measured."),

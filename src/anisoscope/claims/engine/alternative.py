@@ -70,7 +70,7 @@ _HALVES = {1: "on folds 1–4", 2: "on folds 5–8"}
 _OF_FOLDS = "the half of the folds"
 
 
-def alternatives(table: Table, *, proxy: str, rank: int | None, fit: str) -> list[Alternative]:
+def alternatives(table: Table, *, proxy: str, rank: int | None, fit: str | None) -> list[Alternative]:
     """The alternatives that the rows of a table offer to a choice of tangent directions, in the order of badges."""
     query = Query(table).where(layer=...)
     tangent = query.where(proxy=lambda name: name is not None and not name.startswith("random"), control=None)

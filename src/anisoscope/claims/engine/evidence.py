@@ -93,7 +93,7 @@ class Run:
     seed: int | None
     proxy: str
     rank: int | None
-    fit: str
+    fit: str | None  # None: refit, but for claims that are judged with frozen directions late in training
     repeats: tuple[int, ...] = ()  # other seeds that are measurements of the same run
     role: str = ""  # encoder | decoder | encoder-decoder | neither; "" = unknown
     entry: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the model in run.json
@@ -136,7 +136,7 @@ class Run:
     def directions(self, **options: Any) -> dict[str, Any]:
         """The options that select the chosen tangent directions, and `options`, without those that are None."""
         self.touched.update(self.alternative.directions.keys() - options.keys())
-        options = {"fit": self.fit, "proxy": self.proxy, "rank": self.rank, **options}
+        options = {"fit": self.fit or "refit", "proxy": self.proxy, "rank": self.rank, **options}
         return {key: value for key, value in sorted(options.items()) if value is not None}
 
     def tangent(self, metric: str, group: str = "", **options: Any) -> Readings:
@@ -440,7 +440,7 @@ def arm_of(model: str, names: Iterable[str] = tuple(_ARM_ROLES)) -> tuple[str, s
 
 
 def studies_by_seed(
-    table: Table, metrics: Iterable[str], *, proxy: str = "semi_nmf", rank: int | None = None, fit: str = "refit"
+    table: Table, metrics: Iterable[str], *, proxy: str = "semi_nmf", rank: int | None = None, fit: str | None = None
 ) -> list[Study]:
     """The runs of a table, one study per seed; repeated measurements of a run under another seed are left out."""
     query = Query(table)

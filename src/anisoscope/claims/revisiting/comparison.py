@@ -17,6 +17,7 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
 from anisoscope.claims.revisiting.frequency_arm import ARM, RATIO_MARGIN
+from anisoscope.claims.revisiting.period import REFIT, Period, main_fit, period_aspects, periods, told_by_period
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
 from anisoscope.results.quantity import Quantity, correlate
 
@@ -33,63 +34,92 @@ TOKENS = f"{evidence.MEASURE} where rows are tokens; frames, patches and positio
 
 @claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN, about="training")
 def frequent_most_enriched(run: Run) -> Finding:
-    """Gradients of the most frequent tokens are more enriched in the tangent directions than those of the rarest.
+    """Gradients of the most frequent tokens are more enriched in the tangent directions than those of the rarest, early
+    and late in training.
 
-    Enrichment of the most frequent bin over that of the rarest, minus 1, with plain and balanced proxies alike.
+    Enrichment of the most frequent bin over that of the rarest, minus 1, with plain and balanced proxies alike, early
+    and late apart.
 
-    The aspect `most` asks for more: that it lies above every other bin.
+    The aspect `most` asks for more: that it lies above every other bin. Directions are refitted at every step.
     """
-    bins = {name: _bin_means(run, balanced) for name, balanced in _FITS.items()}
-    plain = bins["plain"]
-    if len(plain) < 2:
+    if len(_bins(run, None)) < 2:
         raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)", TOKENS)
-    parts, ahead = [], []
-    for name, found in bins.items():
-        if len(found) < 2:
-            gap = Missing("gradient_enrichment of frequency bins with balanced=1")
-            parts.append(Part.absent(name, gap, margin=RATIO_MARGIN))
-            continue
-        first, *others = found.values()
-        parts.append(Part.of(name, first.over(others[-1]) - Quantity.constant(1.0), margin=RATIO_MARGIN))
-        # the smallest lead of the most frequent bin over another bin
-        ahead.append(judge([Part.of(_AHEAD[name], first - other, margin=0.0, needed=False) for other in others])[1])
-    ends = {"most frequent bin": plain[min(plain)], "rarest bin": plain[max(plain)]}
-    trend = correlate(list(plain), [quantity.value for quantity in plain.values()], "spearman")  # −1: it falls
-    parts += [*Part.describe_all({**ends, "rank trend": trend}), *ahead]
+    found = periods(run, "gradient_enrichment", f"frequency:{min(_bins(run, None))}", fit=REFIT)
+    needed, ahead = [], []
+    told: dict[str, Quantity] = {}
+    records: dict[str, Any] = {}
+    for period in found:
+        bins = {name: _bin_means(run, balanced, period) for name, balanced in _FITS.items()}
+        for name, means in bins.items():
+            if len(means) < 2:
+                gap = Missing(f"gradient_enrichment of frequency bins{' with balanced=1' if name != 'plain' else ''}")
+                needed.append(Part.absent(f"{period.name}: {name}", gap, margin=RATIO_MARGIN))
+                continue
+            first, *others = means.values()
+            lead = first.over(others[-1]) - Quantity.constant(1.0)
+            needed.append(Part.of(f"{period.name}: {name}", lead, margin=RATIO_MARGIN))
+            # the smallest lead of the most frequent bin over another bin
+            words = f"{_AHEAD[name]}, {period.name}"
+            ahead.append(judge([Part.of(words, first - other, margin=0.0, needed=False) for other in others])[1])
+        if plain := bins["plain"]:
+            trend = correlate(list(plain), [quantity.value for quantity in plain.values()], "spearman")  # −1: it falls
+            told |= {
+                f"most frequent bin {period.name}": plain[min(plain)],
+                f"rarest bin {period.name}": plain[max(plain)],
+            }
+            told |= {f"rank trend {period.name}": Quantity.constant(trend)}
+        records[period.name] = {name: _records(means) for name, means in bins.items()}
+        records[period.name]["target"] = _records(_bin_means(run, None, period, by="target"))
     mixed = bool({"masked", "unmasked"} & set(run.groups("gradient_enrichment")))
-    courses = {str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}")) for n in plain}
-    targets = _bin_means(run, None, by="target")
-    details: dict[str, Any] = {"bins": {name: _records(found) for name, found in bins.items()}, "steps": courses}
-    details |= {"target_bins": _records(targets), "bins_pool_masked_and_unmasked": mixed}
-    aspects = {**{name: (name,) for name in _FITS}, "most": tuple(_AHEAD.values())}
-
-    def sentence(parts: Parts, part: Part) -> str:
-        text = f"in the tangent directions the gradients of the most frequent tokens hold {parts['most frequent bin']} "
-        text += f"times what chance would give and those of the rarest {parts['rarest bin']} times; with directions "
-        text += f"fitted {_FIT_WORDS[part.name]} the relative lead of the former is {part}, {part.outcome}"
-        most, lead = judge([parts[name] for name in _AHEAD.values() if name in parts])
-        of_all = "the most enriched of all bins"
-        ahead = {
-            "holds": f"they are {of_all}",
-            "fails": f"the most frequent are not {of_all}: another is ahead by {figure(-lead.effect)} times chance",
-            "undecided": f"whether they are {of_all} is open: their lead over the nearest is {lead} times chance",
-        }
-        return f"{text} ({ahead[most]}{'; every bin pools masked and unmasked rows' if mixed else ''})"
-
-    return Finding(parts, sentence, details, aspects=aspects)
+    courses = {
+        str(n): step_records(run.tangent("gradient_enrichment", f"frequency:{n}", fit=REFIT)) for n in _bins(run, None)
+    }
+    late = records[found[-1].name]
+    details: dict[str, Any] = {"bins": {name: late[name] for name in _FITS}, "steps": courses, "by_period": records}
+    details |= {"target_bins": late["target"], "bins_pool_masked_and_unmasked": mixed}
+    parts = [*needed, *Part.describe_all(told), *ahead]
+    aspects = {**period_aspects(needed), "most": tuple(part.name for part in ahead)}
+    aspects |= {name: tuple(p.name for p in needed if p.name.endswith(f": {name}")) for name in _FITS}
+    return Finding(parts, functools.partial(_bins_sentence, mixed=mixed), details, aspects=aspects)
 
 
-def _bin_means(run: Run, balanced: int | None, *, by: str = "frequency") -> dict[int, Quantity]:
-    """The mean enrichment of every bin over the cells after initialisation that all bins have."""
+def _bins_sentence(parts: Parts, part: Part, *, mixed: bool) -> str:
+    def words(period: str, part: Part) -> str:
+        text = "in the tangent directions the gradients of the most frequent tokens hold "
+        text += f"{parts[f'most frequent bin {period}']} times what chance would give and those of the rarest "
+        text += f"{parts[f'rarest bin {period}']} times; with directions fitted {_FIT_WORDS[part.name.split(': ')[1]]} "
+        return f"{text}the relative lead of the former is {part}, {part.outcome}"
+
+    ahead = [each for name, each in parts.items() if name.startswith(_AHEAD["plain"])]
+    most, lead = judge(ahead)
+    of_all = "the most enriched of all bins"
+    leading = {
+        "holds": f"they are {of_all}",
+        "fails": f"the most frequent are not {of_all}: another is ahead by {figure(-lead.effect)} times chance",
+        "undecided": f"whether they are {of_all} is open: their lead over the nearest is {lead} times chance",
+    }
+    pooled = "; every bin pools masked and unmasked rows" if mixed else ""
+    return f"{told_by_period(parts, words)} ({leading[most]}{pooled})"
+
+
+def _bins(run: Run, balanced: int | None, *, by: str = "frequency") -> dict[int, Readings]:
+    """The enrichment of every bin, by its number."""
     found: dict[int, Readings] = {}
     for group in run.groups("gradient_enrichment"):
         name, _, number = group.partition(":")
-        if name == by and (readings := run.tangent("gradient_enrichment", group, balanced=balanced)):
+        if name == by and (readings := run.tangent("gradient_enrichment", group, balanced=balanced, fit=REFIT)):
             found[int(number)] = readings
+    return dict(sorted(found.items()))
+
+
+def _bin_means(run: Run, balanced: int | None, period: Period, *, by: str = "frequency") -> dict[int, Quantity]:
+    """The mean enrichment of every bin over the cells of a period that all bins have."""
+    found = _bins(run, balanced, by=by)
     if not found:
         return {}
-    cells = sorted(set.intersection(*(set(trained(readings)) for readings in found.values())), key=evidence.Cell.order)
-    return {number: average(found[number], cells) for number in sorted(found)} if cells else {}
+    common = set.intersection(*(set(period.cells(readings)) for readings in found.values()))
+    cells = sorted(common, key=evidence.Cell.order)
+    return {number: average(found[number], cells) for number in found} if cells else {}
 
 
 def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
@@ -158,7 +188,8 @@ def _spread_sentence(parts: Parts, part: Part) -> str:
 
 @claim(of=evidence.whole("encoder and decoder"), source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def encoder_and_decoder(study: Study) -> Finding:
-    """Tangent directions hold more gradient energy than every control in an encoder and in a decoder.
+    """Tangent directions hold more gradient energy than every control in an encoder and in a decoder, early and late in
+    training.
 
     `tangent_energy` in both kinds of model; masked and unmasked rows of an encoder are judged apart.
     """
@@ -170,7 +201,8 @@ def encoder_and_decoder(study: Study) -> Finding:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
     parts = [part for kind, runs in kinds.items() for run in runs for part in _of_model(run, kind)]
     details = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
-    settle = functools.partial(agreements, {"encoder": "encoders and kinds of rows", "decoder": "decoders"})
+    nouns = {"encoder": "encoders, periods and kinds of rows", "decoder": "decoders and periods"}
+    settle = functools.partial(agreements, nouns)
     return Finding(parts, _kinds_sentence, details, settle=settle, scope="for these models")
 
 
@@ -180,16 +212,23 @@ def is_encoder(run: Run) -> bool:
 
 
 def _of_model(run: Run, kind: str) -> list[Part]:
-    """The weakest comparison for each kind of row, as parts whose names begin with the kind of model.
+    """The weakest comparison of each period and kind of row, as parts whose names begin with the kind of model.
 
-    Where controls were measured only for all rows together, as with a frozen proxy, the rows are judged together.
+    Masked and unmasked rows are judged apart, with refitted directions: frozen ones have controls of all rows only.
     """
     kinds = ("masked", "unmasked") if kind == "encoder" else ()
+    apart = [group for group in kinds if run.tangent("gradient_energy", group, control="random", fit=REFIT)]
+    judged = [("", period) for period in periods(run, "gradient_energy")]
+    if apart:  # all rows only for frozen directions, which stand under the paper's name
+        judged = [(group, period) for group, period in judged if period.fit != REFIT]
+        for group in apart:
+            judged += [(group, period) for period in periods(run, "gradient_energy", group, fit=REFIT)]
     parts = []
-    for group in [g for g in kinds if run.tangent("gradient_energy", g, control="random")] or [""]:
-        controls = control_parts(run, group)
+    for group, period in judged:
+        controls = control_parts(run, period, group)
         p = max((c.p for c in controls if math.isfinite(c.p)), default=math.nan)
-        name = f"{kind}: {run.model}" + (f" ({group or 'masked and unmasked'} rows)" if kinds else "")
+        rows = f", {group or 'masked and unmasked'} rows" if kinds else ""
+        name = f"{kind}: {run.model} ({period.name}{', frozen' if period.fit != REFIT else ''}{rows})"
         parts.append(replace(judge(controls)[1], name=name, p=p, tested=any(c.tested for c in controls)))
     return parts
 
@@ -209,30 +248,37 @@ def _kinds_sentence(parts: Parts, part: Part) -> str:
     about="training",
 )
 def semi_nmf_beats_pca(run: Run) -> Finding:
-    """Semi-NMF directions hold more gradient energy than principal components of the same rank.
+    """Semi-NMF directions hold more gradient energy than principal components of the same rank, early and late.
 
-    Mean over sites and steps of energy(semi-NMF) − energy(PCA), paired fold by fold.
+    Mean over sites of energy(semi-NMF) − energy(PCA), paired fold by fold, early and late in training apart.
     """
-    ours, theirs = (run.needed("gradient_energy", proxy=proxy) for proxy in ("semi_nmf", "pca"))
-    cells = [cell for cell in trained(ours) if cell in theirs]
-    if not cells:
-        raise Missing("gradient_energy of semi-NMF and PCA at the same site and step")
-    gaps = evidence.differences(ours, theirs)
-    parts = [
-        Part.of("difference", average(gaps, cells), margin=ENERGY_MARGIN),
-        *Part.describe_all({"semi-NMF": average(ours, cells), "PCA": average(theirs, cells)}),
-    ]
+    fit = main_fit(run) if run.tangent("gradient_energy", proxy="pca", fit=main_fit(run)) else REFIT
+    found, needed = periods(run, "gradient_energy", fit=fit, proxy="semi_nmf"), []
+    told: dict[str, Quantity] = {}
+    for period in found:
+        ours, theirs = (run.needed("gradient_energy", proxy=proxy, fit=period.fit) for proxy in ("semi_nmf", "pca"))
+        cells = [cell for cell in period.cells(ours) if cell in theirs]
+        if not cells:
+            raise Missing("gradient_energy of semi-NMF and PCA at the same site and step")
+        gaps = evidence.differences(ours, theirs)
+        needed.append(Part.of(period.name, average(gaps, cells), margin=ENERGY_MARGIN))
+        told |= {f"semi-NMF {period.name}": average(ours, cells), f"PCA {period.name}": average(theirs, cells)}
+    parts = [*needed, *Part.describe_all(told)]
     if overlap := run.rows("proxy_overlap", rank=run.rank):
         values = [overlap[cell].value for cell in trained(overlap)]
         parts += Part.describe_all({"overlap of the spans": sum(values) / len(values)})
-    return Finding(parts, _pca_sentence, evidence.course_records(gaps))
+    details = {**evidence.course_records(gaps), "fit": found[-1].fit, "periods": {p.name: [*p.steps] for p in found}}
+    return Finding(parts, _pca_sentence, details, aspects=period_aspects(needed))
 
 
 def _pca_sentence(parts: Parts, part: Part) -> str:
-    text = f"semi-NMF holds {parts['semi-NMF'].number} of the gradient energy and PCA of the same rank "
-    text += f"{parts['PCA'].number}; the difference is {part}, {part.outcome}"
-    if part.status != "fails":
-        return text
-    if part.high < -part.margin:
-        return f"{text}, so PCA is the better of the two"
-    return f"{text}, so " + ("the two are as good as equal" if part.low > -part.margin else "semi-NMF is no better")
+    def words(period: str, part: Part) -> str:
+        text = f"semi-NMF holds {parts[f'semi-NMF {period}'].number} of the gradient energy and PCA of the same rank "
+        text += f"{parts[f'PCA {period}'].number}, a difference of {part}, {part.outcome}"
+        if part.status != "fails":
+            return text
+        if part.high < -part.margin:
+            return f"{text}, so PCA is the better of the two"
+        return f"{text}, so " + ("the two are as good as equal" if part.low > -part.margin else "semi-NMF is no better")
+
+    return told_by_period(parts, words)

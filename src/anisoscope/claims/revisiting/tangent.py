@@ -6,24 +6,35 @@ Notation
     E      energy(Q_T) at a site and step: the share of the squared gradient norm inside the tangent directions
     C      the same for a control of matched rank: normal, random, next, permuted
     r/d    the chance level: the mean energy of a random subspace of r of d dimensions; enrichment = E / (r/d)
-The effect is the mean of (E − C)/(r/d) over sites and over all measured steps after initialisation, so that no step is
-selected by its result.
+The effect is the mean of (E − C)/(r/d) over sites, early and late in training apart (`revisiting.period`): no step is
+selected by its result, and a lead that is lost again is not averaged away. Early directions are refitted at every step,
+late ones frozen where the table has such rows. A claim holds if it holds early and late against every control.
 
-Further claims are about how the tangent geometry forms: when it emerges, whether it stays, what training amplifies.
-The early step is the last measured one within the first tenth of training and the end is the last measured one, so that
-neither is selected by its result.
+Refitted directions late in training, PCA in place of semi-NMF, standardised coordinates and rows without the first
+position stand beside that. Where coordinates or the first position turn "holds" into "fails", or the reverse, the claim
+is undecided and says on what it depends; an undecided reading turns nothing. That rule is ours.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Sentence, claim, judge
-from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, figure, models, step_records
+from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, models, step_records
+from anisoscope.claims.revisiting.period import (
+    FIT_WORDS,
+    REFIT,
+    Period,
+    by_period,
+    period_aspects,
+    periods,
+    told_by_period,
+)
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.query import Row
 
@@ -33,12 +44,13 @@ MARGIN = 0.5  # in units of the chance level; a smaller excess is not "unusually
 SHARE_MARGIN = 0.05
 ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
-EARLY = 0.1  # share of training that counts as early
-START_MARGIN = MARGIN  # enrichment above 1 at step 0 that still counts as chance
-GROWTH_MARGIN = 0.05
-_SHARE, _GAIN = "share of growth", "IsoScore* gain"
-_SCHEDULE = "a schedule such as log_spaced() measures it"
-_CONTROL_WORDS = {
+_GAIN, _LACKING = "IsoScore* gain", "sites and steps below average"
+_REFITTED, _PCA = "refitted at every step", "with PCA"
+_READINGS = {  # words, noun, options
+    "in standardised coordinates": ("the coordinates", {"coordinates": "standardised"}),
+    "without the first position": ("the first position", {"first": "out"}),
+}
+CONTROL_WORDS = {
     "normal": "directions normal to them",
     "random": "random directions",
     "next": "the next principal components",
@@ -103,20 +115,71 @@ def differences(run: Run, control: str, group: str = "", **options: Any) -> dict
     return run.once(("differences", control, group, *sorted(options.items())), find)
 
 
-def control_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
-    """One part for each control; undecided for a control that was not measured."""
-    cells = trained(run.needed("gradient_energy", group, **options))
+def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = "", **options: Any) -> list[Part]:
+    """One part for each control in a period; undecided for a control that was not measured."""
+    options = {"fit": period.fit, **options}
+    cells = period.cells(run.needed("gradient_energy", group, **options))
+    if not cells:
+        raise Missing(f"{period.name} step outside the window of the frozen directions", "measure later steps")
     parts = []
     for control in CONTROLS:
-        found = differences(run, control, group, **options)
+        name, found = f"{prefix or period.name}: {control}", differences(run, control, group, **options)
         if not any(cell in found for cell in cells):
             named = evidence.listing(run.directions(control=control, **options))
             gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
-            parts.append(Part.absent(control, gap, margin=MARGIN))
+            parts.append(Part.absent(name, gap, margin=MARGIN))
             continue
-        test = {"p": random_p(run, group, **options), "tested": True} if control == "random" else {}
-        parts.append(Part.of(control, average(found, cells), margin=MARGIN, **test))
+        test: dict[str, Any] = {}
+        if control == "random":
+            step = evidence.last_step(cells)
+            test = {"p": random_p(run, group, step=step, **options), "tested": True}
+        parts.append(Part.of(name, average(found, cells), margin=MARGIN, **test))
     return parts
+
+
+def beside_parts(run: Run, found: Sequence[Period]) -> list[Part]:
+    """Parts that do not decide: late with refitted directions and with PCA, and all periods in other readings."""
+    late, parts = found[-1], []
+    others: dict[str, dict[str, Any]] = {_REFITTED: {"fit": REFIT}} if late.fit != REFIT else {}
+    others |= {_PCA: {"proxy": "pca"}} if run.proxy == "semi_nmf" else {}
+    for words, options in others.items():
+        if run.tangent("gradient_energy", **{"fit": late.fit, **options}):
+            measured = control_parts(run, late, prefix=f"{words}, {late.name}", **options)
+            parts += [part for part in measured if part.measured]
+    for words, (_, options) in _READINGS.items():
+        for period in found:
+            parts += _reading_parts(run, period, words, options)
+    return [replace(part, needed=False) for part in parts]
+
+
+def _reading_parts(run: Run, period: Period, words: str, options: dict[str, Any]) -> list[Part]:
+    """The controls in a period in other coordinates, or, where it was an outlier, without the first position."""
+    fit = next((f for f in (period.fit, REFIT) if run.tangent("gradient_energy", fit=f, **options)), None)
+    if fit is None:
+        return []
+    cells, parts = replace(period, fit=fit).cells(run.tangent("gradient_energy", fit=fit)), []
+    for control in CONTROLS:
+        gaps = differences(run, control, fit=fit, **options)
+        if gaps and "first" in options:  # sites without such rows have no outlier
+            gaps = {**differences(run, control, fit=fit), **gaps}
+        if any(cell in gaps for cell in cells):
+            parts.append(Part.of(f"{words}, {period.name}: {control}", average(gaps, cells), margin=MARGIN))
+    return parts
+
+
+def depends_on_readings(parts: dict[str, Part]) -> dict[str, Part]:
+    """The parts, those that decide left open where another reading of the rows gives the opposite."""
+    needed = [part for part in parts.values() if part.needed]
+    status, reasons = judge(needed)[0], []
+    for words, (noun, _) in _READINGS.items():
+        members = [part for name, part in parts.items() if name.startswith(f"{words}, ")]
+        other = judge(members)[0] if members else status
+        if {status, other} == {"holds", "fails"}:
+            reasons.append(f"it depends on {noun}: {words} it {other}")
+    if not reasons:
+        return parts
+    reason = "; ".join(reasons)
+    return {name: replace(part, reason=reason) if part.needed else part for name, part in parts.items()}
 
 
 def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
@@ -158,12 +221,19 @@ def _at(readings: Readings, step: int | str | None) -> Readings:
 
 @claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
 def tangent_energy(run: Run) -> Finding:
-    """Directions fitted on activations hold more gradient energy than every control of the same rank.
+    """Directions fitted on activations hold more gradient energy than every control of the same rank, early and late in
+    training.
 
-    Mean over sites and steps after initialisation of (energy − control)/(r/d), against each of four controls.
+    Mean over sites of (energy − control)/(r/d), early and late apart, against each of four controls.
+
+    Early, the first third of the measured steps after initialisation, directions are refitted at every step; late, the
+    last third, they are those of the paper, frozen after the first three tenths of the measured steps.
     """
-    parts = [*control_parts(run), *described_energy(run)]
-    cells, layers = cell_records(run), _layers(run)
+    found = periods(run, "gradient_energy")
+    needed = [part for period in found for part in control_parts(run, period)]
+    late = found[-1].fit
+    parts = [*needed, *described_energy(run, found), *beside_parts(run, found)]
+    cells, layers = cell_records(run, fit=late), _layers(run, found[-1])
     shares = {
         "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
         "layers beyond the margin": [layer["beyond"] for layer in layers],
@@ -171,29 +241,56 @@ def tangent_energy(run: Run) -> Finding:
     parts += Part.describe_all({name: sum(v) / len(v) for name, v in shares.items() if v})
     groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged separately
     for group, rows in _ROWS.items():
-        if run.tangent("gradient_energy", group):
-            means = described_energy(run, group)
-            parts.append(replace(means[0], name=rows))
-            status, part = judge(control_parts(run, group))
+        if run.tangent("gradient_energy", group, fit=REFIT):
+            mine = periods(run, "gradient_energy", group, fit=REFIT)
+            means = described_energy(run, mine, group)
+            parts.append(replace(next(p for p in means if p.name == f"enrichment {mine[-1].name}"), name=rows))
+            status, part = judge([p for period in mine for p in control_parts(run, period, group)])
             groups[group] = {**part.record(), "status": status, "control": part.name}
             groups[group] |= {"told": [p.record() for p in means], "steps": step_records(_scaled(run, group))}
-    details = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run)), "groups": groups}
-    return Finding(parts, _energy_sentence("gradients' energy"), details, aspects={c: (c,) for c in CONTROLS})
+    details: dict[str, Any] = {"cells": cells, "layers": layers, "steps": step_records(_scaled(run, fit=late))}
+    details |= {"groups": groups, "fit": late, "periods": {p.name: [*p.steps] for p in found}}
+    aspects = {c: tuple(p.name for p in needed if p.name.endswith(f": {c}")) for c in CONTROLS}
+    aspects = {**period_aspects(needed), **aspects}
+    sentence = energy_sentence("gradients' energy", found)
+    return Finding(parts, sentence, details, aspects=aspects, settle=depends_on_readings)
 
 
-def _energy_sentence(what: str) -> Sentence:
-    """The sentence on enrichment, distance from the closest control, and at how many layers."""
+def energy_sentence(what: str, found: Sequence[Period]) -> Sentence:
+    """The sentence on enrichment and distance from the closest control in each period, and on other readings."""
+    fits = {period.name: FIT_WORDS[period.fit] for period in found}
+
+    def words(period: str, part: Part) -> str:
+        lead = f"({fits[period]}) the tangent directions hold {parts_of[f'enrichment {period}']} times as much of the "
+        lead += f"{what} as chance would give, {part} more than the control that comes closest, "
+        return f"{lead}{CONTROL_WORDS[part.name.split(': ')[1]]}, {part.outcome}"
+
+    parts_of: dict[str, Part] = {}
 
     def sentence(parts: Parts, part: Part) -> str:
-        text = f"the tangent directions hold {parts['enrichment']} times as much of the {what} as chance would give; "
-        text += f"their lead over the control that decides, {_CONTROL_WORDS[part.name]}, is {part} in the same unit, "
-        remarks = [f"at the last step {parts['enrichment at the last step'].number} times chance"]
-        remarks += [f"on {rows} {parts[rows].number} times" for rows in _ROWS.values() if rows in parts]
+        parts_of.clear()
+        parts_of.update(parts)
+        remarks = _beside_words(parts)
+        remarks += [f"on {rows} late {parts[rows].number} times" for rows in _ROWS.values() if rows in parts]
         if layers := parts.get("layers beyond the margin"):
-            remarks.append(f"the lead is beyond the margin in {_part_of(layers.effect)} layers")
-        return f"{text}{part.outcome} ({'; '.join(remarks)})"
+            remarks.append(f"late the lead is beyond the margin in {_part_of(layers.effect)} layers")
+        return told_by_period(parts, words) + (f" ({'; '.join(remarks)})" if remarks else "")
 
     return sentence
+
+
+def _beside_words(parts: Parts) -> list[str]:
+    """What other fits, proxies and readings give, as clauses."""
+    statuses = {period: judge(members)[0] for period, members in by_period(parts).items()}
+    clauses = []
+    for words in (_REFITTED, _PCA, *_READINGS):
+        for period, status in statuses.items():
+            members = [part for name, part in parts.items() if name.startswith(f"{words}, {period}: ")]
+            if members:
+                other, part = judge(members)
+                said = {"holds": "it holds", "fails": "it fails", "undecided": "it is open"}[other]
+                clauses.append(f"{words} {said} {period} {'as well' if other == status else 'unlike here'} ({part})")
+    return clauses
 
 
 def _part_of(share: float) -> str:
@@ -205,15 +302,18 @@ def _part_of(share: float) -> str:
     return "all" if share >= 1 else "none of the" if share <= 0 else f"{100 * share:.0f} % of the"
 
 
-def described_energy(run: Run, group: str = "", **options: Any) -> list[Part]:
-    """Descriptive parts: mean enrichment after initialisation and at the last step, pooled and per row."""
-    scaled = _scaled(run, group, **options)
-    cells = [cell for cell in trained(run.needed("gradient_energy", group, **options)) if cell in scaled]
-    ends = [cell for cell in cells if cell.step in (None, evidence.last_step(cells))]
-    numbers = {"enrichment": average(scaled, cells), "enrichment at the last step": average(scaled, ends)}
-    rows = _scaled(run, group, average="row", **options)
-    if any(cell in rows for cell in cells):
-        numbers["enrichment of single rows"] = average(rows, cells)
+def described_energy(run: Run, found: Sequence[Period], group: str = "", **options: Any) -> list[Part]:
+    """Descriptive parts: mean enrichment of each period, and late of single rows."""
+    numbers: dict[str, Quantity] = {}
+    for period in found:
+        scaled = _scaled(run, group, fit=period.fit, **options)
+        cells = [
+            c for c in period.cells(run.needed("gradient_energy", group, fit=period.fit, **options)) if c in scaled
+        ]
+        numbers[f"enrichment {period.name}"] = average(scaled, cells)
+        rows = _scaled(run, group, average="row", fit=period.fit, **options)
+        if period is found[-1] and any(cell in rows for cell in cells):
+            numbers["enrichment of single rows"] = average(rows, cells)
     return Part.describe_all(numbers)
 
 
@@ -224,12 +324,12 @@ def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
     return {cell: reading.quantity / levels[cell] for cell, reading in found.items() if cell in levels}
 
 
-def cell_records(run: Run) -> list[dict[str, Any]]:
+def cell_records(run: Run, **options: Any) -> list[dict[str, Any]]:
     """One record per site and step: enrichment, its interval, controls in the same unit, p, whether above them all."""
-    energy, levels = run.needed("gradient_energy"), chance_levels(run)
-    drawn = {c: run.tangent("gradient_energy", control=c) for c in CONTROLS}
-    gaps = {c: differences(run, c) for c in CONTROLS}
-    adjusted = run.tangent("gradient_p_holm")
+    energy, levels = run.needed("gradient_energy", **options), chance_levels(run, **options)
+    drawn = {c: run.tangent("gradient_energy", control=c, **options) for c in CONTROLS}
+    gaps = {c: differences(run, c, **options) for c in CONTROLS}
+    adjusted = run.tangent("gradient_p_holm", **options)
     records = []
     for cell in (c for c in energy if c in levels):
         low, high = (energy[cell].quantity / levels[cell]).interval()
@@ -242,11 +342,13 @@ def cell_records(run: Run) -> list[dict[str, Any]]:
     return records
 
 
-def _layers(run: Run) -> list[dict[str, Any]]:
-    """One record per site: its mean distance from each control, and whether all exceed the margin."""
+def _layers(run: Run, period: Period) -> list[dict[str, Any]]:
+    """One record per site: its mean distance from each control in a period, and whether all exceed the margin."""
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
+    cells = set(period.cells(run.tangent("gradient_energy", fit=period.fit)))
     for control in CONTROLS:
-        for layer in evidence.layer_records(differences(run, control)):
+        gaps = differences(run, control, fit=period.fit)
+        for layer in evidence.layer_records({cell: gap for cell, gap in gaps.items() if cell in cells}):
             site = {name: layer.pop(name) for name in ("stack", "layer", "kind")}
             records.setdefault(tuple(site.values()), site)[control] = layer
     for record in records.values():
@@ -262,29 +364,44 @@ def _layers(run: Run) -> list[dict[str, Any]]:
     about="training",
 )
 def anisotropy_share(run: Run) -> Finding:
-    """Tangent directions hold a larger share of the gradients' anisotropy than normal directions do.
+    """Tangent directions hold a larger share of the gradients' anisotropy than every control of the same rank, early
+    and late in training.
 
-    Mean over sites and steps of the spectral share minus that of the normal control; ΔIsoScore* must not object.
+    Mean over sites of the spectral share minus that of each control, early and late apart; ΔIsoScore* must not object.
     """
-    share, gain = run.needed("gradient_share"), run.tangent("gradient_isoscore_gain")
-    cells = trained(share)
-    gaps = {c: _above(share, run.tangent("gradient_share", control=c)) for c in CONTROLS}
-    if not gaps["normal"]:
-        raise Missing("gradient_share with control=normal")
-    parts = [Part.of("normal", average(gaps["normal"], cells), margin=SHARE_MARGIN)]
-    parts += Part.describe_all({c: average(gaps[c], cells) for c in CONTROLS[1:] if gaps[c]})
-    lacking = sum(_below(share[cell]) for cell in cells) / len(cells)
-    parts += Part.describe_all({"share": average(share, cells), "sites and steps below average": lacking})
-    if isotropy := _above(gain, run.tangent("gradient_isoscore_gain", control="normal")):
-        parts.append(Part.of(_GAIN, average(isotropy, trained(gain)), margin=0.0, needed=False))
-    details: dict[str, Any] = evidence.course_records({cell: _signed(reading) for cell, reading in share.items()})
-    details |= {"flagged": sorted({share[c].note for c in cells if "fewer than" in share[c].note})}
+    found, needed, beside = periods(run, "gradient_share"), [], []
+    shares: dict[str, Quantity] = {}
+    lacking: list[bool] = []
+    for period in found:
+        share, gain = (run.tangent(f"gradient_{name}", fit=period.fit) for name in ("share", "isoscore_gain"))
+        cells = period.cells(share)
+        for control in CONTROLS:
+            gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
+            name = f"{period.name}: {control}"
+            if any(cell in gaps for cell in cells):
+                needed.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN))
+            else:
+                needed.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
+        shares[f"share {period.name}"] = average(share, cells)
+        lacking += [_below(share[cell]) for cell in cells]
+        gains = _above(gain, run.tangent("gradient_isoscore_gain", control="normal", fit=period.fit))
+        if any(cell in gains for cell in cells):
+            beside.append(Part.of(f"{_GAIN} {period.name}", average(gains, cells), margin=0.0, needed=False))
+    if not any(part.measured for part in needed):
+        raise Missing("gradient_share with its controls")
+    part_below = sum(lacking) / len(lacking) if lacking else 0.0
+    parts = [*needed, *Part.describe_all({**shares, _LACKING: part_below}), *beside]
+    late = run.tangent("gradient_share", fit=found[-1].fit)
+    details: dict[str, Any] = evidence.course_records({cell: _signed(reading) for cell, reading in late.items()})
+    details |= {"flagged": sorted({row.note for row in late.values() if "fewer than" in row.note})}
+    details |= {"fit": found[-1].fit, "periods": {p.name: [*p.steps] for p in found}}
 
     def doubt(parts: Parts) -> str:
-        confirmed = _GAIN not in parts or parts[_GAIN].low > 0
+        gains = [part for name, part in parts.items() if name.startswith(_GAIN)]
+        confirmed = all(part.low > 0 for part in gains)
         return "" if confirmed else "the second measure, IsoScore*, does not confirm it"
 
-    return Finding(parts, _share_sentence, details, doubt=doubt)
+    return Finding(parts, _share_sentence, details, doubt=doubt, aspects=period_aspects(needed))
 
 
 def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
@@ -301,143 +418,16 @@ def _below(reading: Row) -> bool:
 
 
 def _share_sentence(parts: Parts, part: Part) -> str:
-    text = f"the tangent directions hold a share of {parts['share']} of the gradients' spectral anisotropy, the "
-    text += f"unevenness of their energy over directions; compared with normal directions that is {part} more, "
-    remarks, lacking = [], parts["sites and steps below average"].effect
+    def words(period: str, part: Part) -> str:
+        text = f"the tangent directions hold a share of {parts[f'share {period}']} of the gradients' spectral "
+        text += f"anisotropy, {part} more than {CONTROL_WORDS[part.name.split(': ')[1]]}, {part.outcome}"
+        return text
+
+    remarks, lacking = ["spectral anisotropy is the unevenness of their energy over directions"], parts[_LACKING].effect
     if lacking > 0:
         remarks.append(f"at {100 * lacking:.0f} % of the sites and steps it is a lack of gradient and counts as minus")
-    if gain := parts.get(_GAIN):
+    gains = [f"{name.removeprefix(_GAIN).strip()} by {gain}" for name, gain in parts.items() if name.startswith(_GAIN)]
+    if gains:
         compared = "more without them than without normal ones"
-        remarks.append(f"IsoScore*, a measure of evenness, changes by {gain} {compared}")
-    return text + part.outcome + (f" ({'; '.join(remarks)})" if remarks else "")
-
-
-# -- how the tangent geometry forms ------------------------------------------------------------------------------------
-
-
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
-def emerges_early_and_persists(run: Run) -> Finding:
-    """Tangent enrichment is absent at initialisation, emerges in the first tenth of training and is still there at the
-    end.
-
-    Enrichment early minus 1, early minus the start, at the end minus 1, and at chance at the start.
-
-    All are means over the sites measured at all three steps. At chance = the interval at step 0 ends below 1 + margin.
-    """
-    enrichment = run.needed("gradient_enrichment")
-    steps = evidence.steps_of(enrichment)
-    if not steps or steps[0] != 0:
-        raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
-    last = steps[-1]
-    early = max((step for step in steps if 0 < step <= EARLY * last), default=0)
-    if not early:
-        raise Missing(f"measured step in the first tenth of the {last} steps", _SCHEDULE)
-    sites = [c.site for c in enrichment if all(c.step == 0 and c._replace(step=s) in enrichment for s in (early, last))]
-    if not sites:
-        raise Missing("site measured at the start, early and at the end alike", "measure the same sites at every step")
-    if any("in-sample" in enrichment[Cell(step, *site)].note for step in (0, early) for site in sites):
-        how = "choose fit=refit: a frozen proxy is fitted on steps after these"
-        raise Missing("directions that are no later than step 0 and the early step", how)
-    start_, early_, last_ = (average(enrichment, [Cell(step, *site) for site in sites]) for step in (0, early, last))
-    one = Quantity.constant(1.0)
-    tests = {step: {"p": random_p(run, step=step), "tested": True} for step in (early, last)}
-    parts = [
-        Part.of("early over chance", early_ - one, margin=MARGIN, **tests[early]),
-        Part.of("early over the start", early_ - start_, margin=MARGIN),
-        Part.of("end over chance", last_ - one, margin=MARGIN, **tests[last]),
-        # reversed: 1 minus the start must exceed minus the margin
-        Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
-        *Part.describe_all({"at the start": start_, "early": early_, "at the end": last_}),
-        *Part.describe_all({"early step": early, "last step": last}),
-    ]
-    names = [part.name for part in parts]
-    aspects = {"emerges early": tuple(names[:2]), "persists": (names[2],), "absent at the start": (names[3],)}
-    details = {"starts_at_chance": {"holds": True, "fails": False}.get(parts[3].status), "courses": _courses(run)}
-
-    def sentence(parts: Parts, part: Part) -> str:
-        text = f"of the gradients' energy the tangent directions hold {parts['at the start']} times what chance would "
-        text += f"give at step 0, {parts['early']} times at step {parts['early step'].number} and "
-        text += f"{parts['at the end']} times at step {parts['last step'].number}; "
-        text += _AT_START[parts["at chance at the start"].status]
-        if part.guard:
-            return f"{text}, which decides"
-        return f"{text}, and the comparison that decides, {_DECIDING[part.name]}, is {part}, {part.outcome}"
-
-    return Finding(parts, sentence, details, aspects=aspects)
-
-
-def _courses(run: Run) -> dict[str, Any]:
-    """Enrichment over training for all rows and for masked and unmasked rows, with the step of onset."""
-    courses: dict[str, Any] = {}
-    for group in ("", "masked", "unmasked"):
-        if found := run.tangent("gradient_enrichment", group):
-            layers = []
-            for site in sorted({cell.site for cell in found}):
-                course = {cell.step: reading.quantity for cell, reading in found.items() if cell.site == site}
-                peak = max(course, key=lambda step: course[step].value)
-                place = dict(zip(("stack", "layer", "kind"), site, strict=True))
-                layers.append({**place, "onset": onset(course), "peak_step": peak, "peak": course[peak].value})
-            whole = onset(evidence.means_by(found, lambda cell: cell.step))
-            courses[group or "all"] = {"steps": step_records(found), "onset": whole, "layers": layers}
-    return courses
-
-
-def onset(course: dict[Any, Quantity]) -> int | None:
-    """The first step at which the interval exceeds the chance level by the margin; None if there is none."""
-    return next((step for step, q in course.items() if q.interval()[0] > 1 + MARGIN), None)
-
-
-_LIMIT = f"{figure(1 + START_MARGIN)} times chance"
-_AT_START = {
-    "holds": f"enrichment is absent at the start (below {_LIMIT})",
-    "fails": f"it is there before any training (beyond {_LIMIT})",
-    "undecided": f"whether it is absent at the start cannot be told (at step 0 it may lie on either side of {_LIMIT})",
-}
-_DECIDING = {
-    "early over chance": "the early step minus chance",
-    "early over the start": "the early step minus step 0",
-    "end over chance": "the last step minus chance",
-}
-
-
-@claim(of=models, source=SOURCE, metrics=("amplification", "amplification_p"), margin=GROWTH_MARGIN, about="training")
-def amplified(run: Run) -> Finding:
-    """Training amplifies tangent directions: activations grow more along them than along controls.
-
-    Mean share of the growth of the activations' covariance inside the earlier directions, minus that of controls.
-    """
-    growth = run.needed("amplification")
-    cells = trained(growth)
-    tests = {"normal": {}, "random": {"p": exact_p(run, "amplification", p="amplification_p"), "tested": True}}
-    parts = []
-    for control, test in tests.items():
-        gaps = evidence.differences(growth, run.tangent("amplification", control=control), fixed=True)
-        if any(cell in gaps for cell in cells):
-            parts.append(Part.of(control, average(gaps, cells), margin=GROWTH_MARGIN, **test))
-        else:
-            parts.append(Part.absent(control, Missing(f"amplification with control={control}"), margin=GROWTH_MARGIN))
-    parts += Part.describe_all({_SHARE: average(growth, cells)})
-
-    def sentence(parts: Parts, part: Part) -> str:
-        text = f"of the growth of the activations' variance between measured steps a share of {parts[_SHARE]} "
-        text += f"lies in the tangent directions fitted at the earlier step, {part} more than in {part.name} "
-        return f"{text}directions, {part.outcome}"
-
-    return Finding(parts, sentence, evidence.course_records(growth))
-
-
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
-def embedding_updates_aligned(run: Run) -> Finding:
-    """Updates of the embedding table lie in the tangent directions more than in any control.
-
-    Mean over measured steps of (energy of ΔW_E − control)/(r/d), decoupled weight decay taken out of ΔW_E.
-    """
-    parts = [*control_parts(run, of="update"), *described_energy(run, of="update")]
-    if run.tangent("gradient_energy", of="update_raw"):
-        raw = described_energy(run, of="update_raw")[0]
-        parts.append(replace(raw, name="enrichment with weight decay left in"))
-    groups = [group for group in run.groups("gradient_enrichment") if group.startswith("frequency:")]
-    bins = {group: run.tangent("gradient_enrichment", group, of="update") for group in groups}
-    frequency = {group: average(rows, trained(rows)).record() for group, rows in bins.items() if rows}
-    details = {"steps": step_records(run.tangent("gradient_enrichment", of="update")), "frequency": frequency}
-    return Finding(parts, _energy_sentence("energy of the embedding table's updates"), details)
+        remarks.append(f"IsoScore*, a measure of evenness, changes {' and '.join(gains)} {compared}")
+    return f"{told_by_period(parts, words)} ({'; '.join(remarks)})"
