@@ -127,7 +127,7 @@ def test_encoder_and_decoder_stand_side_by_side_on_one_scale(page: Page, table: 
 
 def test_steps_that_the_frozen_proxy_has_seen_are_hollow(page: Page) -> None:
     frozen = drawn(page, "against", 0, "0|2|1")["semi-NMF"]["marker"]
-    assert frozen["hollow"] == [True] * 3 + [False]  # 30 % of 64 steps
+    assert frozen["hollow"] == [True] + [False] * 3  # 30 % of four steps, one at least
     assert "hollow" not in drawn(page, "against", 0, "0|2|0")["semi-NMF"]["marker"]
 
 

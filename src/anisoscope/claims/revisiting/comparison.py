@@ -252,7 +252,8 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
 
     Mean over sites of energy(semi-NMF) − energy(PCA), paired fold by fold, early and late in training apart.
     """
-    fit = main_fit(run) if run.tangent("gradient_energy", proxy="pca", fit=main_fit(run)) else REFIT
+    both = {main_fit(run, proxy=proxy) for proxy in ("semi_nmf", "pca")}
+    fit = both.pop() if len(both) == 1 else REFIT
     found, needed = periods(run, "gradient_energy", fit=fit, proxy="semi_nmf"), []
     told: dict[str, Quantity] = {}
     for period in found:

@@ -38,11 +38,11 @@ class Period:
         return self.steps[-1]
 
 
-def main_fit(run: Run, metric: str = "gradient_energy") -> str:
+def main_fit(run: Run, metric: str = "gradient_energy", **options: Any) -> str:
     """The fit that late steps are judged with: the one chosen, else frozen where there are such steps, else refit."""
     if run.fit is not None:
         return run.fit
-    frozen = run.tangent(metric, fit=FROZEN)
+    frozen = run.tangent(metric, fit=FROZEN, **options)
     late = evidence.late(evidence.steps_of(frozen) or [None])
     return FROZEN if Period(LATE, tuple(late), FROZEN).cells(frozen) else REFIT
 
