@@ -41,6 +41,8 @@ class Period:
 def main_fit(run: Run, metric: str = "gradient_energy", **options: Any) -> str:
     """The fit that late steps are judged with: the one chosen, else frozen where there are such steps, else refit."""
     if run.fit is not None:
+        if "fit" in run.alternative.directions:  # counts where it changes what decides
+            run.touched.add("late fit")
         return run.fit
     frozen = run.tangent(metric, fit=FROZEN, **options)
     late = evidence.late(evidence.steps_of(frozen) or [None])
