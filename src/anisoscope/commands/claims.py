@@ -30,7 +30,7 @@ def claims(
 ) -> None:
     """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why.
 
-    Below the verdicts stands how many of them stand after correction over the grid of claims × models.
+    The last line says how many of them are left after correction over the grid of claims × models.
     """
     from anisoscope.claims.catalogue import evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
