@@ -143,6 +143,22 @@ def test_rows_of_frames_have_autograds_gradients_of_the_transcripts(name: str) -
     compare_states(found, output.hidden_states, total, real=real)
 
 
+def test_padded_frames_of_a_family_without_a_row_are_told_by_its_own_rule() -> None:
+    sizes = {**_COMMON, "num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 3}
+    sizes |= {"num_hidden_layers": 2, "max_position_embeddings": 64}
+    model = model_of("ParakeetForCTC", "ParakeetCTCConfig", encoder_config=sizes, vocab_size=20, pad_token_id=0)
+    x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = (torch.arange(64) < torch.tensor([64, 40])[:, None]).long()
+    inputs: dict[str, Any] = {"input_features": x, "attention_mask": mask, "labels": torch.tensor([[5, 7], [4, -100]])}
+    objective = objective_of(model, inputs)
+    found = gradients(model, inputs, objective)
+    output = model(input_features=x, attention_mask=mask, output_hidden_states=True)
+    frames = [8, 5]  # three convolutions of stride 2
+    total = ctc(output.logits[0, :8], [5, 7], 0) + ctc(output.logits[1, :5], [4], 0)
+    real = torch.arange(8) < torch.tensor(frames)[:, None]
+    compare_states(found, output.hidden_states, total, real=real)
+
+
 def test_a_transcript_longer_than_its_frames_has_no_gradient_and_does_no_harm() -> None:
     kind, config, options = CTC["wav2vec2"]
     model = model_of(kind, config, **options)

@@ -356,7 +356,7 @@ class Capture:
         contexts = self._read(row.with_ids(by_name(module, args, kwargs), outer), outer, ruled=ruled, stack=stack)
         contexts.windows, contexts.channels_last = stack.windows, self._channels_last
         contexts.prefix, contexts.suffix = stack.prefix_at(0), stack.suffix
-        contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None)
+        contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None) or row.frames_by_length(module)
         return contexts
 
     def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack) -> Contexts:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.row import original_contexts
+from anisoscope.capture.row import FRAME_RULES, original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, SOUND, forward, unwrapped
 from anisoscope.numerics.hashing import row_hash
@@ -27,8 +27,6 @@ IGNORED = -100
 CLOSE = 5e-3  # relative difference of losses that half precision may cause
 SAME = 1e-5  # relative distance of two codes that are the same
 NEGATIVES = 100  # distractors of a contrastive loss whose configuration states no number
-# names under which models have the number of frames that are left of so many samples or spectrogram columns
-_LENGTHS = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length", "_get_output_lengths")
 _BLANKS = ("blank_token_id", "ctc_blank_id", "blank_id", "pad_token_id")
 _REDUCTIONS = ("sum", "mean")
 
@@ -170,7 +168,7 @@ def frame_counts(model: nn.Module, mask: Any, logits: Tensor) -> Tensor:
         return whole
     counts = (mask != 0).sum(1)
     for part in unwrapped(model).modules():
-        for name in _LENGTHS:
+        for name in FRAME_RULES:
             with contextlib.suppress(TypeError, NotImplementedError):
                 if (rule := getattr(part, name, None)) is not None:
                     return rule(counts).to(logits.device).long().clamp(max=length)

@@ -278,6 +278,18 @@ class Contexts:
         )
 
 
+# names under which speech models have the number of frames that are left of so many samples or spectrogram columns
+FRAME_RULES = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length", "_get_output_lengths")
+
+
+def frames_by_length(module: nn.Module) -> Callable[[int, Tensor], Tensor] | None:
+    """The mask of frames of a stack that tells only how many frames are left of a length; None if it tells nothing."""
+    rule = next((found for name in FRAME_RULES if (found := getattr(module, name, None)) is not None), None)
+    if rule is None:
+        return None
+    return lambda length, flags: torch.arange(length) < rule(flags.sum(1)).long().cpu()[:, None]
+
+
 def first_of(real: Tensor) -> Tensor:
     """True at the first True of each row.
 
