@@ -238,6 +238,18 @@ def test_seeds_do_not_stand_for_models() -> None:
     assert pooled.scope == "over 3 seeds" and pooled.status == "undecided" and pooled.low < 0 < pooled.high
 
 
+def test_three_trainings_of_one_model_without_attention_are_one_model() -> None:
+    planted = [("text", 0.5), ("speech", 0.5), ("vision", 0.5), ("convolution", 0.5)]
+    given = [
+        Media(f"{modality}-{i}", modality, number=n, entropy=(n, i)).stream(cosine)
+        for n in range(3)
+        for i, (modality, cosine) in enumerate([*planted, ("convolution", 0.5)])
+    ]
+    assert evaluate_claims(media_table(*given), [COUNTER])[0].status == "holds"
+    one = evaluate_claims(media_table(*(sheet for sheet in given if sheet.model != "convolution-4")), [COUNTER])[0]
+    assert one.scope == "over 3 seeds" and one.status == "undecided" and "says little of others" in one.why
+
+
 @pytest.mark.parametrize(("architecture", "status"), [("ConvNextModel", "holds"), ("ResNetModel", "undecided")])
 def test_a_relu_is_no_evidence(architecture: str, status: str) -> None:
     """Rows without negative coordinates have a high cosine whatever was learned: the old rules passed by that alone."""

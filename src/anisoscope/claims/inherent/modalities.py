@@ -316,14 +316,16 @@ def not_inherent(study: Study) -> Finding:
     details |= {"missing": True} if sum(models) < 2 else {}
     notes = [f"of the models without attention{left}" if left else "", uncounted]
     about: dict[str, Any] = {"left_open": few, "scope": "for these models", "note": "; ".join(filter(None, notes))}
-    return Finding(parts, _either_sentence, details, settle=_best_route, **about)
+    settle = functools.partial(_best_route, lone=_LONE if models[1] < FEWEST_SIDE else "")
+    return Finding(parts, _either_sentence, details, settle=settle, **about)
 
 
-def _best_route(parts: dict[str, Part]) -> dict[str, Part]:
+def _best_route(parts: dict[str, Part], *, lone: str) -> dict[str, Part]:
     """The stack that comes closest to isotropy, or the weaker half of the second route, whichever stands better."""
     routes = [part for name, part in parts.items() if name.startswith(_LARGEST)]
     if _WITHOUT in parts:
-        parts = {**parts, _WITHOUT: _widened(parts, _WITHOUT)}
+        second = _widened(parts, _WITHOUT)
+        parts = {**parts, _WITHOUT: replace(second, reason=second.reason or lone)}
         routes.append(judge([parts[_WITHOUT], parts[_ITSELF]])[1])
     best = max(routes, key=lambda part: part.standing)
     return {**descriptive(parts), best.name: replace(best, needed=True)}
