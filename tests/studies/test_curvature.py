@@ -242,9 +242,11 @@ def test_the_page_is_complete_in_itself(folder: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     figures = {p.name for p in (folder / "figures").iterdir()}
     names = ("scales", "slopes", "frequency", "every-manifold", "local-pca", "parabola")
+    names += ("gradients", "orders", "loop", "pinning")
     assert figures == {f"curvature-{name}.{form}" for name in names for form in ("pdf", "svg")}
     shown = Page(page)
-    assert len(shown.specs()) == 3 + 3 + 4 + 2 + 4 + 2, "panels of all figures; two curved manifolds"
+    panels = 3 + 3 + 4 + 2 + 4 + 2 + 4 + 3 + 4 + 2
+    assert len(shown.specs()) == panels, "panels of all figures; two curved manifolds"
     assert shown.fetched() == []
     ids = {attrs.get("id") for _, attrs in shown.elements}
     targets = {

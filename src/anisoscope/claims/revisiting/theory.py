@@ -83,6 +83,8 @@ class ZonePart(Part):
 
     @property
     def status(self) -> Status:
+        if self.reason:
+            return "undecided"
         if self.lead > 0:
             return "holds"
         return "fails" if self.low >= self.zone[1] or self.high <= self.zone[0] else "undecided"
@@ -338,10 +340,17 @@ def _lost(given: Samples, count: str) -> Finding:
         return repetitions(given.row(name, metric, count=count, sampling=sampling, **reference))
 
     shares = {name: [side(name, "curvature_recovered", way) for way in ("uniform", "zipf")] for name in given.runs}
-    parts = [
-        ZonePart.over(name, one - two if len(one) == len(two) else one * math.nan, (MARGIN, math.inf))
-        for name, (one, two) in shares.items()
-    ]
+    parts = []
+    for name, (uniform, biased) in shares.items():
+        lost = uniform - biased if len(uniform) == len(biased) else uniform * math.nan
+        part = ZonePart.over(name, lost, (MARGIN, math.inf))
+        if max(uniform.mean(), biased.mean()) < MARGIN:  # what no draw recovers cannot be lost
+            part = replace(
+                part,
+                reason=f"on the {part.title} manifold neither draw recovers the curvature of"
+                f" {MARGIN:.0%} of the tokens",
+            )
+        parts.append(part)
     angles = [float(side(name, "local_pca_angle", "zipf").mean()) for name in given.runs]
     known = [angle for angle in angles if math.isfinite(angle)]
     turned = f"; the tangent space is off by at most {max(known):.1f}° in the median" if known else ""
@@ -361,7 +370,8 @@ def local_pca_loses_curvature(given: Samples) -> Finding:
     """Under frequency bias local PCA loses the curvature of tokens that a uniform draw recovers, with equal rows.
 
     Share of tokens whose curvature is recovered, uniform minus by frequency, with equally many rows in every
-    neighbourhood, and the β that was measured, given or assumed.
+    neighbourhood, and the β that was measured, given or assumed. Undecided where neither draw recovers a tenth of the
+    tokens: there is nothing to lose.
     """
     return _lost(given, "equal")
 

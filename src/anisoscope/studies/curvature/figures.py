@@ -1,122 +1,43 @@
-"""The page of the curvature study: verdicts, variance against scale, frequency bias, local PCA, the parabola."""
+"""The page of the curvature study: verdicts, β, variance against scale, frequency bias, local PCA, gradients, training.
+
+Pages of older runs lack the sections on what they did not measure.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
-from anisoscope.results.quantity import Mark
-from anisoscope.results.query import Query, Row
-from anisoscope.studies.page_parts import files, numeric, page_of, prose, shown, verdict_section, words_of
-from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series, points, sequence, series
+from anisoscope.results.query import Query
+from anisoscope.studies.curvature.curves import (
+    DASHED,
+    FLAT,
+    SCALE,
+    ScaleCurves,
+    beta_label,
+    lettered_figure,
+    signed,
+    title,
+)
+from anisoscope.studies.curvature.gradient_figures import (
+    exponent_section,
+    gradient_section,
+    loop_section,
+    pinning_section,
+)
+from anisoscope.studies.page_parts import numeric, page_of, prose, shown, verdict_section, words_of
+from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series
 from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import number
 
-FLAT = "flat"
-TITLES = {"swiss_roll": "Swiss roll", "quadratic": "quadratic patch", FLAT: "flat (control)"}
 SLOPES = {"tangent": 2.0, "normal": 4.0, "visibility": 2.0}
 PANELS = {"tangent": "Tangent variance", "normal": "Normal variance", "visibility": "Normal / tangent"}
-MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "circle")
-SCALE = "scale t (in units of 1/κ)"
 ZIPF = "Zipf exponent s"
-DASHED: dict[str, Any] = {"dash": "dash", "width": 1.2, "size": 0.0, "named": False}
 DOTTED: dict[str, Any] = {"dash": "dot", "hollow": True}
 NO_EFFECT = Level(1.0, "no effect", dash="solid")
-
-
-def title(model: str) -> str:
-    return TITLES.get(model, model)
-
-
-def signed(value: float) -> str:
-    return f"{value:g}".replace("-", "−")
-
-
-@dataclass(frozen=True)
-class ScaleCurves:
-    """The rows of the study as curves over one key of their variants."""
-
-    query: Query
-    about: Mapping[str, Any]
-
-    @property
-    def reference(self) -> tuple[float, float]:
-        """Zipf exponent and β used for the verdicts."""
-        return float(self.about["reference"]["zipf"]), float(self.about["reference"]["beta"])
-
-    @property
-    def kind(self) -> str:
-        return str(self.about["config"].get("kind"))
-
-    @cached_property
-    def models(self) -> list[str]:
-        return [str(name) for name in self.query.where(metric="curvature_slope").values("model")]
-
-    @property
-    def curved(self) -> list[str]:
-        return [name for name in self.models if name != FLAT]
-
-    @cached_property
-    def shades(self) -> dict[float, str]:
-        """The colour of each β, in order; the null (β = 0) is grey."""
-        betas = sorted(float(beta) for beta in self.query.where(beta=...).values("beta"))
-        hues = [beta for beta in betas if beta != 0]
-        return {b: series(6) if b == 0 else sequence(hues.index(b) / max(1, len(hues) - 1)) for b in betas}
-
-    def look(self, model: str) -> dict[str, Any]:
-        hue = 6 if model == FLAT else [i for i in range(8) if i != 6][self.curved.index(model) % 7]
-        return {"colour": series(hue), "marker": MARKERS[self.models.index(model) % len(MARKERS)]}
-
-    def rows(self, model: str, metric: str, over: str, **fixed: Any) -> list[Row]:
-        """The rows with a value whose variant has exactly the keys `over` and `fixed`, sorted by `over`."""
-        wanted = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in fixed.items()}
-        rows = self.query.where(model=model, metric=metric, **{over: ...}, **wanted).known()
-        return sorted((r for r in rows if set(r.options) == {over, *wanted}), key=lambda row: float(row[over]))
-
-    def value(self, model: str, metric: str, of: str) -> Row | None:
-        """A number of a ladder of scales: of tangent or normal variance, or of visibility."""
-        rows = self.query.where(model=model, metric=metric).exactly(of=of, sampling=self.kind)
-        return next(iter(rows.known()), None)
-
-    def line(self, label: str, place: tuple[str, str, str], look: Mapping[str, Any], **fixed: Any) -> list[Series]:
-        """A metric of a model over a key as a series with whiskers for the intervals; empty list without rows."""
-        style = {"size": 5.0, "width": 1.6, **look}
-        rows, over = self.rows(*place, **fixed), place[2]
-        marks = rows if style["size"] else [Mark(row.value) for row in rows]
-        x, labels = [float(row[over]) for row in rows], [f"{over} {row[over]}" for row in rows]
-        return [points(label, x, marks, ends={"bars": "y"}, where=labels, **style)] if rows else []
-
-    def by_beta(self, model: str, *lines: tuple[str, str, Mapping[str, Any], Mapping[str, Any]]) -> list[Series]:
-        """Lines over the Zipf exponent for each β; each entry gives a label, a metric, a style and fixed keys."""
-        drawn = []
-        for beta, shade in self.shades.items():
-            for label, metric, look, fixed in lines:
-                style = {"colour": shade, **look}
-                drawn += self.line(label or _beta_label(beta), (model, metric, "zipf"), style, beta=beta, **fixed)
-        return drawn
-
-    def by_model(self, models: Sequence[str], metric: str, over: str, **fixed: Any) -> tuple[Series, ...]:
-        """A line for each manifold."""
-        lines = (self.line(title(model), (model, metric, over), self.look(model), **fixed) for model in models)
-        return tuple(drawn for line in lines for drawn in line)
-
-
-def _beta_label(beta: float) -> str:
-    return f"β = {signed(beta)}{' (null)' if beta == 0 else ''}"
-
-
-def _figure(stem: str, panels: Sequence[Panel], *, size: float = 2.4, **look: Any) -> Figure:
-    """Panels with letters before their titles."""
-    lettered = [
-        replace(panel, title=f"({letter}) {panel.title}", alt=f"{panel.title}.", height=280)
-        for letter, panel in zip("abcdefgh", panels, strict=False)
-    ]
-    return files(f"curvature-{stem}", lettered, size=size, **look)
 
 
 def scales_figure(curves: ScaleCurves) -> Figure:
@@ -140,7 +61,7 @@ def scales_figure(curves: ScaleCurves) -> Figure:
             f"{PANELS[of]}, ~ t{'⁴' if slope == 4 else '²'}",
         )
         panels.append(Panel(*axes, tuple(drawn), title=name, levels=tuple(levels)))
-    return _figure("scales", panels)
+    return lettered_figure("scales", panels)
 
 
 def slopes_figure(curves: ScaleCurves) -> Figure:
@@ -161,7 +82,7 @@ def slopes_figure(curves: ScaleCurves) -> Figure:
         margin = Level(slope - 0.1, upright=True, until=slope + 0.1, colour="@soft")
         levels = margin, Level(slope, upright=True, dash="solid")
         panels.append(Panel(x, y, tuple(drawn), title=PANELS[of], levels=levels, notes=tuple(notes)))
-    return _figure("slopes", panels, size=1.9)
+    return lettered_figure("slopes", panels, size=1.9)
 
 
 def frequency_figure(curves: ScaleCurves) -> Figure:
@@ -173,6 +94,7 @@ def frequency_figure(curves: ScaleCurves) -> Figure:
     relative = curves.by_beta(model, ("", metric, {}, true))
     every = curves.by_model(curves.curved, metric, "beta", **true, zipf=zipf)
     none = Level(0.0, upright=True, dash="solid", colour="@rule")
+    ends = min(curves.shades) - 0.04, max(curves.shades) + 0.04
     ratio = Axis("Normal / tangent variance", log=True, rules=True)
     share, x = Axis("Visible, relative to a uniform draw", rules=True), Axis(ZIPF)
     names = [f"Visible by frequency, {title(model)}", f"The same over a uniform draw, {title(model)}"]
@@ -180,10 +102,12 @@ def frequency_figure(curves: ScaleCurves) -> Figure:
     panels = (
         Panel(x, ratio, tuple(visible), title=names[0]),
         Panel(x, share, tuple(relative), title=names[1], levels=(NO_EFFECT,)),
-        Panel(Axis("spread exponent β"), share, every, title=names[2], levels=(NO_EFFECT, none), legend=True),
+        Panel(
+            Axis("spread exponent β", bounds=ends), share, every, title=names[2], levels=(NO_EFFECT, none), legend=True
+        ),
         Panel(x, ratio, tuple(_raw_ratio(curves)), title=names[3], legend=True),
     )
-    return _figure("frequency", panels, layout="pairs", columns=2)
+    return lettered_figure("frequency", panels, layout="pairs", columns=2)
 
 
 def _raw_ratio(curves: ScaleCurves) -> list[Series]:
@@ -209,7 +133,7 @@ def manifolds_figure(curves: ScaleCurves) -> Figure:
         drawn = curves.by_beta(model, ("", metric, {}, true), fixed)
         y = Axis(log=True, rules=True)
         panels.append(Panel(Axis(ZIPF), y, tuple(drawn), title=title(model), levels=(NO_EFFECT,)))
-    return _figure("every-manifold", panels, most=9, size=1.9)
+    return lettered_figure("every-manifold", panels, most=9, size=1.9)
 
 
 def pca_figure(curves: ScaleCurves) -> Figure:
@@ -229,7 +153,7 @@ def pca_figure(curves: ScaleCurves) -> Figure:
         share = Axis("Tokens whose curvature is recovered", rules=True, bounds=(-0.04, 1.04))
         drawn = tuple(curves.by_beta(model, *sides))
         panels.append(Panel(Axis(ZIPF), share, drawn, title=f"{words}, {title(model)}"))
-    return _figure("local-pca", panels, layout="pairs", columns=2)
+    return lettered_figure("local-pca", panels, layout="pairs", columns=2)
 
 
 def parabola_figure(curves: ScaleCurves) -> Figure:
@@ -251,24 +175,27 @@ def parabola_figure(curves: ScaleCurves) -> Figure:
     shares += curves.line("of the gradient, their sum", place, square, per="gradient")
     axes = Axis("scale t of u", log=True), Axis("Tangent share of the energy", rules=True, bounds=(-0.05, 1.08))
     second = Panel(*axes, tuple(shares), title="Tangent at every row, normal in the sum", legend=True)
-    return _figure("parabola", (first, second), layout="pairs", columns=2)
+    return lettered_figure("parabola", (first, second), layout="pairs", columns=2)
 
 
 def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
-    """Verdicts, variance against scale, what frequency hides, what local PCA recovers, and the parabola."""
+    """Verdicts and the sections on β, variances, frequency, local PCA, gradients, training, and the parabola."""
     curves = ScaleCurves(Query(run.table), run.about)
     config = run.about["config"]
     deck = f"Manifolds of dimension {config['dim']} in {config['ambient']}, whose second fundamental form is known"
     note = (
         "It has to hold on every curved manifold; the numbers are those of the one that decides. Intervals are "
-        "Student’s, over independent repetitions. All this is about geometry and sampling, not about a trained model: "
-        "β, how widely types spread, has to be measured in one; unless --beta was given, it is assumed here."
+        "Student’s, over independent repetitions. All this is about geometry and sampling; what it takes from a "
+        f"trained model is β, how widely types spread, and {_source(curves.about)}."
     )
     subjects = "Where" if len({str(v.get("subject")) for v in run.verdicts}) > 1 else ""
     sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, scope="")]
-    sections += [_scale_section(curves)]
+    sections += [section for section in (exponent_section(curves), _scale_section(curves)) if section is not None]
     if curves.curved:
         sections += [_frequency_section(curves), _local_section(curves)]
+        sections += [gradient_section(curves)] if len(curves.query.where(metric="manifold_gradient_slope")) else []
+    sections += [loop_section(curves)] if len(curves.query.where(metric="tangent_variance_share")) else []
+    sections += [pinning_section(curves)] if len(curves.query.where(metric="pinning_slope")) else []
     lead = (
         "Rows that are almost tangent do not make the gradient tangent. Take rows x = (u, u²) with u symmetric around "
         "0, the loss gradient g = 1 for every row, and a linear map, so that dL/dW = Σ g xᵀ. Row by row the energy is "
@@ -278,6 +205,22 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     words = "(a) Gradients of single rows, and their sum. (b) Tangent share of the energy."
     parabola = Section("parabola", "The parabola", [Prose(lead), *shown(parabola_figure(curves), words)], "Parabola")
     return page_of(run, "How much curvature can be seen", deck, [*sections, parabola], terms=TERMS)
+
+
+def _source(about: Mapping[str, Any]) -> str:
+    """Where β comes from, as the end of a sentence."""
+    reference = about["reference"]
+    beta, source = signed(float(reference["beta"])), reference.get("from")
+    if source == "measured":
+        ends = f"[{signed(float(reference['low']))}, {signed(float(reference['high']))}]"
+        more = (
+            " – below 0: frequent types are the wider ones, and curvature is <em>more</em> visible for frequent tokens"
+        )
+        return (
+            f"was measured first, in {reference['model']}: {beta} {ends}{more if float(reference['beta']) < 0 else ''}"
+        )
+    given = reference.get("given") and source != "assumed"
+    return f"is {beta} as given" if given else f"is <em>assumed</em> here to be {beta}; --model NAME measures it"
 
 
 def _scale_section(curves: ScaleCurves) -> Section:
@@ -309,7 +252,7 @@ def _scale_section(curves: ScaleCurves) -> Section:
 
 
 def _betas(curves: ScaleCurves) -> list[Swatch]:
-    return [Swatch(_beta_label(beta), shade) for beta, shade in curves.shades.items()]
+    return [Swatch(beta_label(beta), shade) for beta, shade in curves.shades.items()]
 
 
 def _frequency_section(curves: ScaleCurves) -> Section:
@@ -375,6 +318,25 @@ Largest principal angle between the estimated and the true tangent space, in deg
 
 Curvature error | curvature_error | ‖Ŝ − II‖ / ‖II‖
 The median over tokens of the relative error of the estimated second fundamental form.
+
+β | frequency_beta | distance ∝ f^−β
+Minus the slope of the log distance of a type’s rows to their centroid on its log frequency.
+
+Gradient on a manifold | manifold_gradient | ‖E[g yᵀ] B‖ / G
+Of the mean gradient (<code>per=mean</code>) and row by row (<code>per=rows</code>), in the true tangent and normal
+spaces.
+
+Slope of the gradient | manifold_gradient_slope | d log part / d log t
+Over the scales above rounding, one for each independent repetition.
+
+Tightness | manifold_gradient_tightness | part / (G · bound)
+The mean gradient over its upper bound with our constants.
+
+Tangent share | tangent_variance_share |
+Share of the variance of a layer’s activations that comes from the tangent directions of its inputs.
+
+Pinning | pinning_slope pinning_distance |
+RMS distance of an embedding to its time mean, and the slope of its logarithm on the log frequency of the type.
 
 Recovered | curvature_recovered |
 Share of tokens with a curvature error under one half; a token whose type has too few rows for a fit is not recovered.
