@@ -525,7 +525,7 @@ def grid_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[Any]:
         f"adjusted over the grid, so that any wrong one among the others is that rare. {MARKS['holds']} holds, "
         f"{MARKS['fails']} fails, {MARKS['undecided']} undecided."
     )
-    return [Heading("All verdicts together"), Prose(words + how), grid]
+    return [Heading("All verdicts together"), Prose((words + how).replace(" %", "\u00a0%")), grid]
 
 
 # -- the same verdicts under other choices -----------------------------------------------------------------------------
