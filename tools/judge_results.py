@@ -2,8 +2,8 @@
 
 python tools/judge_results.py docs/results
 
-For every folder with a table and verdicts it writes verdicts.json again, and the section "Judged again" of its README:
-what each claim said before and says now, and what the table lacks for the rules of today.
+For every folder with a table and verdicts it writes verdicts.json again and, where verdicts are no longer what they were,
+the section "Judged again" of its README: what each claim said and says, and what the table lacks for today's rules.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def judge(folder: Path) -> None:
     path.write_text(json.dumps(now, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8").partition(HEADING)[0].rstrip()
-    told = _section(table, _leading(_kept(folder) or before), _leading(now))
-    readme.write_text(f"{text}\n\n{told}\n", encoding="utf-8")
+    first, last = _leading(_kept(folder) or before), _leading(now)
+    if any(key not in first or first[key]["status"] != each["status"] for key, each in last.items()):
+        text += f"\n\n{_section(table, first, last)}"
+    readme.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _kept(folder: Path) -> list[Record]:

@@ -132,7 +132,10 @@ RULE_CHANGES = (
     ),
     RuleChange(
         "2026-11-16",
-        ("tangent_energy", "encoder_and_decoder", "emerges_early_and_persists", "embedding_updates_aligned"),
+        (
+            *("tangent_energy", "anisotropy_share", "emerges_early_and_persists", "embedding_updates_aligned"),
+            *("frequent_most_enriched", "encoder_and_decoder"),
+        ),
         "means over all steps after initialisation; *persists* at the last step, over chance",
         "early and late apart, against every control, with frozen directions late",
         "an average over log-spaced steps let an encoder hold whose last step was behind its control",
