@@ -17,17 +17,15 @@ from support.fake_training import table
 def test_badges_of_the_command_are_those_of_python(command: Callable[..., Any], tmp_path: Path) -> None:
     chosen = {"only": ("gradient_energy", "gradient_enrichment", "gradient_p_holm"), "fits": ("refit",)}
     plain, null = (table(**chosen, proxies=("semi_nmf",), strength=strength).records() for strength in (1.0, 0.0))
-    standardised = [
-        {**row, "variant": variant_name({**options_of(row["variant"]), "coordinates": "standardised"})} for row in null
-    ]
+    other = [{**row, "variant": variant_name({**options_of(row["variant"]), "rank": 32})} for row in null]
     folder = RunFolder.create(tmp_path / "run", {}, resume=False)
-    folder.write_table(Table.from_records([*plain, *standardised]))
+    folder.write_table(Table.from_records([*plain, *other]))
     folder.write_about({"status": "complete"})
     words = ("claims", tmp_path / "run", "--claims", "tangent_energy", "--robust")
     ours = verdicts_to_dicts(evaluate_claims(folder.table(), ["tangent_energy"], robust=True))
     assert json.loads(command(*words, "--format", "json").out) == json.loads(json.dumps(ours))
     told = command(*words).out.replace("\u00a0", " ")
-    assert "standardised ✕ · half 1 ✓ 2 ✓" in told and "✓ holds, ✕ fails, ? undecided" in told
-    assert "coordinates" in ours[0]["why"] and "same verdict in 2 of 3" in told
+    assert "rank 32 ✕ · half 1 ✓ 2 ✓" in told and "✓ holds, ✕ fails, ? undecided" in told
+    assert "it depends on the rank" in ours[0]["why"] and "same verdict in 2 of 3" in told
     without = command("claims", tmp_path / "run", "--claims", "tangent_energy").out
     assert "same verdict" not in without
