@@ -110,8 +110,8 @@ ARMS: dict[str, Modality] = {  # and what each reads
 EVERY_ARM = {**ARMS, "speech-ctc": modality.SPEECH, "vision-masked": modality.VISION}
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
-    # pre-norm, as in the study `revisiting`, because a post-norm BERT of these sizes stays on the unigram plateau; the
-    # blocks of `characters`, all of which see the whole context (ModernBERT's alternate with windows)
+    # pre-norm, as today's encoders and the study `revisiting`; the blocks of `characters`, all of which see the whole
+    # context (ModernBERT's alternate with windows)
     "text-encoder": {"arch": "encoder", "family": "prenorm"},
     "characters": {"family": "prenorm", "tokens": "enwik8"},
     "speech": {"arch": "wav2vec2"},
@@ -149,7 +149,7 @@ PRESETS = {
         {"layers": 4, "width": 64, "checkpoints": "none"},
         arms={
             "text-decoder": {**_TEXT, "tokens": _TOKENS},
-            # it learns at 15 % of the tokens only: with half the batch it stays at the frequencies of the tokens
+            # it learns at 15 % of the tokens only, hence larger batches and more steps than the decoder
             "text-encoder": {**_TEXT, "tokens": _TOKENS, "batch_size": 32, "lr": 3e-3, "steps": 400},
             "characters": _TEXT,
             "speech": {"batch_size": 16, "lr": 1e-3, "steps": 200, "examples": 800},
