@@ -455,7 +455,7 @@ def verdict_of(
 
 def _sentence(text: str, doubt: str, *, scope: str, repeats: Mapping[str, list[str]]) -> str:
     """One sentence: scope, result, the doubt that leaves it undecided, and notes by model on repeated seeds."""
-    text = "; undecided because ".join(clause for clause in (text, doubt) if clause)
+    text = "; undecided because ".join(clause.rstrip(".") for clause in (text, doubt) if clause)
     remarks = {model: "; ".join(notes) for model, notes in repeats.items()}
     different = list(dict.fromkeys(remarks.values()))
     for note in different:
