@@ -2,7 +2,7 @@
 
 python tools/judge_results.py docs/results
 
-For every folder with a table and verdicts it writes verdicts.json again and, where verdicts are no longer what they were,
+For every folder with a table and verdicts it writes verdicts.json again and, where verdicts have changed since the run,
 the section "Judged again" of its README: what each claim said and says, and what the table lacks for today's rules.
 """
 

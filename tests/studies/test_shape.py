@@ -292,7 +292,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     return models
 
 
-PAPERS: dict[str, Any] = {"preset": "paper", "tokens": 512, "device": "cpu"}
+PAPERS: dict[str, Any] = {"preset": "paper", "probe_tokens": 512, "device": "cpu"}
 
 
 @pytest.mark.slow
