@@ -46,7 +46,7 @@ def test_masked_and_unmasked_rows_are_judged_apart() -> None:
     groups = found.details["groups"]
     assert (groups["masked"]["status"], groups["unmasked"]["status"]) == ("fails", "holds")
     both = verdict("encoder_and_decoder", **BOTH, masked=0.0)
-    assert "fails in 2 of 5 encoders, periods and kinds of rows" in both.why
+    assert "fails in 2 of 4 encoders, periods and kinds of rows" in both.why
 
 
 def _second_bin(factor: float) -> Verdict:

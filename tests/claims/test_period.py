@@ -99,15 +99,88 @@ def test_pca_that_disagrees_is_told() -> None:
     assert "with PCA it holds late as well" in judged(given).why
 
 
-def with_reading(given: Table, options: Row, factor: float) -> Table:
+def with_reading(given: Table, options: Row, factor: float, chosen: Callable[[Row], bool] = lambda row: True) -> Table:
     """The table with a second reading of every energy, in which the proxy holds `factor` times as much."""
     rows = []
     for row in given.records():
         rows.append(row)
-        if row["metric"] in ENERGY[:2] and not row["group"] and "average" not in row["variant"]:
-            own = "control=" not in row["variant"]
-            rows.append({**(scaled(row, factor) if own else row), "variant": with_options(row["variant"], **options)})
+        if row["metric"] in (*ENERGY[:2], "gradient_share") and "average" not in row["variant"]:
+            mine = "control=" not in row["variant"] and chosen(row)
+            rows.append({**(scaled(row, factor) if mine else row), "variant": with_options(row["variant"], **options)})
     return Table.from_records(rows, given.about)
+
+
+OTHER_READING: dict[str, Callable[[Row], bool]] = {  # rows that another reading has less of
+    "emerges_early_and_persists": lambda row: row["step"] > 0,
+    "anisotropy_share": lambda row: True,
+    "embedding_updates_aligned": lambda row: "of=update" in row["variant"],
+    "frequent_most_enriched": lambda row: row["group"] == "frequency:1",
+    "encoder_and_decoder": lambda row: True,
+    "frequency_intervention": lambda row: row["model"] == "decoder",
+}
+
+
+@pytest.mark.parametrize("claim", OTHER_READING)
+@pytest.mark.parametrize("key", ["coordinates", "first"])
+def test_every_claim_on_gradients_says_when_it_depends_on_the_reading_of_rows(claim: str, key: str) -> None:
+    options = {"coordinates": {"coordinates": "standardised"}, "first": {"first": "out"}}[key]
+    models = {"encoder_and_decoder": ("decoder", "encoder"), "frequency_intervention": ("decoder", "decoder-flat")}
+    given = table(models=models.get(claim, ("decoder",)))
+    chosen = OTHER_READING[claim]
+    same, other = (judged(with_reading(given, options, factor, chosen), claim) for factor in (1.0, 0.02))
+    assert same.status == judged(given, claim).status == "holds" and "depends on" not in same.why, same.why
+    noun = {"coordinates": "the coordinates", "first": "the first position"}[key]
+    assert other.status == "undecided" and f"it depends on {noun}" in other.why, other.why
+    only = with_reading(given, options, 0.02, lambda row: "pca" in row["variant"] and chosen(row))
+    assert judged(only, claim).status == "holds", "another proxy is another question"
+
+
+def test_a_reading_without_frozen_directions_is_compared_with_refitted_ones() -> None:
+    """Only one choice changes at a time: what the fit turns does not count as turned by the first position."""
+    given = table(only=ENERGY)
+
+    def refitted(table: Table) -> Table:
+        return edited(table, lambda row: None if {"fit=frozen", "first=out"} <= set(row["variant"].split(";")) else row)
+
+    less = refitted(with_reading(given, {"first": "out"}, 0.05))
+    assert "it depends on the first position: without the first position (refitted) it fails" in judged(less).why
+    stale = behind(given, lambda row: "fit=frozen" in row["variant"] and row["step"] == 1000)
+    found = judged(refitted(with_reading(stale, {"first": "out"}, 1.0)))
+    assert found.status == "fails" and "depends on" not in found.why
+    assert "without the first position (refitted) it holds late as well" in found.why
+
+
+def test_a_stack_without_an_outlying_first_position_is_read_as_it_is() -> None:
+    """First positions are outliers at one layer only, where the lead is lost; the other layers still have it."""
+    given = table(only=ENERGY, strength=2.0, layers=4)
+    whole = with_reading(given, {"first": "out"}, 0.05)
+    part = edited(whole, lambda row: None if "first=out" in row["variant"] and row["layer"] != 1 else row)
+    assert judged(whole).status == "undecided" and judged(part).status == "holds"
+
+
+def test_the_claim_on_encoder_and_decoder_says_early_and_late() -> None:
+    given = table(only=ENERGY, models=("decoder", "encoder"), strength=2.0)
+    lost = behind(given, lambda row: row["step"] == 1000, factor=0.05)
+    aspects = judged(lost, "encoder_and_decoder").details["aspects"]
+    assert (aspects["early"]["status"], aspects["late"]["status"]) == ("holds", "fails")
+
+
+def test_masked_rows_are_judged_by_the_fit_of_all_rows() -> None:
+    given = table(only=ENERGY, models=("decoder", "encoder"), strength=2.0)
+    stale = behind(given, lambda row: "fit=frozen" in row["variant"] and row["group"] == "masked" and row["step"] > 1)
+    named = [part["name"] for part in judged(given, "encoder_and_decoder").details["parts"] if "masked" in part["name"]]
+    assert sum("frozen" in name for name in named) == 2 and len(named) == 4
+    assert judged(stale, "encoder_and_decoder").status != "holds"
+    found = evaluate_claims(stale, ["tangent_energy"])[1].details["groups"]
+    assert (found["masked"]["status"], found["unmasked"]["status"]) == ("fails", "holds")
+
+    def older(row: Row) -> Row | None:
+        """Frozen directions were tested on all rows alone."""
+        return None if "fit=frozen" in row["variant"] and row["group"] and "control=" in row["variant"] else row
+
+    names = [p["name"] for p in judged(edited(given, older), "encoder_and_decoder").details["parts"]]
+    assert "encoder: encoder (late, frozen, masked and unmasked rows)" in names
+    assert "encoder: encoder (late, masked rows)" in names
 
 
 @pytest.mark.parametrize(

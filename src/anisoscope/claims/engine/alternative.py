@@ -43,8 +43,9 @@ class Alternative:
         rows = of(metric)
         if group in self.groups and len(rows.where(group=self.groups[group])):
             group = self.groups[group]
-        offering = of(ENERGY).where(proxy=...) if "proxy" in options else rows
-        more = {k: v for k, v in self.options.items() if k not in options and len(offering.where(**{k: v}))}
+        offering = [rows, of(ENERGY).where(proxy=...)] if "proxy" in options else [rows]
+        wanted = {k: v for k, v in self.options.items() if k not in options}
+        more = {k: v for k, v in wanted.items() if any(len(found.where(**{k: v})) for found in offering)}
         return metric, group, {**options, **more}
 
     def halved(self, metric: str, rows: dict[Any, Row]) -> dict[Any, Row]:
@@ -65,6 +66,7 @@ _KEYS = {  # keys of variants under which a metric is the same quantity: kind, n
     ("batches", "1"): ("batches", "in batches", "in batches of rows", "the number of rows"),
     ("calibrated", "1"): ("calibration", "calibrated", "with calibrated estimates", "the calibration"),
 }
+OUTLIERS = frozenset({"first"})  # keys of rows that exist only where they differ: elsewhere rows are read as they are
 _FORMULAS = {"svd_ratio": ("svd_ratio_squared", "σ₁²/Σσ²")}
 _HALVES = {1: "on folds 1–4", 2: "on folds 5–8"}
 _OF_FOLDS = "the half of the folds"
@@ -81,9 +83,9 @@ def alternatives(table: Table, *, proxy: str, rank: int | None, fit: str | None)
     found += [_directions("proxy", name, f"with {name}", "the proxy", concerned) for name in others]
     fits = [name for name in tangent.values("fit") if name not in (fit, None)]
     found += [_directions("fit", name, f"with the {name} proxy", "the fit", concerned) for name in fits]
-    for (key, value), words in _KEYS.items():
+    for key, value in _KEYS:
         rows = query.where(**{key: value})
-        found += [Alternative(*words, options={key: value}, concerns=_metrics(rows))] if len(rows) else []
+        found += [replace(reading(key, value), concerns=_metrics(rows))] if len(rows) else []
     for metric, (other, symbol) in _FORMULAS.items():
         if other in query.values("metric"):
             words = ("formula", symbol, f"by {symbol}", "the formula")
@@ -93,6 +95,15 @@ def alternatives(table: Table, *, proxy: str, rank: int | None, fit: str | None)
         words = ("split", split, f"with split {split} of the contexts", "the split of the contexts")
         found.append(Alternative(*words, options={"split": split}, concerns=_metrics(query.where(split=split))))
     return found
+
+
+def reading(key: str, value: str) -> Alternative:
+    """The alternative that reads rows with a further key of their variant.
+
+    >>> reading("first", "out").phrase
+    'without the first position'
+    """
+    return Alternative(*_KEYS[key, value], options={key: value})
 
 
 def _directions(kind: str, name: Any, phrase: str, noun: str, concerns: frozenset[str]) -> Alternative:

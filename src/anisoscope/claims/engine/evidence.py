@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from anisoscope.claims.engine.alternative import AS_CHOSEN, Alternative, differing
+from anisoscope.claims.engine.alternative import AS_CHOSEN, OUTLIERS, Alternative, differing
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query, Row, Table, with_options
@@ -108,6 +108,11 @@ class Run:
         changed = differing(alternative, {"proxy": self.proxy, "rank": self.rank, "fit": self.fit})
         return replace(self, alternative=changed, **changed.directions, touched=set(), _cache={})
 
+    def also(self, other: Alternative) -> Run:
+        """The same run, its alternative kept, with rows read under further keys of their variant."""
+        joined = replace(self.alternative, options={**self.alternative.options, **other.options})
+        return replace(self, alternative=joined, touched=set(), _cache={})
+
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """The cached result of `compute` for this key: several claims read the same rows."""
         if key not in self._cache:
@@ -126,9 +131,13 @@ class Run:
         if (metric, group, options) != asked or self.alternative.changes(metric):
             self.touched.add(asked[0])
 
+        def found(options: Mapping[str, Any]) -> Readings:
+            rows = self.of(metric).where(group=group, head=... if heads else None).exactly(**options)
+            return by_cell(rows.where(seed=self.seed)) or by_cell(rows.where(seed=None))  # rows without a seed
+
         def find() -> Readings:
-            found = self.of(metric).where(group=group, head=... if heads else None).exactly(**options)
-            read = by_cell(found.where(seed=self.seed)) or by_cell(found.where(seed=None))  # rows without a seed
+            read, plain = found(options), {k: v for k, v in options.items() if k in asked[2] or k not in OUTLIERS}
+            read = {**found(plain), **read} if read and plain != options else read
             return self.alternative.halved(metric, read)
 
         return self.once((metric, group, heads, *sorted(options.items())), find)

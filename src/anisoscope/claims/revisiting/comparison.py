@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,18 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
 from anisoscope.claims.revisiting.frequency_arm import ARM, RATIO_MARGIN
-from anisoscope.claims.revisiting.period import REFIT, Period, main_fit, period_aspects, periods, told_by_period
+from anisoscope.claims.revisiting.period import (
+    EARLY,
+    LATE,
+    REFIT,
+    Period,
+    group_fit,
+    main_fit,
+    period_aspects,
+    periods,
+    told_by_period,
+)
+from anisoscope.claims.revisiting.reading import Read, depends_on_readings, moot, reading_parts
 from anisoscope.claims.revisiting.tangent import ENERGY_METRICS, MARGIN, SOURCE, control_parts, trained
 from anisoscope.results.quantity import Quantity, correlate
 
@@ -45,22 +57,16 @@ def frequent_most_enriched(run: Run) -> Finding:
     if len(_bins(run, None)) < 2:
         raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)", TOKENS)
     found = periods(run, "gradient_enrichment", f"frequency:{min(_bins(run, None))}", fit=REFIT)
-    needed, ahead = [], []
+    needed, ahead = _bin_parts(run, found), []
     told: dict[str, Quantity] = {}
     records: dict[str, Any] = {}
     for period in found:
         bins = {name: _bin_means(run, balanced, period) for name, balanced in _FITS.items()}
         for name, means in bins.items():
-            if len(means) < 2:
-                gap = Missing(f"gradient_enrichment of frequency bins{' with balanced=1' if name != 'plain' else ''}")
-                needed.append(Part.absent(f"{period.name}: {name}", gap, margin=RATIO_MARGIN))
-                continue
-            first, *others = means.values()
-            lead = first.over(others[-1]) - Quantity.constant(1.0)
-            needed.append(Part.of(f"{period.name}: {name}", lead, margin=RATIO_MARGIN))
-            # the smallest lead of the most frequent bin over another bin
-            words = f"{_AHEAD[name]}, {period.name}"
-            ahead.append(judge([Part.of(words, first - other, margin=0.0, needed=False) for other in others])[1])
+            if len(means) > 1:  # the smallest lead of the most frequent bin over another bin
+                first, *others = means.values()
+                words = f"{_AHEAD[name]}, {period.name}"
+                ahead.append(judge([Part.of(words, first - other, margin=0.0, needed=False) for other in others])[1])
         if plain := bins["plain"]:
             trend = correlate(list(plain), [quantity.value for quantity in plain.values()], "spearman")  # −1: it falls
             told |= {
@@ -78,9 +84,26 @@ def frequent_most_enriched(run: Run) -> Finding:
     details: dict[str, Any] = {"bins": {name: late[name] for name in _FITS}, "steps": courses, "by_period": records}
     details |= {"target_bins": late["target"], "bins_pool_masked_and_unmasked": mixed}
     parts = [*needed, *Part.describe_all(told), *ahead]
+    how: dict[str, Any] = {"metric": "gradient_enrichment", "fit": REFIT}
+    parts += reading_parts(lambda read: _bin_parts(read(run), found), [run], **how)
     aspects = {**period_aspects(needed), "most": tuple(part.name for part in ahead)}
     aspects |= {name: tuple(p.name for p in needed if p.name.endswith(f": {name}")) for name in _FITS}
-    return Finding(parts, functools.partial(_bins_sentence, mixed=mixed), details, aspects=aspects)
+    sentence, settle = functools.partial(_bins_sentence, mixed=mixed), depends_on_readings()
+    return Finding(parts, sentence, details, aspects=aspects, settle=settle)
+
+
+def _bin_parts(run: Run, found: Sequence[Period]) -> list[Part]:
+    """The relative lead of the most frequent bin over the rarest, one part for each period and fit of the proxy."""
+    parts = []
+    for period, (name, balanced) in itertools.product(found, _FITS.items()):
+        means = list(_bin_means(run, balanced, period).values())
+        if len(means) < 2:
+            gap = Missing(f"gradient_enrichment of frequency bins{' with balanced=1' if name != 'plain' else ''}")
+            parts.append(Part.absent(f"{period.name}: {name}", gap, margin=RATIO_MARGIN))
+            continue
+        lead = means[0].over(means[-1]) - Quantity.constant(1.0)
+        parts.append(Part.of(f"{period.name}: {name}", lead, margin=RATIO_MARGIN))
+    return parts
 
 
 def _bins_sentence(parts: Parts, part: Part, *, mixed: bool) -> str:
@@ -199,11 +222,17 @@ def encoder_and_decoder(study: Study) -> Finding:
     for kind, runs in kinds.items():
         if not runs:
             raise Missing(f"{kind} with gradient_energy", f"train one with --arch {kind} and put both into one table")
-    parts = [part for kind, runs in kinds.items() for run in runs for part in _of_model(run, kind)]
+
+    def needed(read: Read) -> list[Part]:
+        return [part for kind, runs in kinds.items() for run in runs for part in _of_model(read(run), kind)]
+
+    parts, every = needed(lambda run: run), [run for runs in kinds.values() for run in runs]
     details = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
     nouns = {"encoder": "encoders, periods and kinds of rows", "decoder": "decoders and periods"}
-    settle = functools.partial(agreements, nouns)
-    return Finding(parts, _kinds_sentence, details, settle=settle, scope="for these models")
+    settle = depends_on_readings(functools.partial(agreements, nouns))
+    aspects = {period: tuple(part.name for part in parts if f" ({period}" in part.name) for period in (EARLY, LATE)}
+    parts += reading_parts(needed, every)
+    return Finding(parts, _kinds_sentence, details, settle=settle, scope="for these models", aspects=aspects)
 
 
 def is_encoder(run: Run) -> bool:
@@ -214,27 +243,31 @@ def is_encoder(run: Run) -> bool:
 def _of_model(run: Run, kind: str) -> list[Part]:
     """The weakest comparison of each period and kind of row, as parts whose names begin with the kind of model.
 
-    Masked and unmasked rows are judged apart, with refitted directions: frozen ones have controls of all rows only.
+    Masked and unmasked rows are judged apart, each by the rule of all rows: late with frozen directions where these
+    were tested against controls on such rows. Where they were tested on all rows alone, as in older tables, all rows
+    are judged with them, and masked and unmasked rows with refitted ones.
     """
-    kinds = ("masked", "unmasked") if kind == "encoder" else ()
-    apart = [group for group in kinds if run.tangent("gradient_energy", group, control="random", fit=REFIT)]
+    groups = ("masked", "unmasked") if kind == "encoder" else ()
+    apart = [group for group in groups if run.tangent("gradient_energy", group, control="random", fit=REFIT)]
     judged = [("", period) for period in periods(run, "gradient_energy")]
-    if apart:  # all rows only for frozen directions, which stand under the paper's name
-        judged = [(group, period) for group, period in judged if period.fit != REFIT]
+    if apart:
+        fit = group_fit(run, apart)
+        judged = judged[-1:] if fit != judged[-1][1].fit else []
         for group in apart:
-            judged += [(group, period) for period in periods(run, "gradient_energy", group, fit=REFIT)]
+            judged += [(group, period) for period in periods(run, "gradient_energy", group, fit=fit)]
     parts = []
     for group, period in judged:
-        controls = control_parts(run, period, group)
+        controls = [part for part in control_parts(run, period, group) if not moot(run, part.name)]
         p = max((c.p for c in controls if math.isfinite(c.p)), default=math.nan)
-        rows = f", {group or 'masked and unmasked'} rows" if kinds else ""
+        rows = f", {group or 'masked and unmasked'} rows" if kind == "encoder" else ""
         name = f"{kind}: {run.model} ({period.name}{', frozen' if period.fit != REFIT else ''}{rows})"
         parts.append(replace(judge(controls)[1], name=name, p=p, tested=any(c.tested for c in controls)))
     return parts
 
 
 def _kinds_sentence(parts: Parts, part: Part) -> str:
-    results = [f"{p} in {name.split(': ', 1)[1]}" for name, p in parts.items() if ": " in name and p.measured]
+    own = {name: p for name, p in parts.items() if name.startswith(("encoder: ", "decoder: ")) and p.measured}
+    results = [f"{p} in {name.split(': ', 1)[1]}" for name, p in own.items()]
     text = "the lead of the tangent directions over the control that comes closest is, in units of what chance would "
     text += f"give of the gradients' energy, {', '.join(results)}; what decides is the {part.name} with {part}, "
     return text + part.outcome

@@ -7,13 +7,23 @@ and late in training are judged apart (`revisiting.period`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Missing, Run, average, figure, models, step_records
-from anisoscope.claims.revisiting.period import FIT_WORDS, REFIT, main_fit, period_aspects, periods, told_by_period
+from anisoscope.claims.revisiting.period import (
+    FIT_WORDS,
+    REFIT,
+    Period,
+    main_fit,
+    period_aspects,
+    periods,
+    told_by_period,
+)
+from anisoscope.claims.revisiting.reading import Read, depends_on_readings, reading_parts
 from anisoscope.claims.revisiting.tangent import (
     CONTROL_WORDS,
     ENERGY_METRICS,
@@ -21,6 +31,7 @@ from anisoscope.claims.revisiting.tangent import (
     SOURCE,
     control_parts,
     described_energy,
+    energy_parts,
     energy_sentence,
     exact_p,
     random_p,
@@ -47,13 +58,52 @@ def emerges_early_and_persists(run: Run) -> Finding:
     late enrichment is beyond chance and beyond every control by the margin, and if half of the early excess over chance
     at least is left (our rule): what is barely above chance at the end has not persisted.
     """
+    early, late = _early_and_late(run)
+    parts = _formation_parts(run)
+    aspects: dict[str, tuple[str, ...]] = {
+        "emerges early": ("early over chance", "early over the start", *_of_period(parts, early)),
+        "persists": ("late over chance", "what is left of the early excess", *_of_period(parts, late)),
+        "absent at the start": ("at chance at the start",),
+    }
+    absent = next(part for part in parts if part.guard).status
+    details: dict[str, Any] = {"starts_at_chance": {"holds": True, "fails": False}.get(absent)}
+    details |= {"courses": _courses(run), "fit": late.fit, "periods": {p.name: [*p.steps] for p in (early, late)}}
+
+    def sentence(parts: Parts, part: Part) -> str:
+        text = f"of the gradients' energy the tangent directions hold {parts['at the start']} times what chance would "
+        text += f"give at step 0, {parts['early']} times early ({FIT_WORDS[early.fit]}) and {parts['late']} times late "
+        # whether or not the verdict is left open
+        text += f"({FIT_WORDS[late.fit]}); {_AT_START[replace(parts['at chance at the start'], reason='').status]}"
+        if part.guard:
+            return f"{text}, which decides"
+        period, _, control = part.name.partition(": ")
+        words = f"the lead {period} over {CONTROL_WORDS[control]}" if control else _DECIDING[part.name]
+        return f"{text}, and the comparison that decides, {words}, is {part}, {part.outcome}"
+
+    def needed(read: Read) -> list[Part]:
+        return [part for part in _formation_parts(read(run)) if part.needed]
+
+    settle = depends_on_readings()
+    return Finding([*parts, *reading_parts(needed, [run])], sentence, details, aspects=aspects, settle=settle)
+
+
+def _early_and_late(run: Run) -> tuple[Period, Period]:
     early, *rest = periods(run, "gradient_enrichment", fit=main_fit(run))
-    enrichment = run.needed("gradient_enrichment", fit=REFIT)
-    if 0 not in evidence.steps_of(enrichment):
+    if 0 not in evidence.steps_of(run.needed("gradient_enrichment", fit=REFIT)):
         raise Missing("gradient_enrichment at step 0, before any training", _SCHEDULE)
     if not rest:
         raise Missing("two measured steps after initialisation", _SCHEDULE)
-    late = rest[0]
+    return early, rest[0]
+
+
+def _of_period(parts: Sequence[Part], period: Period) -> list[str]:
+    return [part.name for part in parts if part.name.startswith(f"{period.name}: ")]
+
+
+def _formation_parts(run: Run) -> list[Part]:
+    """What `emerges_early_and_persists` compares, and the three means."""
+    early, late = _early_and_late(run)
+    enrichment = run.needed("gradient_enrichment", fit=REFIT)
     ends = run.needed("gradient_enrichment", fit=late.fit)
     cells = {"early": early.cells(enrichment), "late": late.cells(ends)}
     starting = {cell.site for cell in enrichment if cell.step == 0}
@@ -68,7 +118,7 @@ def emerges_early_and_persists(run: Run) -> Finding:
         {"p": random_p(run, step=evidence.last_step(cells[p.name]), fit=p.fit), "tested": True} for p in (early, late)
     ]
     controls = [part for period in (early, late) for part in control_parts(run, period)]
-    parts = [
+    return [
         Part.of("early over chance", early_ - one, margin=MARGIN, **tests[0]),
         Part.of("early over the start", early_ - start_, margin=MARGIN),
         Part.of("late over chance", late_ - one, margin=MARGIN, **tests[1]),
@@ -78,30 +128,6 @@ def emerges_early_and_persists(run: Run) -> Finding:
         Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
         *Part.describe_all({"at the start": start_, "early": early_, "late": late_}),
     ]
-    of_control = {p.name: [c.name for c in controls if c.name.startswith(f"{p.name}: ")] for p in (early, late)}
-    aspects: dict[str, tuple[str, ...]] = {
-        "emerges early": ("early over chance", "early over the start", *of_control["early"]),
-        "persists": ("late over chance", "what is left of the early excess", *of_control["late"]),
-        "absent at the start": ("at chance at the start",),
-    }
-    absent = next(part for part in parts if part.guard)
-    details: dict[str, Any] = {
-        "starts_at_chance": {"holds": True, "fails": False}.get(absent.status),
-        "courses": _courses(run),
-    }
-    details |= {"fit": late.fit, "periods": {p.name: [*p.steps] for p in (early, late)}}
-
-    def sentence(parts: Parts, part: Part) -> str:
-        text = f"of the gradients' energy the tangent directions hold {parts['at the start']} times what chance would "
-        text += f"give at step 0, {parts['early']} times early ({FIT_WORDS[early.fit]}) and {parts['late']} times late "
-        text += f"({FIT_WORDS[late.fit]}); {_AT_START[parts['at chance at the start'].status]}"
-        if part.guard:
-            return f"{text}, which decides"
-        period, _, control = part.name.partition(": ")
-        words = f"the lead {period} over {CONTROL_WORDS[control]}" if control else _DECIDING[part.name]
-        return f"{text}, and the comparison that decides, {words}, is {part}, {part.outcome}"
-
-    return Finding(parts, sentence, details, aspects=aspects)
 
 
 def _courses(run: Run) -> dict[str, Any]:
@@ -183,15 +209,16 @@ def embedding_updates_aligned(run: Run) -> Finding:
     Mean over steps of (energy of ΔW_E − control)/(r/d), early and late apart; decoupled weight decay is taken out.
     """
     found = periods(run, "gradient_energy", fit=REFIT, of="update")
-    needed = [part for period in found for part in control_parts(run, period, of="update")]
+    needed = energy_parts(run, fit=REFIT, of="update")
     parts = [*needed, *described_energy(run, found, of="update")]
     if run.tangent("gradient_energy", of="update_raw", fit=REFIT):
         raw = described_energy(run, found, of="update_raw")
         parts += [replace(part, name=f"{part.name} with weight decay left in") for part in raw]
+    parts += reading_parts(lambda read: energy_parts(read(run), fit=REFIT, of="update"), [run], fit=REFIT)
     groups = [group for group in run.groups("gradient_enrichment") if group.startswith("frequency:")]
     bins = {group: run.tangent("gradient_enrichment", group, of="update", fit=REFIT) for group in groups}
     frequency = {group: average(rows, trained(rows)).record() for group, rows in bins.items() if rows}
     steps = step_records(run.tangent("gradient_enrichment", of="update", fit=REFIT))
     details = {"steps": steps, "frequency": frequency, "periods": {p.name: [*p.steps] for p in found}}
-    sentence = energy_sentence("energy of the embedding table's updates", found)
-    return Finding(parts, sentence, details, aspects=period_aspects(needed))
+    sentence, settle = energy_sentence("energy of the embedding table's updates", found), depends_on_readings()
+    return Finding(parts, sentence, details, aspects=period_aspects(needed), settle=settle)

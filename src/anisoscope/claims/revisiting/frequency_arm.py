@@ -17,6 +17,8 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, listed, step_records
 from anisoscope.claims.engine.learning import learned
+from anisoscope.claims.revisiting.period import REFIT
+from anisoscope.claims.revisiting.reading import Read, depends_on_readings, reading_parts
 from anisoscope.claims.revisiting.tangent import SOURCE, trained
 from anisoscope.results.quantity import Quantity
 
@@ -127,11 +129,10 @@ def frequency_intervention(arms: FrequencyArms) -> Finding:
     by whole contexts), and the first third of the steps, in which arms have hardly parted, stand beside it.
     """
     more, less = arms.ordered(arms.changed)
-    late = _lead(arms, arms.changed, evidence.late)
-    if late is None:
-        raise Missing("site and step that both arms were measured at", "use the same schedule for both")
+    late = _late_lead(arms)
     parts = [
         Part.of("enrichment", late.lead, margin=RATIO_MARGIN),
+        *_in_readings(arms),
         *Part.describe_all({"more bias": late.more, "less bias": late.less}),
     ]
     if (early := _lead(arms, arms.changed, evidence.early)) is not None:
@@ -149,9 +150,18 @@ def frequency_intervention(arms: FrequencyArms) -> Finding:
     aspects: dict[str, tuple[str, ...]] = {"enrichment": ("enrichment",), _EARLY: (_EARLY,), _COSINE: (_COSINE,)}
     aspects["weaker interventions"] = tuple(f"{_WEAKER}{run.model}" for run in weaker)
     # the interval is over contexts, not trainings: one run per arm supports a verdict on these two runs only
-    scope = "for these two runs only"
-    apart = _other_loss(arms.runs)
-    return Finding(parts, _sentence_of(details), details, aspects=aspects, scope=scope, left_open=apart)
+    how: dict[str, Any] = {"scope": "for these two runs only", "left_open": _other_loss(arms.runs)}
+    return Finding(parts, _sentence_of(details), details, aspects=aspects, settle=depends_on_readings(), **how)
+
+
+def _in_readings(arms: FrequencyArms) -> list[Part]:
+    """The lead late in training in other readings of the rows."""
+
+    def needed(read: Read) -> list[Part]:
+        other = replace(arms, natural=read(arms.natural), changed=read(arms.changed))
+        return [Part.of("enrichment", _late_lead(other).lead, margin=RATIO_MARGIN)]
+
+    return reading_parts(needed, arms.runs, metric="gradient_enrichment", fit=REFIT)
 
 
 @dataclass(frozen=True)
@@ -167,6 +177,13 @@ class _Lead:
     def lead(self) -> Quantity:
         """The first over the second, minus 1."""
         return self.more.over(self.less) - Quantity.constant(1.0)
+
+
+def _late_lead(arms: FrequencyArms) -> _Lead:
+    found = _lead(arms, arms.changed, evidence.late)
+    if found is None:
+        raise Missing("site and step that both arms were measured at", "use the same schedule for both")
+    return found
 
 
 def _lead(arms: FrequencyArms, changed: Run, steps: Steps, *, metric: str = "gradient_enrichment") -> _Lead | None:

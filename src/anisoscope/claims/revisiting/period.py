@@ -7,6 +7,7 @@ the table has frozen directions at steps outside their window, else refitted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,23 @@ def main_fit(run: Run, metric: str = "gradient_energy", **options: Any) -> str:
     frozen = run.tangent(metric, fit=FROZEN, **options)
     late = evidence.late(evidence.steps_of(frozen) or [None])
     return FROZEN if Period(LATE, tuple(late), FROZEN).cells(frozen) else REFIT
+
+
+def group_fit(run: Run, groups: Sequence[str]) -> str:
+    """The fit that late rows of these groups are judged with: that of all rows, if it was tested on all of them alike.
+
+    Frozen directions of older tables were tested against controls, and have intervals, on all rows alone.
+    """
+    fit = main_fit(run)
+    return fit if all(_tested(run, group, fit) for group in groups) else REFIT
+
+
+def _tested(run: Run, group: str, fit: str) -> bool:
+    """Whether the late rows of a group were tested against drawn controls, with an interval."""
+    energy = run.tangent("gradient_energy", group, fit=fit)
+    late = Period(LATE, tuple(evidence.late(cell.step for cell in energy)), fit).cells(energy)
+    drawn = run.tangent("gradient_energy", group, control="random", fit=fit)
+    return bool(late) and all(cell in drawn and math.isfinite(energy[cell].low) for cell in late)
 
 
 def periods(run: Run, metric: str, group: str = "", *, fit: str | None = None, **options: Any) -> list[Period]:

@@ -11,8 +11,7 @@ selected by its result, and a lead that is lost again is not averaged away. Earl
 late ones frozen where the table has such rows. A claim holds if it holds early and late against every control.
 
 Refitted directions late in training, PCA in place of semi-NMF, standardised coordinates and rows without the first
-position stand beside that. Where coordinates or the first position turn "holds" into "fails", or the reverse, the claim
-is undecided and says on what it depends; an undecided reading turns nothing. That rule is ours.
+position (`revisiting.reading`) stand beside that.
 """
 
 from __future__ import annotations
@@ -31,9 +30,18 @@ from anisoscope.claims.revisiting.period import (
     REFIT,
     Period,
     by_period,
+    group_fit,
     period_aspects,
     periods,
     told_by_period,
+)
+from anisoscope.claims.revisiting.reading import (
+    READINGS,
+    REFITTED,
+    depends_on_readings,
+    read_as,
+    reading_parts,
+    refitted,
 )
 from anisoscope.results.quantity import Quantity
 from anisoscope.results.query import Row
@@ -45,11 +53,7 @@ SHARE_MARGIN = 0.05
 ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
 _GAIN, _LACKING = "IsoScore* gain", "sites and steps below average"
-_REFITTED, _PCA = "refitted at every step", "with PCA"
-_READINGS = {  # words, noun, options
-    "in standardised coordinates": ("the coordinates", {"coordinates": "standardised"}),
-    "without the first position": ("the first position", {"first": "out"}),
-}
+_PCA = "with PCA"
 CONTROL_WORDS = {
     "normal": "directions normal to them",
     "random": "random directions",
@@ -137,49 +141,22 @@ def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = ""
     return parts
 
 
+def energy_parts(run: Run, group: str = "", **options: Any) -> list[Part]:
+    """One part for each period and control."""
+    found, options = periods(run, "gradient_energy", group, **options), {k: v for k, v in options.items() if k != "fit"}
+    return [part for period in found for part in control_parts(run, period, group, **options)]
+
+
 def beside_parts(run: Run, found: Sequence[Period]) -> list[Part]:
     """Parts that do not decide: late with refitted directions and with PCA, and all periods in other readings."""
     late, parts = found[-1], []
-    others: dict[str, dict[str, Any]] = {_REFITTED: {"fit": REFIT}} if late.fit != REFIT else {}
+    others: dict[str, dict[str, Any]] = {REFITTED: {"fit": REFIT}} if late.fit != REFIT else {}
     others |= {_PCA: {"proxy": "pca"}} if run.proxy == "semi_nmf" else {}
     for words, options in others.items():
         if run.tangent("gradient_energy", **{"fit": late.fit, **options}):
             measured = control_parts(run, late, prefix=f"{words}, {late.name}", **options)
-            parts += [part for part in measured if part.measured]
-    for words, (_, options) in _READINGS.items():
-        for period in found:
-            parts += _reading_parts(run, period, words, options)
-    return [replace(part, needed=False) for part in parts]
-
-
-def _reading_parts(run: Run, period: Period, words: str, options: dict[str, Any]) -> list[Part]:
-    """The controls in a period in other coordinates, or, where it was an outlier, without the first position."""
-    fit = next((f for f in (period.fit, REFIT) if run.tangent("gradient_energy", fit=f, **options)), None)
-    if fit is None:
-        return []
-    cells, parts = replace(period, fit=fit).cells(run.tangent("gradient_energy", fit=fit)), []
-    for control in CONTROLS:
-        gaps = differences(run, control, fit=fit, **options)
-        if gaps and "first" in options:  # sites without such rows have no outlier
-            gaps = {**differences(run, control, fit=fit), **gaps}
-        if any(cell in gaps for cell in cells):
-            parts.append(Part.of(f"{words}, {period.name}: {control}", average(gaps, cells), margin=MARGIN))
-    return parts
-
-
-def depends_on_readings(parts: dict[str, Part]) -> dict[str, Part]:
-    """The parts, those that decide left open where another reading of the rows gives the opposite."""
-    needed = [part for part in parts.values() if part.needed]
-    status, reasons = judge(needed)[0], []
-    for words, (noun, _) in _READINGS.items():
-        members = [part for name, part in parts.items() if name.startswith(f"{words}, ")]
-        other = judge(members)[0] if members else status
-        if {status, other} == {"holds", "fails"}:
-            reasons.append(f"it depends on {noun}: {words} it {other}")
-    if not reasons:
-        return parts
-    reason = "; ".join(reasons)
-    return {name: replace(part, reason=reason) if part.needed else part for name, part in parts.items()}
+            parts += [replace(part, needed=False) for part in measured if part.measured]
+    return parts + reading_parts(lambda read: energy_parts(read(run)), [run])
 
 
 def random_p(run: Run, group: str = "", *, step: int | str | None = "last", **options: Any) -> float:
@@ -230,8 +207,7 @@ def tangent_energy(run: Run) -> Finding:
     last third, they are those of the paper, frozen after the first three tenths of the measured steps.
     """
     found = periods(run, "gradient_energy")
-    needed = [part for period in found for part in control_parts(run, period)]
-    late = found[-1].fit
+    needed, late = energy_parts(run), found[-1].fit
     parts = [*needed, *described_energy(run, found), *beside_parts(run, found)]
     cells, layers = cell_records(run, fit=late), _layers(run, found[-1])
     shares = {
@@ -242,7 +218,7 @@ def tangent_energy(run: Run) -> Finding:
     groups: dict[str, Any] = {}  # masked and unmasked rows of a masked language model, judged separately
     for group, rows in _ROWS.items():
         if run.tangent("gradient_energy", group, fit=REFIT):
-            mine = periods(run, "gradient_energy", group, fit=REFIT)
+            mine = periods(run, "gradient_energy", group, fit=group_fit(run, [group]))
             means = described_energy(run, mine, group)
             parts.append(replace(next(p for p in means if p.name == f"enrichment {mine[-1].name}"), name=rows))
             status, part = judge([p for period in mine for p in control_parts(run, period, group)])
@@ -253,7 +229,7 @@ def tangent_energy(run: Run) -> Finding:
     aspects = {c: tuple(p.name for p in needed if p.name.endswith(f": {c}")) for c in CONTROLS}
     aspects = {**period_aspects(needed), **aspects}
     sentence = energy_sentence("gradients' energy", found)
-    return Finding(parts, sentence, details, aspects=aspects, settle=depends_on_readings)
+    return Finding(parts, sentence, details, aspects=aspects, settle=depends_on_readings())
 
 
 def energy_sentence(what: str, found: Sequence[Period]) -> Sentence:
@@ -281,16 +257,20 @@ def energy_sentence(what: str, found: Sequence[Period]) -> Sentence:
 
 def _beside_words(parts: Parts) -> list[str]:
     """What other fits, proxies and readings give, as clauses."""
-    statuses = {period: judge(members)[0] for period, members in by_period(parts).items()}
-    clauses = []
-    for words in (_REFITTED, _PCA, *_READINGS):
-        for period, status in statuses.items():
-            members = [part for name, part in parts.items() if name.startswith(f"{words}, {period}: ")]
-            if members:
+    statuses, clauses = _statuses(parts), []
+    with_refit = {**statuses, **_statuses(read_as(REFITTED, parts))}
+    plain = [other.phrase for other in READINGS]
+    for words in (REFITTED, _PCA, *plain, *map(refitted, plain)):
+        for period, status in (statuses if words in (REFITTED, _PCA, *plain) else with_refit).items():
+            if members := by_period(read_as(words, parts)).get(period):
                 other, part = judge(members)
                 said = {"holds": "it holds", "fails": "it fails", "undecided": "it is open"}[other]
                 clauses.append(f"{words} {said} {period} {'as well' if other == status else 'unlike here'} ({part})")
     return clauses
+
+
+def _statuses(parts: Parts) -> dict[str, str]:
+    return {period: judge(members)[0] for period, members in by_period(parts).items()}
 
 
 def _part_of(share: float) -> str:
@@ -369,19 +349,12 @@ def anisotropy_share(run: Run) -> Finding:
 
     Mean over sites of the spectral share minus that of each control, early and late apart; ΔIsoScore* must not object.
     """
-    found, needed, beside = periods(run, "gradient_share"), [], []
+    found, needed, beside = periods(run, "gradient_share"), _share_parts(run), []
     shares: dict[str, Quantity] = {}
     lacking: list[bool] = []
     for period in found:
         share, gain = (run.tangent(f"gradient_{name}", fit=period.fit) for name in ("share", "isoscore_gain"))
         cells = period.cells(share)
-        for control in CONTROLS:
-            gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
-            name = f"{period.name}: {control}"
-            if any(cell in gaps for cell in cells):
-                needed.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN))
-            else:
-                needed.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
         shares[f"share {period.name}"] = average(share, cells)
         lacking += [_below(share[cell]) for cell in cells]
         gains = _above(gain, run.tangent("gradient_isoscore_gain", control="normal", fit=period.fit))
@@ -391,6 +364,7 @@ def anisotropy_share(run: Run) -> Finding:
         raise Missing("gradient_share with its controls")
     part_below = sum(lacking) / len(lacking) if lacking else 0.0
     parts = [*needed, *Part.describe_all({**shares, _LACKING: part_below}), *beside]
+    parts += reading_parts(lambda read: _share_parts(read(run)), [run], metric="gradient_share")
     late = run.tangent("gradient_share", fit=found[-1].fit)
     details: dict[str, Any] = evidence.course_records({cell: _signed(reading) for cell, reading in late.items()})
     details |= {"flagged": sorted({row.note for row in late.values() if "fewer than" in row.note})}
@@ -401,7 +375,24 @@ def anisotropy_share(run: Run) -> Finding:
         confirmed = all(part.low > 0 for part in gains)
         return "" if confirmed else "the second measure, IsoScore*, does not confirm it"
 
-    return Finding(parts, _share_sentence, details, doubt=doubt, aspects=period_aspects(needed))
+    settle, aspects = depends_on_readings(), period_aspects(needed)
+    return Finding(parts, _share_sentence, details, doubt=doubt, aspects=aspects, settle=settle)
+
+
+def _share_parts(run: Run) -> list[Part]:
+    """The spectral share minus that of each control, one part for each period and control."""
+    parts = []
+    for period in periods(run, "gradient_share"):
+        share = run.tangent("gradient_share", fit=period.fit)
+        cells = period.cells(share)
+        for control in CONTROLS:
+            gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
+            name = f"{period.name}: {control}"
+            if any(cell in gaps for cell in cells):
+                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN))
+            else:
+                parts.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
+    return parts
 
 
 def _above(readings: Readings, drawn: Readings) -> dict[Cell, Quantity]:
