@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from anisoscope.numerics.manifolds import (
     KINDS,
     MANIFOLDS,
     Manifold,
+    chart_manifold,
     displace,
     ellipsoid,
     expected_variances,
@@ -221,3 +223,17 @@ def test_bad_manifolds_are_refused_in_a_sentence() -> None:
         sample_around(sphere(2), torch.zeros(2), scale=1, n=3, kind="gausian")
     with pytest.raises(AnisoscopeError, match="do not name points of a sphere of dimension 2"):
         sphere(2).frames(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("chart", "centre", "words"),
+    [
+        (lambda w: w[..., :1], [0.0, 0.0], r"a point of shape \(2,\) to one of shape \(1,\)"),
+        (lambda w: w.sum(-1), [0.0, 0.0], r"to one of shape \(\)"),
+        (lambda w: torch.cat([w**2, w**3, w**2], -1), [0.0], "0 independent directions at its point instead of 1"),
+        (lambda w: torch.stack([w.sum(-1)] * 3, -1), [0.3, 0.1], "1 independent directions at its point instead of 2"),
+    ],
+)
+def test_a_chart_without_a_tangent_space_is_refused(chart: Any, centre: list[float], words: str) -> None:
+    with pytest.raises(AnisoscopeError, match=words):
+        chart_manifold(chart, torch.tensor(centre))

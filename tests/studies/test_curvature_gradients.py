@@ -176,6 +176,9 @@ def test_intervals_of_slopes_cover_the_truth() -> None:
 def test_wrong_signals_are_refused_in_a_sentence(signal: object, words: str) -> None:
     with pytest.raises(AnisoscopeError, match=words):
         gradient_orders(saddle(), signal, **SMALL)  # type: ignore[arg-type]
+    for few in ({"samples": 2}, {"replicates": 1}, {"scales": ()}, {"scales": (0.0, 0.1, 0.2)}):
+        with pytest.raises(AnisoscopeError, match="give no slope with an interval"):
+            gradient_orders(parabola(), "linear", **(SMALL | few))
     with pytest.raises(AnisoscopeError, match="no direction is normal to it"):
         gradient_orders(flat_space(2), "noise", **SMALL)
 

@@ -209,7 +209,19 @@ def chart_manifold(embed: Embed, centre: Tensor, *, name: str = "chart", draw: D
     1.0
     """
     centre = torch.as_tensor(centre).double()
-    width = len(embed(centre))
+    position = embed(centre)
+    if centre.ndim != 1 or position.ndim != 1 or len(position) < len(centre):
+        raise AnisoscopeError(
+            f"the chart {name} takes a point of shape {tuple(centre.shape)} to one of shape {tuple(position.shape)}; "
+            "expected m coordinates [m] and at least as many of the space around, [width]."
+        )
+    rank = int(torch.linalg.matrix_rank(torch.func.jacfwd(embed)(centre), rtol=1e-9))
+    if rank < len(centre):
+        raise AnisoscopeError(
+            f"the chart {name} has {rank} independent directions at its point instead of {len(centre)}, so it has no "
+            "tangent space there; choose another point, or a chart without the directions that move nothing."
+        )
+    width = len(position)
     around = _draw_normal(len(centre), 0.3)
     drawn = draw or (lambda n, generator: centre + around(n, generator))
     return Manifold(name, len(centre), embed, torch.eye(width, dtype=torch.float64), centre, drawn)

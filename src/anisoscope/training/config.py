@@ -188,7 +188,7 @@ class TrainConfig(CommonTrainConfig):
         str, Option("natural, flat or zipf:S: resample the corpus towards that token distribution.")
     ] = "natural"
     target_weights: Annotated[
-        str, Option("none, flat or power:A: weigh the loss so that targets count with frequencies f^A (flat: A = 0).")
+        str, Option("none, flat or power:A – weigh the loss so that targets count with frequencies f^A (flat: A = 0).")
     ] = "none"
     limit: Annotated[float | None, Option("Megabytes of text to use; default: all.")] = None
     text_field: Annotated[str, Option("Field that holds the text, in .jsonl, .csv and .parquet.")] = "text"

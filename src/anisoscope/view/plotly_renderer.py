@@ -59,9 +59,10 @@ def _traces(panel: Panel, axes: str = "") -> list[Spec]:
     if panel.legend:
         shown = [series.named and not series.quiet for series in panel.series]
         drawn = [trace | {"showlegend": named} for trace, named in zip(drawn, shown, strict=True)]
-    for level in filter(_as_trace, panel.levels):
-        axis = panel.y if level.upright else panel.x
-        ends = list(axis.bounds) if isinstance(axis.bounds, tuple) else [0.0, 1.0]
+    for level in panel.levels:
+        ends = _trace_ends(level, panel)
+        if ends is None:
+            continue
         both = [brief(level.value)] * 2  # type: ignore[arg-type]
         x, y = (both, ends) if level.upright else (ends, both)
         line, name = {"color": level.colour, "width": 1, "dash": level.dash}, html.escape(level.label)
@@ -120,9 +121,15 @@ def _marker(series: Series) -> Spec:
     return marker | {"color": fill, "line": {"color": series.colour, "width": 1.2}}
 
 
-def _as_trace(level: Level) -> bool:
-    """Whether a level is drawn as a trace with hover text instead of a shape."""
-    return bool(level.label) and level.until is None and not isinstance(level.value, Ref)
+def _trace_ends(level: Level, panel: Panel) -> list[float] | None:
+    """Where a level that is drawn as a trace with hover text begins and ends; None for one that is drawn as a shape.
+
+    A trace counts in the range of its axes, so it must have the ends of the axis it runs along; where the page chooses
+    those by the data, a shape across the panel carries the label instead.
+    """
+    bounds = (panel.y if level.upright else panel.x).bounds
+    named = bool(level.label) and level.until is None and not isinstance(level.value, Ref)
+    return list(bounds) if named and isinstance(bounds, tuple) else None
 
 
 def _shape(level: Level) -> Spec:
@@ -132,7 +139,11 @@ def _shape(level: Level) -> Spec:
     place: Spec = {f"{a}ref": a, f"{b}ref": "paper", "layer": "below", **ends}
     if level.until is not None:
         return place | {"type": "rect", "fillcolor": faded(level.colour, 0.16), "line": {"width": 0}}
-    return place | {"type": "line", "line": {"color": level.colour, "width": 1, "dash": level.dash}}
+    place |= {"type": "line", "line": {"color": level.colour, "width": 1, "dash": level.dash}}
+    if level.label:
+        words = {"text": html.escape(level.label), "textposition": "end", "font": {"size": 10, "color": level.colour}}
+        place["label"] = words | {"textangle": 0, "yanchor": "bottom"}
+    return place
 
 
 def _map_trace(grid: Grid) -> Spec:
@@ -154,7 +165,7 @@ def _layout(panel: Panel) -> Spec:
     if panel.equal:
         layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
         layout["xaxis"] |= {"constrain": "domain"} | {"constraintoward": "right" if panel.grid else "left"}
-    layout["shapes"] = [_shape(level) for level in panel.levels if not _as_trace(level)]
+    layout["shapes"] = [_shape(level) for level in panel.levels if _trace_ends(level, panel) is None]
     layout["annotations"] = words = []
     for note in panel.notes:
         place: Spec = {"x": note.x, "y": note.y, "showarrow": False, "text": html.escape(note.text)}
