@@ -238,8 +238,8 @@ def gradient_orders(
     if samples < 4 or replicates < 2 or not scales or not all(0 < t < math.inf for t in scales):
         listed = ", ".join(f"{t:g}" for t in scales)
         raise AnisoscopeError(
-            f"{samples} samples, {replicates} replicates and scales ({listed}) give no slope with an interval; expected "
-            "4 samples or more, 2 replicates or more and scales above 0."
+            f"{samples} samples, {replicates} replicates and scales ({listed}) give no slope with an interval; "
+            "expected 4 samples or more, 2 replicates or more and scales above 0."
         )
     sizes = {"scales": tuple(scales), "samples": samples, "replicates": replicates, "kind": kind, "seed": seed}
     ladder = gradient_ladders(manifold, {"signal": chosen}, **sizes)["signal"]  # type: ignore[arg-type]
