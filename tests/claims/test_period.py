@@ -210,3 +210,24 @@ def test_what_is_barely_above_chance_at_the_end_has_not_persisted() -> None:
 def test_one_state_of_a_model_is_late() -> None:
     found = verdict("tangent_energy", steps=(1000,), stepless=True)
     assert found.status == "holds" and found.details["periods"] == {"late": [None]}
+
+
+@pytest.mark.parametrize(
+    "claim", ["tangent_energy", "anisotropy_share", "emerges_early_and_persists", "amplified", "semi_nmf_beats_pca"]
+)
+def test_the_class_token_is_never_averaged_with_patches(claim: str) -> None:
+    given = table()
+    records = given.records()
+    tokens = [{**row, "kind": "cls", "value": 0.01 * row["value"]} for row in records if _measured_on_patches(row)]
+    assert tokens  # a class token whose gradients avoid whatever directions, and which would decide the mean
+    alone, beside = (
+        evaluate_claims(t, [claim])[0] for t in (given, Table.from_records([*records, *tokens], given.about))
+    )
+    assert (beside.status, beside.effect, beside.low) == (alone.status, alone.effect, alone.low)
+    assert ("at the class token, which the mean leaves out, " in beside.why) == (claim == "tangent_energy")
+    assert "class token" not in alone.why
+
+
+def _measured_on_patches(row: dict[str, Any]) -> bool:
+    told = row["metric"].startswith(("gradient_", "amplification"))
+    return told and row["kind"] == "resid" and row["value"] is not None

@@ -30,6 +30,7 @@ LOSSES = ("probe_loss", "loss")
 GATE = {"probe_loss": None, "weighted_probe_loss": "1"}  # held-out losses, with `weighted` of their constant_loss
 ENERGY = "gradient_energy"
 CLOSE = 1e-12  # losses this close (relative) come from the same training
+CLASS_TOKEN = "cls"  # kind of sites
 _BLOCKS = ("resid", "stage", "query", "scores")  # kinds of sites that only stacks with blocks have
 _ARM_ROLES = {"causal-next": "decoder", "causal-masked": "neither", "bidirectional-masked": "encoder"}
 _ROLE_PREFIX = re.compile(r"^(encoder|decoder)(?![a-z])")
@@ -149,8 +150,14 @@ class Run:
         return {key: value for key, value in sorted(options.items()) if value is not None}
 
     def tangent(self, metric: str, group: str = "", **options: Any) -> Readings:
-        """The rows of a metric for the chosen tangent directions by cell; may be empty."""
-        return self.rows(metric, group, **self.directions(**options))
+        """The rows of a metric for the chosen tangent directions by cell, without the class token; may be empty."""
+        found = self.rows(metric, group, **self.directions(**options))
+        return {cell: row for cell, row in found.items() if cell.kind != CLASS_TOKEN}
+
+    def class_token(self, metric: str, group: str = "", **options: Any) -> Readings:
+        """As `tangent`, at the class token alone: it has one row per context and is never averaged with patches."""
+        found = self.rows(metric, group, **self.directions(**options))
+        return {cell: row for cell, row in found.items() if cell.kind == CLASS_TOKEN}
 
     def needed(self, metric: str, group: str = "", **options: Any) -> Readings:
         """As `tangent`, but raises `Missing` if there are no rows, naming other directions that were measured."""

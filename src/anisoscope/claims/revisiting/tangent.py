@@ -52,6 +52,7 @@ MARGIN = 0.5  # in units of the chance level; a smaller excess is not "unusually
 SHARE_MARGIN = 0.05
 ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
+_CLASS = "at the class token"
 _GAIN, _LACKING = "IsoScore* gain", "sites and steps below average"
 _PCA = "with PCA"
 CONTROL_WORDS = {
@@ -201,14 +202,15 @@ def tangent_energy(run: Run) -> Finding:
     """Directions fitted on activations hold more gradient energy than every control of the same rank, early and late in
     training.
 
-    Mean over sites of (energy − control)/(r/d), early and late apart, against each of four controls.
+    Mean over sites of (energy − control)/(r/d), early and late apart, against each of four controls; the class token of
+    an image model is no such site and is told beside.
 
     Early, the first third of the measured steps after initialisation, directions are refitted at every step; late, the
     last third, they are those of the paper, frozen after the first three tenths of the measured steps.
     """
     found = periods(run, "gradient_energy")
     needed, late = energy_parts(run), found[-1].fit
-    parts = [*needed, *described_energy(run, found), *beside_parts(run, found)]
+    parts = [*needed, *described_energy(run, found), *beside_parts(run, found), *_class_token(run, found[-1])]
     cells, layers = cell_records(run, fit=late), _layers(run, found[-1])
     shares = {
         "layer-steps above every control": [c["above"] for c in cells if c["step"] is None or c["step"] > 0],
@@ -248,6 +250,7 @@ def energy_sentence(what: str, found: Sequence[Period]) -> Sentence:
         parts_of.update(parts)
         remarks = _beside_words(parts)
         remarks += [f"on {rows} late {parts[rows].number} times" for rows in _ROWS.values() if rows in parts]
+        remarks += [f"{_CLASS}, which the mean leaves out, {parts[_CLASS].number} times"] if _CLASS in parts else []
         if layers := parts.get("layers beyond the margin"):
             remarks.append(f"late the lead is beyond the margin in {_part_of(layers.effect)} layers")
         return told_by_period(parts, words) + (f" ({'; '.join(remarks)})" if remarks else "")
@@ -295,6 +298,13 @@ def described_energy(run: Run, found: Sequence[Period], group: str = "", **optio
         if period is found[-1] and any(cell in rows for cell in cells):
             numbers["enrichment of single rows"] = average(rows, cells)
     return Part.describe_all(numbers)
+
+
+def _class_token(run: Run, late: Period) -> list[Part]:
+    """The mean enrichment of the class token late in training, a descriptive part; none in a model without one."""
+    found = run.class_token("gradient_enrichment", fit=late.fit)
+    cells = late.cells(found) if found else []
+    return Part.describe_all({_CLASS: average(found, cells)}) if cells else []
 
 
 def _scaled(run: Run, group: str = "", **options: Any) -> dict[Cell, Quantity]:
