@@ -24,13 +24,14 @@ ALL = sorted(IMAGES)
 EVERY = [*ALL, *sorted(UNNAMED)]
 STAGES = {"resnet": [2, 3, 5, 6], "convnext": [2, 3, 5, 6], "convnextv2": [2, 3, 5, 6], "efficientnet": [1, 3, 5],
           "mobilenet_v1": [2, 6, 10, 22, 26], "mobilenet_v2": [2, 5, 9, 12, 15, 16], "cvt": [1, 3, 6],
+          "mobilevit": [1, 2, 3, 4, 5], "mobilevitv2": [1, 2, 3, 4, 5],
           "segformer": [1, 3, 4, 5], "swin": [2, 4, 5], "swinv2": [2, 4, 5], "regnet": [2, 3, 5, 6],
           "poolformer": [2, 3, 5, 6], "bit": [2, 3, 5, 6], "pvt": [1, 3, 4, 6], "swinv2-two": [2, 3],
           "swiftformer": [1, 2, 4, 5], "swiftformer-deep": [3, 5, 8, 12]}  # fmt: skip
 FROM_EMBED = {"resnet", "convnext", "convnextv2", "swin", "swinv2", "regnet", "bit"}  # then a state for each stage
 BLOCKWISE = {"efficientnet", "mobilenet_v1", "mobilenet_v2"}  # a state for each block
 ATTENDING = {"cvt", "pvt", "segformer", "swin", "swinv2"}
-SIZES = {"swin": (32, 32), "swinv2": (32, 32), "pvt": (64, 64)}  # of families that have one size
+SIZES = {"swin": (32, 32), "swinv2": (32, 32), "pvt": (64, 64), "mobilevit": (64, 64), "mobilevitv2": (64, 64)}
 
 
 def _family(name: str) -> str:
@@ -112,7 +113,7 @@ def _with_stage_moved(layout: Layout) -> Layout:
     return replace(layout, stacks=(replace(stack, fixed=moved),))
 
 
-@pytest.mark.parametrize("name", ["efficientnet", "mobilenet_v2", "swin", "swinv2", "bit"])
+@pytest.mark.parametrize("name", ["efficientnet", "mobilenet_v2", "mobilevit", "swin", "swinv2", "bit"])
 def test_final_is_what_follows_the_last_stage(name: str) -> None:
     model = tiny_images(name)
     record = _captured(model, _inputs(name), ["final", "stage"])

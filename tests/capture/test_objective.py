@@ -345,6 +345,69 @@ def test_positions_of_stages_have_autograds_gradients_of_the_classes(name: str) 
         assert_rows(found, site, g.flatten(2).transpose(1, 2).flatten(0, 1))
 
 
+_FOUR = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 2, 1, 2], "num_attention_heads": [1, 2, 2, 4], "num_labels": 5}
+_SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+_NECK = {"image_size": 64, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 12, 16, 20, 24, 32]}
+# name -> model, configuration, options, and the module whose output each site is, written down from transformers
+HOOKED: dict[str, tuple[str, str, dict[str, Any], dict[Site, str]]] = {
+    "pvt_v2": (
+        "PvtV2ForImageClassification",
+        "PvtV2Config",
+        {**_FOUR, "mlp_ratios": [2, 2, 2, 2]},
+        {Site(2, "resid"): "pvt_v2.encoder.layers.1.blocks.0", Site(6, "stage"): "pvt_v2.encoder.layers.3"},
+    ),
+    "segformer": (
+        "SegformerForImageClassification",
+        "SegformerConfig",
+        _FOUR,
+        {Site(2, "resid"): "segformer.stages.1.blocks.0", Site(6, "stage"): "segformer.stages.3"},
+    ),
+    "swin": (
+        "SwinForImageClassification",
+        "SwinConfig",
+        {**_SWIN, "num_labels": 5},
+        {Site(1, "resid"): "swin.encoder.layers.0.blocks.0", Site(4, "final"): "swin.layernorm"},
+    ),
+    "mobilevit": (
+        "MobileViTForImageClassification",
+        "MobileViTConfig",
+        {**_NECK, "num_labels": 5},
+        {Site(3, "stage"): "mobilevit.encoder.layer.2", Site(5, "final"): "mobilevit.conv_1x1_exp"},
+    ),
+}
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("name", HOOKED)
+def test_rows_at_hooked_modules_have_autograds_gradients(name: str, number: int) -> None:
+    kind, config, options, places = HOOKED[name]
+    model = model_of(kind, config, **options)
+    size = 32 if name == "swin" else 64
+    inputs: dict[str, Any] = {**pictures(number, size), "labels": torch.tensor([3, 0, 4][:number])}
+    objective = objective_of(model, inputs)
+    layout = find_layout(model)
+    found = gradient_rows(model, inputs, list(places), layout=layout, loss=objective)
+    kept: dict[Site, Tensor] = {}
+
+    def keep(site: Site, output: Any) -> None:
+        while not isinstance(output, Tensor):
+            output = output[0]
+        kept[site] = output
+
+    handles = [
+        model.get_submodule(path).register_forward_hook(lambda _, __, output, site=site: keep(site, output))
+        for site, path in places.items()
+    ]
+    logits = model(pixel_values=inputs["pixel_values"]).logits
+    for handle in handles:
+        handle.remove()
+    total = cross_entropy(logits, inputs["labels"])
+    assert found.loss == pytest.approx(float(total.detach()), rel=1e-12)
+    for site, g in zip(kept, torch.autograd.grad(total, list(kept.values())), strict=True):
+        rows = g.flatten(2).transpose(1, 2) if g.dim() == 4 else g
+        assert_rows(found, site, rows.flatten(0, 1))
+
+
 class PlainNet(nn.Module):
     """A convolutional net of no library, whose activations are overwritten in place by what follows."""
 

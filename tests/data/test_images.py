@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from anisoscope.data.images import EMBEDDED, Picture, as_rgb, read_images
-from anisoscope.data.media_files import MediaCounts
+from anisoscope.data.media_files import MediaCounts, class_names, medium_of
 from anisoscope.data.synthetic import CLASSES, SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.processor import PlainImages, picture_inputs, plain_images, processor_fingerprint
+from anisoscope.results.modality import IMAGES_DATA
 
 Image: Any = pytest.importorskip("PIL.Image")
 
@@ -228,3 +229,40 @@ def test_processors_with_other_settings_have_other_fingerprints() -> None:
     small, large = (ViTImageProcessorPil(size={"height": n, "width": n}) for n in (8, 16))
     assert processor_fingerprint(small) == processor_fingerprint(ViTImageProcessorPil(**small.to_dict()))
     assert processor_fingerprint(small) != processor_fingerprint(large)
+
+
+# -- arrays
+
+
+def test_pictures_of_an_npz_have_their_labels_as_classes(tmp_path: Path) -> None:
+    images, path = np.random.default_rng(0).integers(0, 256, (5, 6, 7)).astype(np.uint8), tmp_path / "digits.npz"
+    np.savez(path, images=images, labels=np.array([10, 2, 2, 10, 9]))
+    found = list(read_images(path, group_by="class"))
+    assert [picture.group for picture in found] == ["10", "2", "2", "10", "9"]
+    assert all(np.array_equal(p.array, np.repeat(x[..., None], 3, 2)) for p, x in zip(found, images, strict=True))
+    assert class_names(str(path), IMAGES_DATA) == ["2", "9", "10"]
+    assert medium_of(str(path)) is IMAGES_DATA
+    assert [picture.group for picture in read_images(path)] == [""] * 5
+
+
+def test_pictures_of_idx_files_are_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
+    images, labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([7, 1], np.uint8)
+    for name, array in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
+        shape = b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (tmp_path / name).write_bytes(bytes([0, 0, 8, array.ndim]) + shape + array.tobytes())
+    for source in (tmp_path, tmp_path / "train-images-idx3-ubyte"):
+        found = list(read_images(source, group_by="class"))
+        assert [picture.group for picture in found] == ["7", "1"]
+        assert np.array_equal(found[1].array[..., 0], images[1])
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(AnisoscopeError, match="has no labels beside it; expected 'train-labels-idx1-ubyte'"):
+        next(read_images(tmp_path))
+
+
+def test_an_npz_without_pictures_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", x=np.zeros(3), y=np.zeros(3))
+    with pytest.raises(AnisoscopeError, match="has x, y; expected arrays called images and labels"):
+        next(read_images(tmp_path / "other.npz"))
+    (tmp_path / "broken.npz").write_bytes(b"no archive")
+    with pytest.raises(AnisoscopeError, match=r"is no readable \.npz"):
+        next(read_images(tmp_path / "broken.npz"))

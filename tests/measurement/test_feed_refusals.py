@@ -199,12 +199,12 @@ def test_a_run_of_one_model_is_called_so(runs: Path) -> None:
 # refused
 
 
-def test_models_whose_blocks_read_parts_of_a_map_are_refused_with_the_reason() -> None:
+def test_models_whose_attention_reads_parts_of_a_map_have_their_stages_and_refuse_queries_with_the_reason() -> None:
     model = fresh("mobilevit:hidden_sizes=[32,48,64],num_attention_heads=2,image_size=64").model
-    with pytest.raises(AnisoscopeError, match=r"MobileViTModel has no sites: .*a patch apart.* encoder\.layer\.\*"):
-        find_layout(model)
+    with pytest.raises(AnisoscopeError, match=r"MobileViTModel has no site 'query' .*a patch apart.*; it has embed, "):
+        find_layout(model).sites(["query"])
     pixels = [{"pixel_values": torch.rand(2, 3, 64, 64)}]
-    assert anisoscope.measure(model, pixels, modules="encoder.layer.*", metrics="drift").records()
+    assert anisoscope.measure(model, pixels, sites="stage", metrics="drift").records()
 
 
 def test_two_models_side_by_side_are_named() -> None:

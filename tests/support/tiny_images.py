@@ -34,6 +34,13 @@ _SWIN = {
     "window_size": 2,
 }
 
+_UNFOLDED = {"image_size": 64, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 12, 16, 20, 24, 32]}
+_SEPARABLE = {
+    "image_size": 64,
+    "width_multiplier": 0.25,
+    "base_attn_unit_dims": [32, 48, 64],
+    "n_attn_blocks": [2, 1, 2],
+}
 _SWIFT = {"embed_dims": [8, 8, 16, 16], "mlp_ratio": 2}
 
 # name -> (configuration class, options, model class)
@@ -51,6 +58,9 @@ IMAGES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mobilenet_v1": ("MobileNetV1Config", {"depth_multiplier": 0.25}, "MobileNetV1Model"),
     "mobilenet_v2": ("MobileNetV2Config", {"depth_multiplier": 0.25}, "MobileNetV2Model"),
     "mobilenet_v2-head": ("MobileNetV2Config", {"depth_multiplier": 0.25}, "MobileNetV2ForImageClassification"),
+    "mobilevit": ("MobileViTConfig", _UNFOLDED, "MobileViTModel"),
+    "mobilevit-head": ("MobileViTConfig", _UNFOLDED, "MobileViTForImageClassification"),
+    "mobilevitv2": ("MobileViTV2Config", _SEPARABLE, "MobileViTV2Model"),
     "cvt": ("CvtConfig", _CVT, "CvtModel"),
     "cvt-head": ("CvtConfig", _CVT, "CvtForImageClassification"),
     "pvt": ("PvtConfig", _PVT, "PvtModel"),

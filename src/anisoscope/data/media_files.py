@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import zipfile
@@ -11,15 +12,20 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, ClassVar, cast
 
+import numpy as np
+
 from anisoscope.data import text as files
 from anisoscope.errors import AnisoscopeError, missing_path
-from anisoscope.results.modality import MEDIA, Medium
+from anisoscope.results.modality import IMAGES_DATA, MEDIA, Medium
 
 TABLES = (".parquet", ".arrow")
 _STREAM = re.compile(r"\s*<_io\.[^<>]*>")  # how libraries name an open stream in their errors
 SHOWN = 5  # names that a message lists at most
 CLASS = "class"  # group by what a file is an example of: its folder, or the column of a table that says so
 _LABELS = ("label", "labels", "class", "category", "fine_label", "intent", "digit")
+ARRAYS = "MNIST's idx files, or an .npz with images and labels."
+_ARRAYS = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # names in an .npz
+_IDX = "*images*idx3*"
 _TRANSCRIPTS = ("text", "transcription", "transcript", "sentence", "normalized_text")
 
 
@@ -63,6 +69,8 @@ def medium_of(source: str) -> Medium | None:
     """
     path = Path(source).expanduser()
     names = [path.name]
+    if holds_arrays(path):
+        return IMAGES_DATA
     if path.is_dir():
         names = [p.name for p in files.files_in(path)]
     elif path.suffix.lower() == ".zip" and path.is_file():
@@ -76,10 +84,14 @@ def medium_of(source: str) -> Medium | None:
 def items(source: str, medium: Medium, *, column: str | None = None, group_by: str | None = None) -> Iterator[Item]:
     """The items of a folder, a file, an archive, a table with a column of bytes, or a name of the `datasets` library.
 
+    Pictures may also be arrays: MNIST's idx files, or an .npz; their labels stand for folders.
+
     `group_by` is `folder` (the folder a file lies in, as classes often do), `file`, a field of a dataset, or `class`
     (the folder, or the field of a dataset that is called so; empty where there is none).
     """
     path = Path(source).expanduser()
+    if medium is IMAGES_DATA and holds_arrays(path):
+        return _of_arrays(path, group_by=group_by)
     if path.is_dir():
         return _of_folder(path, medium, group_by=group_by)
     if path.suffix.lower() == ".zip" and path.is_file():
@@ -91,7 +103,8 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
         if _suffix(path.name) not in medium.suffixes:
             raise AnisoscopeError(
                 f"{str(path)!r} is no file of {medium.name}; expected {', '.join(medium.suffixes[:6])}, …, a folder or "
-                f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'."
+                f".zip of such files, a {' or '.join(TABLES)} with a column of them, a datasets name, or 'embedded'"
+                + (f"; or {ARRAYS}" if medium is IMAGES_DATA else ".")
             )
         return iter([_item(path, f"{path.parent.name}/{path.name}", group_by=group_by)])
     if not files.looks_like_dataset(source) or any(_suffix(source) in each.suffixes for each in MEDIA.values()):
@@ -189,6 +202,73 @@ def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator
             text = archive.read(beside).decode("utf-8", errors="replace").strip() if beside in members else ""
             opener = lambda name=name: io.BytesIO(archive.read(name))  # noqa: E731
             yield Item(f"{path}:{name}", _group(name, group_by), opener, text)
+
+
+def holds_arrays(path: Path) -> bool:
+    """Whether a path has pictures as arrays: an .npz, an idx file of images, or a folder with such files."""
+    if path.is_dir():
+        return next(path.glob(_IDX), None) is not None
+    return path.is_file() and (path.suffix == ".npz" or path.match(_IDX))
+
+
+def _of_arrays(path: Path, *, group_by: str | None) -> Iterator[Item]:
+    found = labelled_arrays(path)
+    assert found is not None
+    if group_by not in (None, "folder", "file", CLASS):
+        raise AnisoscopeError(f"{str(path)!r} has no field {group_by!r} to group by; its labels are `folder`.")
+    for number, (image, label) in enumerate(zip(*found, strict=True)):
+        name = f"{path}[{number}]"
+        yield Item(name, {None: "", "file": name}.get(group_by, str(label)), value=image)
+
+
+def labelled_arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """(images, labels) of an .npz or of MNIST's idx files; None if it is neither."""
+    if path.suffix == ".npz":
+        images, labels = _from_npz(path)
+    else:
+        found = [path] if path.is_file() else sorted(path.glob(_IDX)) if path.is_dir() else []
+        if not found:
+            return None
+        label_files = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in found]
+        images = np.concatenate([_idx(file) for file in found])
+        for file, label_file in zip(found, label_files, strict=True):
+            if not label_file.is_file() or label_file == file:
+                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {label_file.name!r}.")
+        labels = np.concatenate([_idx(file) for file in label_files])
+    valid = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
+    if not valid or labels.shape != images.shape[:1]:
+        raise AnisoscopeError(
+            f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
+            "W] or [N, H, W, 3], and one label for each."
+        )
+    return images, labels
+
+
+def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for images, labels in _ARRAYS:
+                if images in file and labels in file:
+                    return file[images], file[labels]
+            names = ", ".join(file.files)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise AnisoscopeError(f"{str(path)!r} is no readable .npz ({error}); save it again.") from error
+    raise AnisoscopeError(f"{str(path)!r} has {names or 'nothing'}; expected arrays called images and labels.")
+
+
+def _idx(path: Path) -> np.ndarray:
+    """Read an idx file (MNIST): two zeros, type 8, number of dimensions, the dimensions, then the bytes."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if raw[:3] != b"\0\0\x08":
+            raise ValueError("not an idx file of bytes")
+        shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).astype(int)
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise AnisoscopeError(
+            f"{str(path)!r} cannot be read as pictures ({error}); expected a folder with a folder for each class, "
+            f"{ARRAYS}"
+        ) from error
 
 
 def _wanted(names: list[str], medium: Medium, where: str) -> list[str]:

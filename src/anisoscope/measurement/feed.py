@@ -21,7 +21,7 @@ from anisoscope.capture.capture import Capture
 from anisoscope.capture.row import Batch, Rows, Scores
 from anisoscope.capture.sites.layout import find_layout, pool_fits
 from anisoscope.capture.sites.site import Site
-from anisoscope.data.audio import SECONDS, read_audio
+from anisoscope.data.audio import SECONDS, SHORTEST, read_audio
 from anisoscope.data.images import read_images
 from anisoscope.data.media_files import SHOWN, MediaCounts, class_names, has_columns, medium_of
 from anisoscope.data.synthetic import CLASSES, SHAPES
@@ -179,6 +179,7 @@ def _stacked(chunk: list[MediaContext]) -> dict[str, Tensor]:
 class MediaFeed(Feed):
     """The common part of feeds of audio and images."""
 
+    remedy: ClassVar[str] = "; give readable files"
     tell: Progress | None = None
     counts: MediaCounts = field(default_factory=MediaCounts)
     ended: bool = False  # whether the data ended before enough rows were read
@@ -205,7 +206,7 @@ class MediaFeed(Feed):
                 count = feed.counts.dropped_pieces
                 pieces = "one piece was" if count == 1 else f"{count} pieces were"
                 why = f" ({pieces} too short or not finite, and dropped)" if count else ""
-                raise AnisoscopeError(f"no context could be cut from {config.data!r}{why}.")
+                raise AnisoscopeError(f"no context could be cut from {config.data!r}{why}{feed.remedy}.")
             feed._unit = (*_count_rows(loaded, first, modules=config.modules), _size(first.inputs))
             feed.length = feed._unit[0]
             feed._texts = feed._decoder_texts() if loaded.is_encoder_decoder else None
@@ -297,6 +298,7 @@ class MediaFeed(Feed):
 class SpeechFeed(MediaFeed):
     """Audio in contexts of equal length."""
 
+    remedy = f"; give recordings of {SHORTEST:g} s or more, or name shorter contexts with --seconds"
     off = {"context": None, "special": "in", "first": "in"}  # noqa: RUF012
 
     def media(self) -> Iterator[MediaContext]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Callable
 from itertools import islice
@@ -13,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from anisoscope.data.images import read_images
+from anisoscope.data.media_files import ARRAYS, labelled_arrays
 from anisoscope.data.synthetic import make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import CONVOLUTION, IMAGES_DATA, VISION
@@ -21,14 +21,12 @@ from anisoscope.training.examples import ClassCounts, ExampleKind, Labelled, Med
 
 STAGES = (0.5, 1.0, 2.0)  # width of each stage of a convolutional model relative to the vision transformer
 _EFFICIENTNET_WIDTH = 64  # of the middle stage where its first layer has 32 channels, as it has at scale 1
-_ARRAYS = (("images", "labels"), ("x_train", "y_train"), ("X", "y"))  # names in an .npz
-_EXPECTED = "MNIST's idx files, or an .npz with images and labels."
 
 
 def _read(data: str, size: int, *, most: int, counts: ClassCounts) -> Labelled:
     """From `digits` (scikit-learn's), a folder with a folder for each class, MNIST's idx files, or an .npz."""
     path = Path(data)
-    arrays = _digits() if data == "digits" else _arrays(path)
+    arrays = _digits() if data == "digits" else labelled_arrays(path)
     if arrays is not None:
         for image, label in islice(zip(*arrays, strict=True), most):
             image = image[:, :, None] if image.ndim == 2 else image
@@ -37,7 +35,7 @@ def _read(data: str, size: int, *, most: int, counts: ClassCounts) -> Labelled:
         return
     folders = class_folders(path, "pictures")
     if not folders:
-        raise AnisoscopeError(f"{str(path)!r} holds no folders; expected one for each class of pictures, {_EXPECTED}")
+        raise AnisoscopeError(f"{str(path)!r} holds no folders; expected one for each class of pictures, {ARRAYS}")
     counts.classes = [folder.name for folder in folders]
     for folder in folders:
         for picture in islice(read_images(str(folder), counts=counts), -(-most // len(folders))):
@@ -82,56 +80,6 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
         raise AnisoscopeError("'digits' needs scikit-learn; install it, or give another --images.") from error
     digits = load_digits()
     return (digits.images * (255 / 16)).round().astype(np.uint8), digits.target
-
-
-def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """(images, labels) of an .npz or of MNIST's idx files; None if it is neither."""
-    if path.suffix == ".npz":
-        images, labels = _from_npz(path)
-    else:
-        files = [path] if path.is_file() else sorted(path.glob("*images*idx3*")) if path.is_dir() else []
-        if not files:
-            return None
-        label_files = [file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1")) for file in files]
-        images = np.concatenate([_idx(file) for file in files])
-        for file, label_file in zip(files, label_files, strict=True):
-            if not label_file.is_file() or label_file == file:
-                raise AnisoscopeError(f"{str(file)!r} has no labels beside it; expected {label_file.name!r}.")
-        labels = np.concatenate([_idx(file) for file in label_files])
-    valid = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] in (1, 3)))
-    if not valid or labels.shape != images.shape[:1]:
-        raise AnisoscopeError(
-            f"{str(path)!r} has images {images.dtype} {images.shape} and labels {labels.shape}; expected bytes [N, H, "
-            "W] or [N, H, W, 3], and one label for each."
-        )
-    return images, labels
-
-
-def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            for images, labels in _ARRAYS:
-                if images in file and labels in file:
-                    return file[images], file[labels]
-            names = ", ".join(file.files)
-    except (OSError, ValueError) as error:
-        raise AnisoscopeError(f"{str(path)!r} is no readable .npz ({error}); save it again.") from error
-    raise AnisoscopeError(f"{str(path)!r} has {names or 'nothing'}; expected arrays called images and labels.")
-
-
-def _idx(path: Path) -> np.ndarray:
-    """Read an idx file (MNIST): two zeros, type 8, number of dimensions, the dimensions, then the bytes."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if raw[:3] != b"\0\0\x08":
-            raise ValueError("not an idx file of bytes")
-        shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).astype(int)
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise AnisoscopeError(
-            f"{str(path)!r} cannot be read as pictures ({error}); expected a folder with a folder for each class, "
-            f"{_EXPECTED}"
-        ) from error
 
 
 def _vit(config: ClassifierConfig) -> dict[str, Any]:

@@ -149,6 +149,10 @@ class Trunk:
         """All blocks in order."""
         return [block for stage in self.stages for block in stage.blocks]
 
+    def undivided(self) -> Trunk:
+        """The same stages, each of them one block."""
+        return replace(self, stages=tuple(Stage(stage.path, (stage.path,)) for stage in self.stages))
+
     def fixed(self) -> dict[tuple[int, str], Place]:
         """Where each stage is read, at the number of its last block."""
         found: dict[tuple[int, str], Place] = {(0, "embed"): Place(self.stem, "out")} if self.stem else {}

@@ -35,6 +35,7 @@ class Family:
     prefix: int | Callable[[Any], int] = 0  # leading positions that are no input: class, distillation, register tokens
     prefixed: Callable[[Any], frozenset[int]] | None = None  # the layers that have them, if not all do
     staged: bool = False  # whether its blocks form stages
+    undivided: bool = False  # whether a stage is one block: what its inner blocks read are no rows of the map
     without: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot be read as rows, and why
 
 
@@ -112,6 +113,9 @@ def pvt_classes(config: Any) -> frozenset[int]:
 
 _DISENTANGLED = "its scores are a sum of content and position products"
 _WINDOWED = dict.fromkeys(("attn_in", "attn_out"), "its attention reads windows of the map, one after another")
+_UNFOLDED = dict.fromkeys(
+    ("query", "key", "scores"), "its attention reads positions that lie a patch apart, each such set by itself"
+)
 _NORMED = dict.fromkeys(("mlp_in", "mlp_out"), "what its feed-forward part gives is normed before it is added")
 
 
@@ -172,6 +176,20 @@ FAMILIES: dict[str, Family] = {
     "mobilenet_v1": Family("feature maps, a flat list of convolutions", staged=True, final=False),
     "mobilenet_v2": Family(
         "feature maps, a flat list of blocks, final after its last convolution", staged=True, final=True
+    ),
+    "mobilevit": Family(
+        "feature maps after each stage, final after its last convolution; inside, positions a patch apart",
+        staged=True,
+        undivided=True,
+        final=True,
+        without=_UNFOLDED,
+    ),
+    "mobilevitv2": Family(
+        "feature maps after each stage; inside, positions a patch apart",
+        staged=True,
+        undivided=True,
+        final=False,
+        without=_UNFOLDED,
     ),
     "cvt": Family(
         "attention between convolutions, class token of the last stage apart",
@@ -234,10 +252,6 @@ GENERAL: dict[str, str] = {
 # Families that are not supported, and why.
 REFUSED: dict[str, str] = {
     "funnel": "its encoder shortens the sequence between several lists of blocks, and its decoder reads two of them",
-    "mobilevit": (
-        "its blocks read positions of a map that lie a patch apart, each such set as if it were a context of its own; "
-        "the maps between them are those of encoder.layer.*"
-    ),
     "squeezebert": "it calls the forward of its blocks directly, past every hook, with channels before positions",
 }
 

@@ -231,8 +231,9 @@ def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
     """The stages of a model of a staged family, of a configuration with one depth per stage, or of a plain module."""
     rooted = {path: module.config for path, module in names.items() if hasattr(module, "config")}
     for path, config in rooted.items():
-        if family_of(config).staged:
-            return find_trunk(names[path], path)
+        if (family := family_of(config)).staged:
+            found = find_trunk(names[path], path)
+            return found.undivided() if found is not None and family.undivided else found
     config = _config(model)
     per_stage = [getattr(config, name, None) for name in _STAGED]
     staged = any(isinstance(value, (list, tuple)) and len(value) > 1 for value in per_stage)
