@@ -95,6 +95,15 @@ def test_standardised_energies_and_alignments_are_their_definitions() -> None:
             assert value == pytest.approx(alignment(*part, standardised=bool(variant)), rel=1e-9)
 
 
+def test_principal_components_from_the_scaled_covariance_are_those_of_the_standardised_rows() -> None:
+    for constant in (False, True):
+        rows = made(constant=constant)
+        records, (x, g, *_) = TangentStudy(replace(PLAN, proxies=("semi_nmf", "pca"))).measure(rows), arrays(rows)
+        kept = x.std(0) > 0
+        want = standardised_energy(x[:, kept], g[:, kept])
+        assert found(records, "gradient_energy", variant=STD)["value"] == pytest.approx(want, rel=1e-9)
+
+
 def test_standardised_numbers_do_not_depend_on_the_coordinates_and_plain_ones_do() -> None:
     scale = torch.exp(noise(D, 1, seed=9).squeeze(1))
     one, two = (TangentStudy(PLAN).measure(made(other)) for other in (None, scale))

@@ -227,19 +227,24 @@ class Scale:
     deviation: Tensor  # [d'], float64
 
     @classmethod
-    def of(cls, rows: Tensor) -> Scale:
+    def of(cls, rows: Tensor, covariance: Tensor) -> Scale:
         """The standard deviations of rows [n, d]; below rounding of its mean a coordinate counts as constant.
 
-        >>> Scale.of(torch.tensor([[1.0, 5.0, 2.0], [3.0, 5.0, 2.0]])).kept.tolist()
+        >>> x = torch.tensor([[1.0, 5.0, 2.0], [3.0, 5.0, 2.0]])
+        >>> Scale.of(x, torch.cov(x.T)).kept.tolist()
         [0]
         """
-        x = rows.double()
-        deviation, mean = x.std(0) if len(x) > 1 else torch.zeros_like(x[0]), x.mean(0)
+        deviation = covariance.diagonal().double().clamp_min(0.0).sqrt()
+        mean = rows.mean(0, dtype=torch.float64)
         kept = (deviation > CONSTANT * mean.abs()).nonzero().squeeze(1)
         return cls(kept, deviation[kept])
 
     def rows(self, x: Tensor) -> Tensor:
         return x[:, self.kept] / self.deviation.to(x.dtype)
+
+    def covariance(self, C: Tensor) -> Tensor:
+        """The covariance of `rows(x)` from that of x."""
+        return C[self.kept[:, None], self.kept] / (self.deviation[:, None] * self.deviation)
 
     def gradients(self, g: Tensor) -> Tensor:
         return g[:, self.kept] * self.deviation.to(g.dtype)
@@ -289,11 +294,25 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
     return {site: found[site] for site in rows}
 
 
+def covariances_of(rows: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
+    return {site: torch.cov(x.double().T) for site, x in rows.items()}
+
+
 def fit_controls(
-    rows: Mapping[Site, Tensor], label: Label, proxies: Mapping[Site, Proxy], *, seed: int, permuted: bool = True
+    rows: Mapping[Site, Tensor],
+    label: Label,
+    proxies: Mapping[Site, Proxy],
+    *,
+    seed: int,
+    covariances: Mapping[Site, Tensor] | None = None,
+    permuted: bool = True,
 ) -> dict[Label, dict[Site, Proxy]]:
-    """Fitted controls of proxies: proxies of column-permuted rows, and the next principal components."""
-    problems = [(torch.cov(x.double().T), proxies[site].basis.to(x.device)) for site, x in rows.items()]
+    """Fitted controls of proxies: proxies of column-permuted rows, and the next principal components.
+
+    `covariances` are those of the rows, where they are known.
+    """
+    spread = covariances_of(rows) if covariances is None else covariances
+    problems = [(spread[site], proxies[site].basis.to(spread[site].device)) for site in rows]
     bases = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
     beyond = {s: Proxy(basis, basis.T, proxies[s].centre) for s, (basis,) in zip(rows, bases, strict=True)}
     shuffled = replace(label, control="permuted")
@@ -302,21 +321,43 @@ def fit_controls(
 
 
 def fit_standardised(
-    rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int
+    rows: Mapping[Site, Tensor],
+    labels: Sequence[Label],
+    *,
+    seed: int,
+    covariances: Mapping[Site, Tensor] | None = None,
 ) -> dict[Label, dict[Site, Proxy]]:
     """Proxies in standardised coordinates, and the next principal components after the first of them.
 
     Columns that were permuted there have nothing in common but their variance of 1, so that control would be a random
-    one. Sites with too few coordinates that vary are left out.
+    one. Sites with too few coordinates that vary are left out. `covariances` are those of the rows, where known.
     """
-    scales = {site: Scale.of(x) for site, x in rows.items()}
+    plain = covariances_of(rows) if covariances is None else covariances
+    scales = {site: Scale.of(x, plain[site]) for site, x in rows.items()}
     wide = {site: scale for site, scale in scales.items() if len(scale.kept) >= MOST_OF_WIDTH * labels[0].rank}
     scaled = {site: scale.rows(rows[site]) for site, scale in wide.items()}
     if not scaled:
         return {}
-    found = {label: fit_proxies(scaled, label, seed=seed) for label in labels}
-    found |= fit_controls(scaled, labels[0], found[labels[0]], seed=seed, permuted=False)
+    spread = {site: scale.covariance(plain[site]) for site, scale in wide.items()}
+    found = {labels[0]: fit_proxies(scaled, labels[0], seed=seed)}
+    for label in labels[1:]:  # principal components need no further pass over the rows
+        alike = found[labels[0]]
+        pca = label.proxy == "pca"
+        found[label] = _principal(spread, alike, seed=seed) if pca else fit_proxies(scaled, label, seed=seed)
+    found |= fit_controls(scaled, labels[0], found[labels[0]], seed=seed, covariances=spread, permuted=False)
     return {label: {s: replace(p, scale=wide[s]) for s, p in proxies.items()} for label, proxies in found.items()}
+
+
+def _principal(covariances: Mapping[Site, Tensor], alike: Mapping[Site, Proxy], *, seed: int) -> dict[Site, Proxy]:
+    """PCA from covariances, with as many directions as proxies of the same rows have, and about the same centre."""
+
+    def leading(C: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+        directions = fit_directions(C, len(like), method="svd", seed=seed)  # C and its root have the same axes
+        return directions.to(like.dtype), orthonormal_bases(directions[None])[0]
+
+    problems = [(C, alike[site].directions.to(C.device)) for site, C in covariances.items()]
+    parts = zip(covariances, each_decomposed(leading, problems), strict=True)
+    return {site: Proxy(basis, directions, alike[site].centre) for site, (directions, basis) in parts}
 
 
 def spanned(centred: Tensor, most: int) -> list[int]:

@@ -104,10 +104,11 @@ class FrozenProxies:
         rows = {site: torch.cat(parts[:inside]).to(device) for site, parts in self.pool.items()}
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
         self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
-        self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], seed=seed)
+        how: dict[str, Any] = {"seed": seed, "covariances": fitting.covariances_of(rows)}
+        self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], **how)
         if self.plan.standardised:
             labels = [replace(label, coordinates=STANDARDISED) for label in labels]
-            self.proxies |= fitting.fit_standardised(rows, labels, seed=seed)
+            self.proxies |= fitting.fit_standardised(rows, labels, **how)
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
@@ -186,6 +187,21 @@ class Kept:
     folds: FoldCovariance  # of the test half
 
 
+@dataclass(frozen=True)
+class FitRows:
+    """The rows of one site that proxies are fitted on, and their covariance, which fits and alignments share."""
+
+    x: Tensor
+    spread: FoldCovariance
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, half: Half, most: int) -> FitRows:
+        rows = half.fewer(most)
+        spread = FoldCovariance.of(rows.x, rows.context)
+        return cls(rows.x, spread, spread.covariance())
+
+
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
 """Proxies of one site by which rows they were fitted on ("out": without the first position) and coordinates."""
 
@@ -214,8 +230,11 @@ class TangentStudy:
     def measure(self, rows: StepRows) -> list[Record]:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
-        proxies = self._fit(halves)
-        other = self._readings(halves)
+        fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
+        rest = {site: halves[site][0].without_first() for site in outliers(halves)}
+        fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
+        proxies = self._fit(halves, fits[""])
+        other = self._readings(fits)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
@@ -226,7 +245,8 @@ class TangentStudy:
         def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
             (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
             moment, found = self._site(test, local)
-            found += self._other_records(fit, test, moment, other.get(site, {}))
+            spreads = {first: mine[site].spread for first, mine in fits.items() if site in mine}
+            found += self._other_records(spreads, halves[site], moment, other.get(site, {}))
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
 
@@ -247,9 +267,9 @@ class TangentStudy:
             )
             self.frozen = None
         if self.frozen is not None:
-            fits = {site: fit for site, (fit, _) in halves.items()}
+            whole = {site: fit for site, (fit, _) in halves.items()}
             moments = {site: moment for site, (moment, _) in by_site.items()}
-            records += self.frozen.offer(rows.step, fits, moments, rank=self.main_rank)
+            records += self.frozen.offer(rows.step, whole, moments, rank=self.main_rank)
         return [*records, *self._at_splits(rows)]
 
     def _at_splits(self, rows: StepRows) -> Iterator[Record]:
@@ -282,18 +302,16 @@ class TangentStudy:
             self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
         return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
 
-    def _readings(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, Readings]:
-        """Proxies in standardised coordinates, and of rows without the first position at sites of `_outliers`."""
+    def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> dict[Site, Readings]:
+        """Proxies in standardised coordinates, and of rows without the first position where that is an outlier."""
         spaces = ("", STANDARDISED) if self.plan.standardised else ("",)
-        fits = {site: fit.fewer(self.plan.fit_rows) for site, (fit, _) in halves.items()}
-        rest = {site: halves[site][0].without_first().fewer(self.plan.fit_rows) for site in outliers(halves)}
-        found: dict[Site, Readings] = {site: {("", ""): {}} for site in fits}
-        for (first, chosen), space in product((("", fits), ("out", rest)), spaces):
+        found: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        for (first, chosen), space in product(fits.items(), spaces):
             labels = [
                 Label(proxy, self.main_rank, batch=self.source, coordinates=space, first=first)
                 for proxy in self.plan.proxies[:2]
             ]
-            rows = {site: half.x for site, half in chosen.items() if len(half) > self.main_rank}
+            rows = {site: mine for site, mine in chosen.items() if len(mine.x) > self.main_rank}
             if not rows or not (first or space):  # `_fit` has fitted on all rows as they are
                 continue
             try:
@@ -306,23 +324,29 @@ class TangentStudy:
                     found[site].setdefault((first, space), {})[label] = proxy
         return found
 
-    def _refit(self, rows: Mapping[Site, Tensor], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
+    def _refit(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
         """Both main proxies and the fitted controls of the first."""
+        rows = {site: mine.x for site, mine in fits.items()}
+        how: dict[str, Any] = {"seed": self.plan.seed, "covariances": {s: f.covariance for s, f in fits.items()}}
         if labels[0].coordinates:
-            return fitting.fit_standardised(rows, labels, seed=self.plan.seed)
+            return fitting.fit_standardised(rows, labels, **how)
         found = {label: fitting.fit_proxies(rows, label, seed=self.plan.seed) for label in labels}
-        how: dict[str, Any] = {"seed": self.plan.seed, "permuted": self.plan.permuted}
-        return found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how)
+        return found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
 
-    def _other_records(self, fit: Half, test: Half, moment: GradientMoments, readings: Readings) -> Iterator[Record]:
+    def _other_records(
+        self,
+        spreads: Mapping[str, FoldCovariance],
+        halves: tuple[Half, Half],
+        moment: GradientMoments,
+        readings: Readings,
+    ) -> Iterator[Record]:
         """Alignments, and energies in other coordinates and without the first position."""
+        test = halves[1]
         for first in dict.fromkeys(first for first, _ in readings):
-            part, tested = (fit.without_first(), test.without_first()) if first else (fit, test)
-            whole = self._moments(tested) if first else moment
-            part = part.fewer(self.plan.fit_rows)
-            spread = FoldCovariance.of(part.x, part.context)
+            tested = test.without_first() if first else test
+            whole, spread = self._moments(tested) if first else moment, spreads[first]
             few = energy.few_rows(whole.n - whole.still, test.x.shape[1])
-            note = "; ".join(filter(None, (few, FIRST_OUTLIER if first and is_outlier(fit, test) else "")))
+            note = "; ".join(filter(None, (few, FIRST_OUTLIER if first and is_outlier(*halves) else "")))
             for standardised in (False, True):
                 how: dict[str, Any] = {"standardised": standardised, "first": first, "batch": self.source}
                 yield from energy.alignment_records(spread, whole, note=note, **how)
@@ -407,9 +431,11 @@ class TangentStudy:
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
-    def _fit(self, halves: Mapping[Site, tuple[Half, Half]]) -> dict[Label, dict[Site, Proxy]]:
+    def _fit(
+        self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]
+    ) -> dict[Label, dict[Site, Proxy]]:
         plan = self.plan
-        rows = {site: fitting.rows_to_fit(fit, most=plan.fit_rows) for site, (fit, _) in halves.items()}
+        rows = {site: mine.x for site, mine in fits.items()}
         width = min(x.shape[1] for x in rows.values())
         self.main_rank = rank = plan.rank if plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
         labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
@@ -424,7 +450,8 @@ class TangentStudy:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         main = labels[0]  # fitted controls are made for the main proxy only
-        found |= fitting.fit_controls(rows, main, found[main], seed=plan.seed, permuted=plan.permuted)
+        how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
+        found |= fitting.fit_controls(rows, main, found[main], **how, permuted=plan.permuted)
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
