@@ -62,8 +62,8 @@ def _section(table: Table, before: Mapping[tuple[str, str], Record], now: Mappin
     lines += [
         "the text above tells the verdicts of the day it was run. *New run*: what the table lacks for the rules of"
     ]
-    lines += ["today, without which a verdict rests on less than they ask for. `verdicts.json` has the verdicts of now;"]
-    lines += ["`report.html` and `figures/` are of the day of the run and show those of then.", ""]
+    lines += ["today, without which a verdict rests on less than they ask for. `verdicts.json` has the verdicts now,"]
+    lines += ["while `report.html` and `figures/` are of the day of the run and show those of then.", ""]
     lines += ["| claim | subject | then | now | new run |", "|---|---|---|---|---|"]
     for claim, subject in {**before, **now}:
         old, new = (found.get((claim, subject)) for found in (before, now))

@@ -328,7 +328,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_the_first_model_is_kept(
     ("words", "place", "resumes"),
     [
         (("data", "enwik8"), "anisoscope.data.enwik8.prepare_enwik8", False),
-        (("study", "curvature"), "anisoscope.commands.pipeline.run_study", False),
+        (("study", "curvature"), "anisoscope.commands.pipeline.run_study", True),
         (("train", "--data", "enwik8"), "anisoscope.commands.pipeline.run_train", True),
         (("study", "shape"), "anisoscope.commands.pipeline.run_study", True),
     ],
