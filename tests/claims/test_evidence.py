@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Verdict, verdicts_from_dicts, verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
@@ -178,3 +179,9 @@ def test_claims_are_read_without_torch() -> None:
     code = "import sys, anisoscope.claims.catalogue as c; c.claims(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_early_and_late_take_steps_from_a_generator() -> None:
+    for steps in ([0, 1, 2, 4, 8, 16], [0, 10], [None], []):
+        for period in (evidence.early, evidence.late):
+            assert period(step for step in steps) == period(steps)

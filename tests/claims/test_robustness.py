@@ -149,3 +149,33 @@ def test_verdicts_of_older_files_have_no_badges_on_the_page() -> None:
     older = [{k: v for k, v in r.items() if not k.startswith(("p_", "q"))} for r in records]
     row = verdict_claims(older)[0]["rows"][0]
     assert row["robust"] == {} and row["alone"] == ""
+
+
+def test_a_rank_without_frozen_directions_is_compared_with_refitted_ones() -> None:
+    """Late the frozen directions have lost their lead; with rank 32, refitted only, it is there as with rank 16."""
+    records = rows(fits=("refit", "frozen"), ranks=(16, 32))
+    kept = [r for r in records if not {"fit=frozen", "rank=32"} <= set(r["variant"].split(";"))]
+
+    def lost(row: dict[str, Any]) -> dict[str, Any]:
+        mine = "fit=frozen" in row["variant"] and "control=" not in row["variant"] and row["metric"] in TANGENT[:2]
+        numbers = {n: row[n] / 20 for n in ("value", "low", "high")} | {
+            "replicates": [x / 20 for x in row["replicates"]]
+        }
+        return {**row, **numbers} if mine and row["step"] == 1000 else row
+
+    found = judged([lost(r) if r["replicates"] else r for r in kept], rank=16)
+    badges = {b["kind"]: b for b in found.details["robust"]["badges"]}
+    assert found.status == "fails" and "depends on the rank" not in found.why, found.why
+    rank = badges["rank"]
+    assert (rank["name"], rank["status"], rank["against"]) == ("32, refitted", "holds", "holds")
+    assert "with rank 32, refitted" not in found.details["robust"]["words"], "it is the same verdict"
+    both = judged([lost(r) if r["replicates"] else r for r in records], rank=16)
+    rank = next(b for b in both.details["robust"]["badges"] if b["kind"] == "rank")
+    assert (rank["name"], rank["against"]) == ("32", "fails"), "with frozen directions of both ranks they are compared"
+
+
+def test_a_rank_that_turns_the_verdict_on_refitted_directions_is_named() -> None:
+    records = rows(fits=("refit", "frozen"))
+    other = again(rows(strength=0.0), rank=32)
+    found = judged([*records, *other], rank=16)
+    assert found.status == "holds" and "it depends on the rank: it fails with rank 32, refitted" in found.why

@@ -173,3 +173,26 @@ def test_frozen_moments_survive_the_disk_to_float32() -> None:
     Q = subspace(D, R)
     kept = GradientMoments.load(again.window[0][key(SITE)])
     assert float(gradient_energy(kept.total, Q)) == pytest.approx(float(gradient_energy(moments.total, Q)), rel=1e-6)
+
+
+def test_both_frozen_proxies_have_every_control_and_keep_them_when_saved(tmp_path: Any) -> None:
+    study = TangentStudy(BY_STEPS, total_steps=10)
+    study.measure(planted(0, share=0.5))
+    records = study.measure(planted(8, share=0.5, seed=8))
+    names = [(proxy, control) for proxy in BY_STEPS.proxies[:2] for control in ("normal", "random", "next", "permuted")]
+    values = {}
+    for proxy, control in names:
+        name = variant(fit="frozen", proxy=proxy, control=control)
+        values[proxy, control] = found(records, "gradient_energy", variant=name, step=8)["value"]
+    torch.save(study.state(), tmp_path / "s.pt")
+    again = TangentStudy(BY_STEPS, total_steps=10)
+    again.load(torch.load(tmp_path / "s.pt", weights_only=True), {})
+    later = again.measure(planted(8, share=0.5, seed=8))
+    for (proxy, control), value in values.items():
+        name = variant(fit="frozen", proxy=proxy, control=control)
+        assert found(later, "gradient_energy", variant=name, step=8)["value"] == pytest.approx(value, rel=1e-5)
+    assert study.frozen is not None
+    for proxy in BY_STEPS.proxies[:2]:
+        fitted = study.frozen.proxies
+        Q, beyond = (fitted[study.frozen.label(proxy, control)][SITE].basis for control in ("", "next"))
+        assert float((Q.T @ beyond).abs().max()) < 1e-5, "the next components are those after their own proxy"

@@ -14,7 +14,7 @@ from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, po
 from anisoscope.claims.engine.error_control import corrected
 from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
 from anisoscope.claims.engine.learning import Gate
-from anisoscope.claims.engine.robustness import Place, deciding, place, with_badges
+from anisoscope.claims.engine.robustness import Place, deciding, late_fit, place, with_badges
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, formation, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
@@ -64,7 +64,10 @@ def evaluate_claims(
     offered = alternatives(table, proxy=proxy, rank=rank, fit=fit)
     before = {place(verdict): deciding(verdict) for verdict in verdicts}
     others = [(a, v) for a in offered for declared in chosen for v in _changed(declared, series, a, before)]
-    return with_badges(verdicts, others, kinds={c.name: _kinds(c, series) for c in chosen})
+    refit = [{model: replace(run, fit="refit", _cache={}) for model, run in study.items()} for study in series]
+    lost = {other.claim for alternative, other in others if alternative.kind != "fit" and late_fit(other) == "refit"}
+    alike = [v for declared in chosen if declared.name in lost for v in _verdicts(declared, refit)]
+    return with_badges(verdicts, others, kinds={c.name: _kinds(c, series) for c in chosen}, refitted=alike)
 
 
 def _changed(

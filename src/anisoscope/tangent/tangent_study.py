@@ -52,7 +52,7 @@ class FrozenProxies:
     rank: int = 0
     window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
     pool: dict[Site, list[Tensor]] = field(default_factory=dict)
-    proxies: dict[Label, dict[Site, Proxy]] = field(default_factory=dict)  # and the fitted controls of the first
+    proxies: dict[Label, dict[Site, Proxy]] = field(default_factory=dict)  # and their fitted controls
     device: torch.device | None = None
 
     @property
@@ -105,7 +105,8 @@ class FrozenProxies:
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
         self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
         how: dict[str, Any] = {"seed": seed, "covariances": fitting.covariances_of(rows)}
-        self.proxies |= fitting.fit_controls(rows, labels[0], self.proxies[labels[0]], **how)
+        for label in labels:
+            self.proxies |= fitting.fit_controls(rows, label, self.proxies[label], **how)
         if self.plan.standardised:
             labels = [replace(label, coordinates=STANDARDISED) for label in labels]
             self.proxies |= fitting.fit_standardised(rows, labels, **how)
@@ -141,7 +142,7 @@ class FrozenProxies:
             "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
             **{
                 f"{coordinates}{name}": {
-                    label.control or label.proxy: found
+                    self._saved_name(label): found
                     for label, found in saved.items()
                     if label.coordinates == coordinates and bool(label.control) == (name == "controls")
                 }
@@ -149,6 +150,11 @@ class FrozenProxies:
                 for name in ("proxies", "controls")
             },
         }
+
+    def _saved_name(self, label: Label) -> str:
+        """The name of a proxy or a control in the state; controls of the first proxy have none of a proxy."""
+        of = "" if label.proxy == self.plan.proxies[0] else f" {label.proxy}"
+        return f"{label.control}{of}" if label.control else label.proxy
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
         self.rank = state["rank"]
@@ -158,8 +164,9 @@ class FrozenProxies:
         for space in ("", STANDARDISED):
             for proxy, found in state.get(f"{space}proxies", {}).items():
                 saved[self.label(proxy, coordinates=space)] = found
-            for control, found in state.get(f"{space}controls", {}).items():
-                saved[self.label(main, control, space)] = found
+            for name, found in state.get(f"{space}controls", {}).items():
+                control, _, proxy = name.partition(" ")
+                saved[self.label(proxy or main, control, space)] = found
         self.proxies = {label: fitting.load_proxies(found) for label, found in saved.items()}
 
     def window_state(self, step: int) -> dict[Any, Any] | None:

@@ -224,6 +224,7 @@ def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
     if refusal:
         parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
     details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
+    details |= {"fit": first.details["fit"]} if "fit" in first.details else {}
     sentence = first.several(findings) if first.several else first.sentence
     return replace(first, parts=parts, sentence=sentence, details=details, scope=ONE_MODEL, until=None)
 

@@ -4,6 +4,8 @@
 the parts that it lacks), `same` of `of` alternatives with the same status, `missing` (kinds of alternatives that apply
 to the claim and were not measured for it), `words` (the summary). An alternative that lacks some of the parts that
 decide, such as a control, is judged by the others and says so; one that changes nothing of what decides is not listed.
+Only one choice changes at a time: where a verdict is on frozen directions and an alternative, such as another rank, has
+refitted ones only, its badge says so and is compared with the verdict on refitted directions (`against`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from anisoscope.claims.engine.evidence import listed
 
 _OPPOSITE = {"holds": "fails", "fails": "holds"}
 Place = tuple[str, str, bool, Any]
+_Other = tuple[Alternative, Verdict, Verdict]  # an alternative, its verdict, and the one that it is compared with
 
 
 def place(verdict: Verdict) -> Place:
     """What identifies a verdict of a table: claim, subject, and which seed it is about."""
     details = verdict.details
     return verdict.claim, verdict.subject, bool(details["pooled"]), details.get("seed")
+
+
+def late_fit(verdict: Verdict) -> Any:
+    """How the directions late in training were fitted."""
+    return verdict.details.get("fit")
 
 
 def deciding(verdict: Verdict) -> list[tuple[Any, ...]]:
@@ -36,22 +44,37 @@ def _needed(verdict: Verdict) -> list[Mapping[str, Any]]:
 
 
 def with_badges(
-    verdicts: Sequence[Verdict], others: Iterable[tuple[Alternative, Verdict]], *, kinds: Mapping[str, Sequence[str]]
+    verdicts: Sequence[Verdict],
+    others: Iterable[tuple[Alternative, Verdict]],
+    *,
+    kinds: Mapping[str, Sequence[str]],
+    refitted: Iterable[Verdict] = (),
 ) -> list[Verdict]:
-    """The verdicts with `details["robust"]`; `kinds` are those that apply to each claim, measured or not."""
-    found: dict[Place, list[tuple[Alternative, Verdict]]] = {}
+    """The verdicts with `details["robust"]`; `kinds` are those that apply to each claim, measured or not.
+
+    `refitted`: verdicts on refitted directions, for alternatives that have no frozen ones.
+    """
+    found: dict[Place, list[_Other]] = {}
+    chosen, alike = ({place(v): v for v in each} for each in (verdicts, refitted))
     for alternative, verdict in others:
-        found.setdefault(place(verdict), []).append((alternative, verdict))
+        where = place(verdict)
+        against = chosen.get(where, verdict)
+        lost = alternative.kind != "fit" and (late_fit(against), late_fit(verdict)) == ("frozen", "refit")
+        if lost and where in alike:
+            words = {"name": f"{alternative.name}, refitted", "phrase": f"{alternative.phrase}, refitted"}
+            alternative, against = replace(alternative, **words), alike[where]
+        found.setdefault(where, []).append((alternative, verdict, against))
     return [v if v.details["missing"] else _badged(v, found.get(place(v), []), kinds[v.claim]) for v in verdicts]
 
 
-def _badged(verdict: Verdict, others: Sequence[tuple[Alternative, Verdict]], kinds: Sequence[str]) -> Verdict:
-    found = [(alternative, badge) for alternative, other in others if (badge := _badge(alternative, other, verdict))]
+def _badged(verdict: Verdict, others: Sequence[_Other], kinds: Sequence[str]) -> Verdict:
+    found = [(other[0], badge) for other in others if (badge := _badge(*other))]
     badges = [badge for _, badge in found]
-    record = {"badges": badges, "same": sum(badge["status"] == verdict.status for badge in badges), "of": len(badges)}
+    record: dict[str, Any] = {"badges": badges, "of": len(badges)}
+    record["same"] = sum(badge["status"] == badge["against"] for badge in badges)
     record["missing"] = [kind for kind in kinds if all(badge["kind"] != kind for badge in badges)]
     record["words"] = summary(verdict.status, badges)
-    turned = dependence(verdict.status, [(alternative, badge["status"]) for alternative, badge in found])
+    turned = dependence(verdict.status, [(a, b["status"]) for a, b in found if b["against"] == verdict.status])
     why = f"{verdict.why.removesuffix('.')}; {turned}." if turned else verdict.why
     return replace(verdict, why=why, details={**verdict.details, "robust": record})
 
@@ -69,6 +92,7 @@ def _badge(alternative: Alternative, verdict: Verdict, chosen: Verdict) -> dict[
         status = statuses.pop() if len(statuses) == 1 else "fails" if "fails" in statuses else "undecided"
     words = {name: getattr(alternative, name) for name in ("kind", "name", "phrase")}
     numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high")}
+    words["against"] = chosen.status
     return {**words, "status": status, **numbers, "lacking": lacking, "parts": len(needed)}
 
 
@@ -80,10 +104,11 @@ def summary(status: str, badges: Sequence[Mapping[str, Any]]) -> str:
     """
     if not badges:
         return "no other reading was measured"
-    same = sum(badge["status"] == status for badge in badges)
+    differing = [badge for badge in badges if badge["status"] != badge.get("against", status)]
+    same = len(badges) - len(differing)
     clauses = [f"same verdict in {same} of {len(badges)}"]
     for other, verb in (("holds", "holds"), ("fails", "fails"), ("undecided", "undecided")):
-        phrases = [badge["phrase"] for badge in badges if badge["status"] == other != status]
+        phrases = [badge["phrase"] for badge in differing if badge["status"] == other]
         clauses += [f"{verb} {listed(phrases)}"] if phrases else []
     return "; ".join(clauses)
 

@@ -227,7 +227,9 @@ def encoder_and_decoder(study: Study) -> Finding:
         return [part for kind, runs in kinds.items() for run in runs for part in _of_model(read(run), kind)]
 
     parts, every = needed(lambda run: run), [run for runs in kinds.values() for run in runs]
-    details = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
+    details: dict[str, Any] = {"models": {kind: [run.model for run in runs] for kind, runs in kinds.items()}}
+    fits = {main_fit(run) for run in every}
+    details["fit"] = fits.pop() if len(fits) == 1 else "mixed"
     nouns = {"encoder": "encoders, periods and kinds of rows", "decoder": "decoders and periods"}
     settle = depends_on_readings(functools.partial(agreements, nouns))
     aspects = {period: tuple(part.name for part in parts if f" ({period}" in part.name) for period in (EARLY, LATE)}
