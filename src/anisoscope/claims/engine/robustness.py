@@ -61,7 +61,7 @@ def with_badges(
         against = chosen.get(where, verdict)
         lost = alternative.kind != "fit" and (late_fit(against), late_fit(verdict)) == ("frozen", "refit")
         if lost and where in alike:
-            words: dict[str, Any] = {"name": f"{alternative.name}, refitted", "phrase": f"{alternative.phrase}, refitted"}
+            words: dict[str, Any] = {name: f"{getattr(alternative, name)}, refitted" for name in ("name", "phrase")}
             alternative, against = replace(alternative, **words), alike[where]
         found.setdefault(where, []).append((alternative, verdict, against))
     return [v if v.details["missing"] else _badged(v, found.get(place(v), []), kinds[v.claim]) for v in verdicts]
