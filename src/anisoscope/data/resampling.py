@@ -33,20 +33,30 @@ _SETTLED = 1e-3  # relative change of the divergence below which μ is not lower
 NOTE = "contexts are drawn whole, so the target distribution is approached, not reached"
 
 
+def parse_exponent(text: str, *, neutral: str, law: str) -> float | None:
+    """The exponent in `law:A`: 0 for `flat`, None for the neutral word, NaN for a text that is none of these.
+
+    >>> [parse_exponent(text, neutral="none", law="power") for text in ("none", "flat", "power:2", "power:-1", "2")]
+    [None, 0.0, 2.0, nan, nan]
+    """
+    if text in (neutral, "flat"):
+        return None if text == neutral else 0.0
+    kind, _, number = text.partition(":")
+    try:
+        exponent = float(number)
+    except ValueError:
+        return math.nan
+    return exponent if kind == law and 0 <= exponent <= STEEPEST else math.nan
+
+
 def parse_frequency(frequency: str) -> float | None:
     """The exponent of the target: None for natural, 0 for flat, S for `zipf:S`.
 
     >>> parse_frequency("natural"), parse_frequency("flat"), parse_frequency("zipf:1.5")
     (None, 0.0, 1.5)
     """
-    if frequency in ("natural", "flat"):
-        return None if frequency == "natural" else 0.0
-    kind, _, number = frequency.partition(":")
-    try:
-        exponent = float(number)
-    except ValueError:
-        exponent = math.nan
-    if kind != "zipf" or not 0 <= exponent <= STEEPEST:
+    exponent = parse_exponent(frequency, neutral="natural", law="zipf")
+    if exponent is not None and math.isnan(exponent):
         raise AnisoscopeError(
             f"frequency {frequency!r} is not understood; expected natural, flat, or zipf:S with an exponent S from "
             f"0 to {STEEPEST:g}, such as zipf:1.5."

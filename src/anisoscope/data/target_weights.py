@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.data.resampling import STEEPEST, shape
+from anisoscope.data.resampling import STEEPEST, parse_exponent, shape
 from anisoscope.errors import AnisoscopeError
 
 CAP = 100.0  # largest weight of a target; the mean is 1
@@ -31,14 +31,8 @@ def parse_target_weights(text: str) -> float | None:
     >>> parse_target_weights("power:1") is None
     True
     """
-    if text in ("none", "flat"):
-        return None if text == "none" else 0.0
-    kind, _, number = text.partition(":")
-    try:
-        exponent = float(number)
-    except ValueError:
-        exponent = math.nan
-    if kind != "power" or not 0 <= exponent <= STEEPEST:
+    exponent = parse_exponent(text, neutral="none", law="power")
+    if exponent is not None and math.isnan(exponent):
         raise AnisoscopeError(
             f"target weights {text!r} are not understood; expected none, flat, or power:A, which makes targets count "
             f"as if they had the frequencies f^A, with A from 0 (flat) to {STEEPEST:g}, such as power:1.5."

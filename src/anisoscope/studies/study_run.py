@@ -116,7 +116,7 @@ class ArmsStudy(Study):
 
     def measure_published(self) -> None:
         """Measure the models of the paper."""
-        raise NotImplementedError(f"{self.name} has no preset {PAPER}")
+        raise AnisoscopeError(f"study {self.name} has no preset {PAPER}; choose one of those that --help lists.")
 
     def train(self) -> None:
         """Train every arm under its monitor."""
