@@ -60,9 +60,9 @@ CASES = [
     ("semi_nmf_beats_pca", {"pca": 0.0}, "fails"),
     ("semi_nmf_beats_pca", {"pca": 0.05}, "fails"),
     ("semi_nmf_beats_pca", {"pca": -0.02, "noise": 0.2}, "undecided"),
-    ("frequency_intervention", ARMS, "holds"),
-    ("frequency_intervention", {**ARMS, "flat": 1.0, "scatter": 0.01, "seed_sd": 0.0}, "fails"),
-    ("frequency_intervention", {**ARMS, "flat": 0.87, "noise": 0.3, "seed_sd": 0.0}, "undecided"),
+    ("frequency_intervention", {**ARMS, "seeds": (0, 1, 2)}, "holds"),
+    ("frequency_intervention", {**ARMS, "flat": 1.0, "scatter": 0.01, "seed_sd": 0.0, "seeds": (0, 1, 2)}, "fails"),
+    ("frequency_intervention", {**ARMS, "flat": 0.87, "noise": 0.3, "seed_sd": 0.0, "seeds": (0, 1, 2)}, "undecided"),
     ("frequency_intervention", {}, "undecided"),  # no second arm
 ]
 

@@ -257,11 +257,28 @@ def test_a_constant_profile_of_zero_has_no_spread() -> None:
 
 
 def uniform(encoder: Truth, decoder: Truth, *, names: tuple[str, str] = ("bert", "gpt2"), **more: Any) -> Verdict:
-    """The verdict on an encoder beside a decoder."""
-    sheets = [Sheet(names[0], entropy=1, **more).add("svd_ratio", encoder)]
-    sheets.append(Sheet(names[1], entropy=2, **more).add("svd_ratio", decoder))
+    """The verdict on an encoder beside a decoder, over three seeds."""
+    sheets = []
+    for seed in range(3):
+        sheets.append(Sheet(names[0], entropy=(1, seed), number=seed, **more).add("svd_ratio", encoder))
+        sheets.append(Sheet(names[1], entropy=(2, seed), number=seed, **more).add("svd_ratio", decoder))
     types = dict(zip(names, ("encoder", "decoder"), strict=True))
     return evaluate_claims(joined(*sheets, types=types), ["encoders_more_uniform"])[0]
+
+
+def test_one_encoder_and_one_decoder_differ_by_luck() -> None:
+    """Their intervals over contexts are narrow: .15 to .23 of pairs from one law held before."""
+    sheets = [Sheet(n, entropy=i).add("svd_ratio", (flat(), bell())[i]) for i, n in enumerate(("bert", "gpt2"))]
+    types = {"bert": "encoder", "gpt2": "decoder"}
+    (found,) = evaluate_claims(joined(*sheets, types=types), ["encoders_more_uniform"])
+    assert found.status == "undecided" and "two trainings differ by luck: it takes 3 seeds" in found.why
+    for i in range(2):
+        sheets += [
+            Sheet(f"{n}{i}", entropy=(i, j)).add("svd_ratio", (flat(), bell())[j]) for j, n in enumerate(("e", "d"))
+        ]
+        types |= {f"e{i}": "encoder", f"d{i}": "decoder"}
+    (found,) = evaluate_claims(joined(*sheets, types=types), ["encoders_more_uniform"])
+    assert found.status == "holds", "three of each kind"
 
 
 @pytest.mark.parametrize(
@@ -280,8 +297,11 @@ def test_uniform_is_a_spread_of_two_thirds_of_the_decoders(height: float, status
 
 def test_a_flat_decoder_with_more_noise_is_not_less_uniform() -> None:
     """The old rule asked for a spread below .2 of a mean and so let any flat profile pass, whatever a decoder has."""
-    sheets = [Sheet("bert", entropy=1, noise=0.0005, common=0.0).add("svd_ratio", flat())]
-    sheets.append(Sheet("gpt2", entropy=2, noise=0.01, common=0.0).add("svd_ratio", flat()))
+    sheets = []
+    for seed in range(3):
+        options: dict[str, Any] = {"number": seed, "common": 0.0}
+        sheets.append(Sheet("bert", entropy=(1, seed), noise=0.0005, **options).add("svd_ratio", flat()))
+        sheets.append(Sheet("gpt2", entropy=(2, seed), noise=0.01, **options).add("svd_ratio", flat()))
     found = evaluate_claims(joined(*sheets, types={"bert": "encoder", "gpt2": "decoder"}), ["encoders_more_uniform"])[0]
     assert found.status != "holds" and "spread of the decoder on other contexts" in found.why
     assert uniform(flat(), bell()).status == "holds", "the counter-test"
@@ -300,10 +320,10 @@ def test_only_models_of_the_same_size_are_compared() -> None:
 
 def test_a_model_with_two_stacks_has_two_verdicts() -> None:
     sheets = [
-        Sheet("t5", stack="encoder").add("svd_ratio", flat()),
-        Sheet("t5", stack="decoder").add("svd_ratio", bell()),
+        Sheet("t5", stack=stack, number=seed, entropy=seed).add("svd_ratio", truth)
+        for seed, (stack, truth) in itertools.product(range(3), {"encoder": flat(), "decoder": bell()}.items())
     ]
-    found = {v.subject: v for v in evaluate_claims(joined(*sheets), ["bell_shaped"])}
+    found = {v.subject: v for v in evaluate_claims(joined(*sheets[:2]), ["bell_shaped"])}
     assert {name: v.status for name, v in found.items()} == {"t5, decoder stack": "holds", "t5, encoder stack": "fails"}
     assert {v.details["seed"] for v in found.values()} == {0}
     pair = evaluate_claims(joined(*sheets, types={"t5": "encoder-decoder"}), ["decoders_bell_encoders_flat"])[0]
@@ -316,7 +336,10 @@ PAIR = "decoders_bell_encoders_flat"
 
 
 def kinds(shapes: dict[str, Truth], types: dict[str, str]) -> Verdict:
-    sheets = [Sheet(name, entropy=i).add("svd_ratio", truth) for i, (name, truth) in enumerate(shapes.items())]
+    sheets = [
+        Sheet(name, number=seed, entropy=(seed, i)).add("svd_ratio", truth)
+        for seed, (i, (name, truth)) in itertools.product(range(3), enumerate(shapes.items()))
+    ]
     return evaluate_claims(joined(*sheets, types=types), [PAIR])[0]
 
 

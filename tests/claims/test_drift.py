@@ -184,7 +184,7 @@ def test_seeds_are_pooled_and_each_is_told() -> None:
 
 
 def _models(*streams: Any) -> list[Media]:
-    return [Media(f"m{i}", entropy=i, layers=5 + i).stream(**stream) for i, stream in enumerate(streams)]
+    return [Media(f"m{i}", entropy=i, layers=6 + i).stream(**stream) for i, stream in enumerate(streams)]
 
 
 GOOD, BAD = {"cosine": rising}, {"cosine": rising, "drift": lambda depth: 2 - depth}
@@ -246,12 +246,32 @@ def test_pooled_is_pearson_of_within_model_ranks() -> None:
     assert pooled_correlations(table) == pooled_correlations(table), "seeded"
 
 
-def test_five_sites_decide_nothing_and_six_may() -> None:
-    few = verdicts(Media(layers=4).stream(rising))["m"]
-    assert few.status == "undecided" and "5 sites are too few, 6 are needed" in few.why and few.effect == 1.0
-    seeds = [Media(number=n, entropy=n, layers=4).stream(rising) for n in range(3)]
+def test_six_sites_decide_nothing_and_seven_may() -> None:
+    few = verdicts(Media(layers=5).stream(rising))["m"]
+    assert few.status == "undecided" and "6 sites are too few, 7 are needed" in few.why and few.effect == 1.0
+    seeds = [Media(number=n, entropy=n, layers=5).stream(rising) for n in range(3)]
     assert evaluate_claims(media_table(*seeds), ["drift_explains_anisotropy"])[0].status == "undecided"
-    assert verdicts(Media(layers=5).stream(rising))["m"].status == "holds"
+    assert verdicts(Media(layers=6).stream(rising))["m"].status == "holds"
+
+
+def test_one_coincidence_of_profiles_is_not_confirmed_by_seeds_or_sister_models() -> None:
+    """Both profiles are those of an architecture: their chance agreement is in all of its seeds."""
+
+    def shared(seed: int, *, models: int, seeds: int) -> str:
+        random = np.random.default_rng(seed)
+        drift, cosine = (np.cumsum(random.normal(size=13)) for _ in range(2))
+        sheets = []
+        for i in range(models * seeds):
+            own = 0.2 * np.random.default_rng((seed, i)).normal(size=(2, 13))
+            sheet = Media(f"m{i % models}", number=i // models, entropy=(seed, i))
+            at = lambda d, w=20 + drift + own[0]: w[round(12 * d)]  # noqa: E731
+            sheets.append(sheet.stream(lambda d, w=0.5 + 0.02 * (cosine + own[1]): w[round(12 * d)], at))
+        found = evaluate_claims(media_table(*sheets), ["drift_explains_anisotropy"])
+        return next(v for v in found if v.subject == ("all models" if models > 1 else "m0")).status
+
+    for models, seeds in ((1, 3), (4, 1)):
+        held = sum(shared(seed, models=models, seeds=seeds) == "holds" for seed in range(60))
+        assert held <= 3, (models, seeds, held)
 
 
 def test_both_correlations_are_told_with_p_and_stay_in_their_range() -> None:

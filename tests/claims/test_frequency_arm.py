@@ -15,11 +15,13 @@ from support.fake_training import edited, table
 
 ARMS = ("decoder", "decoder-flat", "decoder-flatloss")
 METRICS = ("gradient_enrichment", "average_cosine", "target_entropy", "loss", "probe_loss", "constant_loss")
+SEEDS = (0, 1, 2)
 PLACE = {"kind": "training", "layer": 0, "step": 0, "variant": "", "group": "", "stack": "single", "seed": 0}
 
 
 def judged(models: tuple[str, ...] = ARMS, **effects: Any) -> list[Verdict]:
     options: dict[str, Any] = {"only": METRICS, "entropies": True, "seed_sd": 0.0, "scatter": 0.01, "bins": False}
+    options |= {"seeds": SEEDS}
     return evaluate_claims(table(models=models, **options | effects), ["frequency_intervention"])
 
 
@@ -71,14 +73,15 @@ def test_arms_that_part_late_are_judged_late() -> None:
         scale = 0.5 if late and r["model"] == "decoder-flatloss" else 1.0
         return {**r, "value": r["value"] * scale, "replicates": [x * scale for x in r["replicates"] or []] or None}
 
-    given = table(models=ARMS[::2], only=METRICS, entropies=True, flatloss=1.0, seed_sd=0.0, scatter=0.01, bins=False)
+    options: dict[str, Any] = {"only": METRICS, "entropies": True, "seed_sd": 0.0, "scatter": 0.01, "bins": False}
+    given = table(models=ARMS[::2], flatloss=1.0, seeds=SEEDS, **options)
     (found,) = evaluate_claims(edited(given, grown), ["frequency_intervention"])
     assert found.status == "holds" and found.effect == pytest.approx(1.0, abs=0.1)
     assert found.details["aspects"]["early"]["status"] == "fails" and found.details["step"] == 1000
 
 
 def test_gradients_of_another_loss_are_not_compared() -> None:
-    options: dict[str, Any] = {"only": METRICS, "entropies": True, "flatloss": 0.4, "bins": False}
+    options: dict[str, Any] = {"only": METRICS, "entropies": True, "flatloss": 0.4, "bins": False, "seeds": SEEDS}
     given = table(models=ARMS[::2], **options)
     entries = [
         {**entry, **({"gradients_of": "weighted loss"} if "flatloss" in entry["name"] else {})}
@@ -96,12 +99,18 @@ def test_a_weak_arm_that_did_not_learn_is_left_out_and_a_strong_one_leaves_it_op
             lost = r["model"] == model and r["metric"] == "probe_loss"
             return {**r, "value": 9.0, "replicates": None} if lost else r
 
-        options: dict[str, Any] = {"only": METRICS, "entropies": True, "flatloss": 0.4, "bins": False}
+        options: dict[str, Any] = {"only": METRICS, "entropies": True, "flatloss": 0.4, "bins": False, "seeds": SEEDS}
         return evaluate_claims(edited(table(models=ARMS, **options), change), ["frequency_intervention"])[0]
 
     weak, strong = stuck("decoder-flat"), stuck("decoder-flatloss")
     assert weak.status == "holds" and "weaker" not in weak.why
     assert strong.status == "undecided" and "decoder-flatloss did not learn" in strong.why
+
+
+def test_two_trainings_that_differ_by_luck_decide_nothing() -> None:
+    for flatloss in (0.4, 1.6):
+        (found,) = judged(ARMS[::2], flatloss=flatloss, seeds=(0,))
+        assert found.status == "undecided" and "one seed decides nothing" in found.why
 
 
 def test_seeds_make_it_general() -> None:

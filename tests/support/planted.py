@@ -72,6 +72,7 @@ PLANTED: dict[str, Specimen] = {
     "frequency_intervention": tangent(
         "frequency_intervention",
         opposite={"flat": 1.6},
+        nulls={"one seed": {"strength": 1.0, "flat": 1.0, "seeds": (0,), "seed_sd": 0.2}},
         models=("decoder", "decoder-flat", "decoder-flatloss"),
         seeds=(0, 1, 2),
         entropies=True,

@@ -125,6 +125,20 @@ def walking_models(seed: int) -> Table:
     return media_table(*sheets)
 
 
+def sister_models(seed: int) -> Table:
+    """One profile of drift and one of average cosine, unrelated, in several seeds or models of one architecture."""
+    models, seeds = ((1, 3), (1, 5), (4, 1), (3, 3))[seed % 4]
+    one, two = (walk((seed, side), range(13), by=1.0) for side in (1, 2))
+    sheets = []
+    for i in range(models * seeds):
+        own = 0.2 * np.random.default_rng((seed, i)).normal(size=(2, 13))
+        sheet = Media(f"m{i % models}", number=i // models, layers=12, entropy=(seed, i), noise=0.002)
+        drift = lambda d, w=own[0]: 20 + one[round(12 * d)] + w[round(12 * d)]  # noqa: E731
+        cosine = lambda d, w=own[1]: 0.5 + 0.03 * (two[round(12 * d)] + w[round(12 * d)])  # noqa: E731
+        sheets.append(sheet.stream(cosine, drift))
+    return media_table(*sheets)
+
+
 def related(depth: float) -> float:
     return 1 + 3 * depth
 
@@ -175,6 +189,18 @@ def wandering_attention(seed: int) -> Table:
     sizes = {"query": 0.2, "key": 0.2, "cosine": 0.05, "sharp": 0.04, "entropy": -0.04}
     truths = {n: (lambda step, n=n: LEVELS[n] + sizes[n] * course[step]) for n in LEVELS}
     return attention(truths, seed=seed, layers=(1, 4)[seed % 2])
+
+
+def long_wandering_attention(seed: int) -> Table:
+    """Twenty steps, over which every layer goes its own way as well."""
+    steps = tuple(range(0, 1000, 50))
+    course, layers = walk((seed, 5), steps, by=1.0), 4
+    own = [walk((seed, 6, n), steps, by=1.0) for n in range(layers + 1)]
+    sheet = Course(width=128, layers=layers, steps=steps, entropy=seed, noise=0.002)
+    for metric, base, by in (("attention_sharpness", 0.4, 0.04), ("attention_entropy", 0.6, -0.04)):
+        truth = lambda s, d, b=base, by=by: b + by * (0.3 * course[s] + 0.7 * own[round(d * layers)][s])  # noqa: E731
+        sheet.add(metric, truth, kind="scores")
+    return media_table(sheet.losses())
 
 
 def hardly_sharper(seed: int) -> Table:
@@ -357,7 +383,7 @@ INHERENT: dict[str, Specimen] = {
     ),
     "drift_explains_anisotropy": Specimen(
         lambda: sites(0, related, lambda depth: 0.2 + 0.5 * depth),
-        {"unrelated": unrelated_sites, "walk": walking_sites, "models": walking_models},
+        {"unrelated": unrelated_sites, "walk": walking_sites, "models": walking_models, "sisters": sister_models},
         lambda: sites(0, related, lambda depth: 0.8 - 0.5 * depth),
     ),
     "queries_and_keys_drift_together": Specimen(
@@ -367,7 +393,12 @@ INHERENT: dict[str, Specimen] = {
     ),
     "attention_sharpens": Specimen(
         lambda: attention({"sharp": rising(0.1, 0.6), "entropy": rising(0.9, 0.4)}),
-        {"still": still_attention, "walk": wandering_attention, "tiny": hardly_sharper},
+        {
+            "still": still_attention,
+            "walk": wandering_attention,
+            "long walk": long_wandering_attention,
+            "tiny": hardly_sharper,
+        },
         lambda: attention({"sharp": rising(0.6, 0.1), "entropy": rising(0.4, 0.9)}),
     ),
     "anisotropic_at_initialisation": Specimen(

@@ -46,6 +46,7 @@ def profile(truth: Truth | float, *, model: str = "m", seed: int = 0, seeds: int
 
 
 def both(decoder: Truth | float, encoder: Truth | float, **more: Any) -> Table:
+    more = {"seeds": 3, **more}
     sheets = [*profile(decoder, model="decoder-12x512", **more), *profile(encoder, model="encoder-12x512", **more)]
     return joined(*sheets, types={"decoder-12x512": "decoder", "encoder-12x512": "encoder"})
 
@@ -80,6 +81,18 @@ def loud_decoder(seed: int) -> Table:
         *profile(flat(), model="decoder-12x512", seed=seed, layers=layers, noise=0.001 * times, common=0.0),
         *profile(flat(), model="encoder-12x512", seed=seed + 1, layers=layers, noise=0.001, common=0.0),
     ]
+    return joined(*sheets, types={"decoder-12x512": "decoder", "encoder-12x512": "encoder"})
+
+
+def lucky_pair(seed: int) -> Table:
+    """An encoder and a decoder from one law: every training has a profile of its own, measured well."""
+    layers = (6, 12)[seed % 2]
+    walks = {(n, i): walk((seed, n, i), range(1, layers + 1), by=0.02) for n in range(3) for i in (1, 2)}
+    sheets = []
+    for n, (i, model) in itertools.product(range((1, 3)[seed // 2 % 2]), enumerate(("decoder", "encoder"), start=1)):
+        truth = lambda step, depth, w=walks[n, i]: max(0.2 + w[round(depth * layers)], 0.01)  # noqa: E731
+        sheet = Sheet(f"{model}-12x512", number=n, entropy=(seed, n, i), steps=(1000,), layers=layers, noise=0.001)
+        sheets.append(sheet.add("svd_ratio", truth).losses())
     return joined(*sheets, types={"decoder-12x512": "decoder", "encoder-12x512": "encoder"})
 
 
@@ -172,6 +185,13 @@ def walking_dimension(seed: int) -> Table:
     return phases(lambda step: 10 * math.exp(course[step]), seed=seed)
 
 
+def long_walking_dimension(seed: int) -> Table:
+    """The same over more steps."""
+    steps = tuple(range(0, 200, (10, 5)[seed % 2]))
+    course = walk((seed, 9), steps, by=(0.04, 0.08)[seed // 2 % 2])
+    return phases(lambda step: 10 * math.exp(course[step]), seed=seed, steps=steps, layers=2)
+
+
 def partitions(clusters: float, random: float, whole: float, *, seed: int = 0, **more: Any) -> Table:
     sheet = Sheet("m", entropy=seed, **{"layers": 6, "noise": 0.005, **more})
     for variant, level in (("", clusters), ("partition=random", random), ("partition=none", whole)):
@@ -208,6 +228,19 @@ def walking_estimators(seed: int) -> Table:
     return estimated(truths, seed=seed, layers=layers, noise=0.05)
 
 
+def sister_estimators(seed: int) -> Table:
+    """The same in several seeds, whose profiles are those of the architecture and alike."""
+    layers, sheets = (7, 12)[seed % 2], []
+    own = {name: walk((seed, i), range(1, layers + 1), by=1.0) for i, name in enumerate(ESTIMATORS)}
+    for number in range((3, 5)[seed // 2 % 2]):
+        luck = 0.2 * np.random.default_rng((seed, number)).normal(size=(3, layers + 1))
+        sheet = Sheet("m", number=number, entropy=(seed, number), layers=layers, noise=0.05)
+        for i, name in enumerate(ESTIMATORS):
+            sheet.add(name, lambda s, d, n=name, w=luck[i]: 10 + own[n][round(d * layers)] + w[round(d * layers)])
+        sheets.append(sheet)
+    return joined(*sheets)
+
+
 def noisy_estimators(seed: int) -> Table:
     return estimated(dict.fromkeys(ESTIMATORS, 10.0), seed=seed, layers=(5, 12, 24)[seed % 3], noise=0.3, common=0.0)
 
@@ -230,7 +263,7 @@ def arms(levels: Mapping[str, float], *, seed: int = 0, seeds: int = 3, scatter:
 def equal_arms(seed: int) -> Table:
     level = (0.1, 0.001, 0.5)[seed % 3]
     scatter = (0.02, 0.1, 0.3)[seed // 3 % 3]
-    return arms(dict.fromkeys(ARMS, level), seed=seed, scatter=scatter, seeds=(3, 5)[seed % 2])
+    return arms(dict.fromkeys(ARMS, level), seed=seed, scatter=scatter, seeds=(1, 3, 5)[seed % 3])
 
 
 def levels(*, mask: float = 0.0, objective: float = 0.0) -> dict[str, float]:
@@ -247,7 +280,7 @@ SHAPE: dict[str, Specimen] = {
     ),
     "encoders_more_uniform": Specimen(
         lambda: both(bell(), flat()),
-        {"alike": alike, "loud": loud_decoder, "barely": barely_less},
+        {"alike": alike, "loud": loud_decoder, "barely": barely_less, "luck": lucky_pair},
         lambda: both(flat(), bell()),
     ),
     "decoders_bell_encoders_flat": Specimen(
@@ -257,7 +290,12 @@ SHAPE: dict[str, Specimen] = {
     ),
     "two_phases": Specimen(
         lambda: phases(lambda step: hump(STEPS)(step, 0.5)),
-        {"noise": noisy_dimension, "trembling": trembling_dimension, "walk": walking_dimension},
+        {
+            "noise": noisy_dimension,
+            "trembling": trembling_dimension,
+            "walk": walking_dimension,
+            "long walk": long_walking_dimension,
+        },
         lambda: phases(lambda step: 5 + math.log1p(step)),
     ),
     "anisotropy_grows": Specimen(
@@ -270,7 +308,12 @@ SHAPE: dict[str, Specimen] = {
     ),
     "estimators_agree": Specimen(
         lambda: estimated({n: (lambda step, depth, s=s: 10 + 8 * s * depth) for n, s in ESTIMATORS.items()}),
-        {"noise": noisy_estimators, "unrelated": unrelated_estimators, "walk": walking_estimators},
+        {
+            "noise": noisy_estimators,
+            "unrelated": unrelated_estimators,
+            "walk": walking_estimators,
+            "seeds": sister_estimators,
+        },
         lambda: estimated({n: (lambda step, depth, i=i: 10 + 8 * (-1) ** i * depth) for i, n in enumerate(ESTIMATORS)}),
     ),
     "mask_effect": Specimen(

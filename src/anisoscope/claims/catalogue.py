@@ -125,7 +125,7 @@ def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
             single.append(verdict)
         if len(findings) > 1:
             verdicts.append(_over_seeds(declared, subject, findings, series=series, single=single, refusal=refusal))
-        verdicts += single if len(findings) == 1 or not findings[0][1].replicate else []
+        verdicts += single if len(findings) == 1 or not findings[0][1].one_seed else []
     return verdicts
 
 

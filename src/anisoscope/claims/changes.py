@@ -147,4 +147,43 @@ RULE_CHANGES = (
         "the strongest intervention in each direction decides, by the effective entropy of the targets, late",
         "arms that hardly differ in frequency decided, and early steps, in which they have not parted, counted",
     ),
+    RuleChange(
+        "2026-11-17",
+        ("mask_effect", "objective_effect", "frequency_intervention"),
+        "one seed was judged by its interval over contexts, for these two runs only",
+        "undecided with one seed: trainings are the replicates, and three are needed",
+        "two trainings from one law differed beyond the margin in up to 32 of 100 null tables",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("encoders_more_uniform", "decoders_bell_encoders_flat"),
+        "one encoder beside one decoder was judged by its interval over contexts; seeds pooled as means of ratios",
+        "three seeds, or three encoders and three decoders; ratios are pooled as logarithms",
+        "pairs from one law held in up to 27 of 100 null tables; one small spread of a decoder made the interval of a "
+        "mean of ratios boundless",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("drift_explains_anisotropy", "estimators_agree"),
+        "walks tested in each seed alone, at 5 %, and not at all over seeds and models; six sites",
+        "profiles of all seeds (and models) turn together in that test, at 2 %, which takes seven sites",
+        "seeds and models of one architecture share their profiles: one coincidence was confirmed by all of them, in "
+        "up to 32 of 100 null tables",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("two_phases", "attention_sharpens", "queries_and_keys_drift_together", "anisotropy_grows"),
+        "walks tested at 5 %, step by step, dimension and anisotropy as they are",
+        "at 2 % (growth, which must be there twice: 5 %), beyond twelve changes in groups, relative quantities as "
+        "logarithms",
+        "at its nominal level a test errs in more than 5 of 100 tables half of the time, and relative changes are not "
+        "symmetric",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("anisotropic_at_initialisation", "anisotropy_grows_with_bias", "sharpness_grows_with_bias"),
+        "failed where one arm failed",
+        "undecided where some arms hold and others fail",
+        "seen in docs/results/untrained: attention on short inputs does not sharpen at biases at which normed ones do",
+    ),
 )

@@ -31,7 +31,7 @@ PRESETS = {
     ),
     "small": Preset(
         {"context": 256, "steps": 2000, "batch_size": 64, "lr": 6e-4, "checkpoints": "0,64,512,every:2000"},
-        sizes={"6x256": {"seeds": (0, 1, 2)}, "12x512": {"steps": 4000}},
+        sizes={"6x256": {"seeds": (0, 1, 2)}, "12x512": {"seeds": (0, 1, 2), "steps": 4000}},
     ),
 }
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
 from anisoscope.claims.engine.learning import Gate
+from anisoscope.claims.engine.walk import Walk
 from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, no_effect_p, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
@@ -34,7 +35,7 @@ ALPHA = 0.05
 ONE_MODEL = "for this model"
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
 SHARE = (None, 1.0)  # bounds of an explained share
-ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
+ONE_SEED = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
 TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
@@ -60,6 +61,8 @@ class Part:
     below: bool = False  # whether the effect must lie below its margin instead of beyond it
     bounds: Bounds = (None, None)  # possible values; the interval is clipped to them but keeps the effect
     degrees: float = math.nan  # of freedom of the interval, for error control; NaN: not known
+    ratio: bool = False  # seeds are pooled as logarithms
+    walk: Walk | None = field(default=None, repr=False, compare=False)  # what it was held against, see `against`
 
     def __post_init__(self) -> None:
         least, most = self.bounds
@@ -98,6 +101,10 @@ class Part:
     @property
     def measured(self) -> bool:
         return math.isfinite(self.effect)
+
+    def against(self, walk: Walk) -> Part:
+        """The part, left open if it lies beyond its margin and walks without a direction do as well too often."""
+        return replace(self, walk=walk, reason=self.reason or (walk.doubt if self.lead > 0 else ""))
 
     def __neg__(self) -> Part:
         """The part with the sign of its effect reversed."""
@@ -160,7 +167,7 @@ class Part:
         return f"short of {margin}" if self.high < self.margin else f"with {margin} inside the interval"
 
     def record(self) -> dict[str, Any]:
-        kept = {name: value for name, value in asdict(self).items() if name != "bounds"}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("bounds", "walk")}
         return {**kept, "status": self.status if math.isfinite(self.margin) else None}
 
 
@@ -188,7 +195,7 @@ class Finding:
     until: Callable[[int], Finding] | None = None  # evaluates again without data after a step
     note: str = ""  # appended to the sentence
     several: Callable[[Sequence[Finding]], Sentence] | None = None  # sentence over seeds
-    replicate: bool = False  # seeds are samples: single ones get no verdict beside the pooled one
+    one_seed: str = ""  # why a single seed stays open, whatever its interval over contexts: trainings are the samples
     gate: Gate = field(default_factory=Gate)  # whether the models learned, for claims about training
 
 
@@ -223,10 +230,10 @@ def pool(findings: Sequence[Finding], refusal: str = "") -> Finding:
     parts = [_pooled([seed[name] for seed in named]) for name in named[0] if all(name in seed for seed in named)]
     if refusal:
         parts = [replace(part, reason=refusal) if math.isfinite(part.margin) else part for part in parts]
-    details = {"step": first.details["step"]} if "step" in first.details and not refusal else {}
-    details |= {"fit": first.details["fit"]} if "fit" in first.details else {}
+    shared = (name for name, value in first.details.items() if all(f.details.get(name) == value for f in findings))
+    details = {name: first.details[name] for name in shared if name != "missing" and not (refusal and name == "step")}
     sentence = first.several(findings) if first.several else first.sentence
-    return replace(first, parts=parts, sentence=sentence, details=details, scope=ONE_MODEL, until=None)
+    return replace(first, parts=parts, sentence=sentence, details=details, scope=ONE_MODEL, until=None, one_seed="")
 
 
 def _pooled(parts: Sequence[Part]) -> Part:
@@ -235,6 +242,9 @@ def _pooled(parts: Sequence[Part]) -> Part:
     effects = [part.effect for part in parts if math.isfinite(part.effect)]
     if not effects:
         return first
+    if first.ratio and all(part.effect > 0 for part in parts):
+        logs = _pooled([_mapped(replace(part, ratio=False), math.log) for part in parts])
+        return replace(_mapped(logs, math.exp), ratio=True, p=math.nan)
     centre = sum(effects) / len(effects)
     few = len(effects) < FEWEST_SEEDS
     reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
@@ -251,7 +261,18 @@ def _pooled(parts: Sequence[Part]) -> Part:
         low, high = min(part.low for part in parts), max(part.high for part in parts)
         p, degrees = max(part.p for part in parts), first.degrees
     reason = reason if first.needed else ""
-    return replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason, degrees=degrees)
+    made = replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason, degrees=degrees)
+    walks = [part.walk for part in parts if part.walk is not None and part.walk.shared]
+    return made.against(Walk.joined(walks)) if walks else made
+
+
+def _mapped(part: Part, function: Callable[[float], float]) -> Part:
+    """The part with its effect and interval on another scale; an end outside of that scale is not known."""
+
+    def end(value: float) -> float:
+        return function(value) if function is math.exp or value > 0 else math.nan
+
+    return replace(part, effect=end(part.effect), low=end(part.low), high=end(part.high))
 
 
 def agreement(parts: Sequence[Part], name: str, *, what: str) -> Part:
@@ -428,7 +449,7 @@ def verdict_of(
 ) -> Verdict:
     """The verdict on a finding, with its sentence; `about` is added to the details."""
     parts = finding.settle(_by_name(finding.parts))
-    if left_open := finding.gate.reason or finding.left_open:
+    if left_open := finding.gate.reason or finding.left_open or finding.one_seed:
         parts = {name: replace(p, reason=left_open) if p.needed and p.measured else p for name, p in parts.items()}
     needed = [part for part in parts.values() if part.needed]
     status, binding = judge(needed)

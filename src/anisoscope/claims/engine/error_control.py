@@ -68,11 +68,14 @@ def part_p(part: Mapping[str, Any], *, holds: bool) -> float:
     """
     above = holds != bool(part.get("below"))  # whether the effect has to lie above its margin
     end = part.get("low" if above else "high")
-    if not (_known(part.get("effect")) and _known(end)):
+    if not (_known(part.get("effect")) and end is not None and math.isfinite(end)):
         return 1.0
     looks, degrees = int(part.get("looks") or 1), part.get("degrees") or USUAL_DEGREES
-    error = abs(part["effect"] - end) / t_quantile(degrees, among(looks))
-    gap = part["effect"] - part["margin"] if above else part["margin"] - part["effect"]
+    effect, margin = part["effect"], part["margin"]
+    if part.get("ratio") and min(effect, end, margin) > 0:
+        effect, end, margin = math.log(effect), math.log(end), math.log(margin)
+    error = abs(effect - end) / t_quantile(degrees, among(looks))
+    gap = effect - margin if above else margin - effect
     p = min(1.0, 2 * looks * t_tail(gap, error, degrees=degrees))
     if not (holds and part.get("tested")):
         return p

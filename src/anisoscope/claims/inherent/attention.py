@@ -24,7 +24,7 @@ import numpy as np
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Sentence, claim
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, block_mean, stacks, steps_of
-from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
+from anisoscope.claims.engine.walk import Walk, rank_correlations
 from anisoscope.claims.inherent.drift import SOURCE
 from anisoscope.results.quantity import Quantity, combine, combine_folds, correlate, mean
 
@@ -66,7 +66,7 @@ def queries_and_keys_drift_together(stack: BlockStack) -> Finding:
     before rotation: after it the mean over positions keeps only slow channels, in which random directions are more
     parallel than d says (|cos| .15 instead of .10 for 64 channels and 512 positions). A model known to rotate that was
     measured after rotation alone stays undecided, and so does a trend that steps whose changes go up or down by chance
-    have too often (p > .05 of all choices of their signs). Margins are ours.
+    have too often (p > .02 of all choices of their signs). Margins are ours.
     """
     courses = _courses(stack, "")
     try:
@@ -165,13 +165,11 @@ def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool 
     trend = -_trend(course) if falls else _trend(course)
     more = {} if math.isfinite(trend.value) else {"reason": f"the {name} is the same at every step of a layer"}
     part = Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
-    if not part.low > TREND_MARGIN:
-        return part
     layers, steps = evidence.shared_steps([course])
     values = {(cell.layer, cell.step): quantity.value for cell, quantity in course.items()}
     table = np.array([[values[layer, step] for step in steps] for layer in layers]) * (-1 if falls else 1)
-    p = walk_p(table, functools.partial(rank_correlations, np.arange(len(steps), dtype=float)))
-    return replace(part, reason=part.reason or walk_doubt(p, "steps"))
+    order = functools.partial(rank_correlations, np.arange(len(steps), dtype=float))
+    return part.against(Walk.of(table, order, "steps"))
 
 
 def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) -> Part:
@@ -223,7 +221,7 @@ def attention_sharpens(stack: BlockStack) -> Finding:
     first step to late in training (the mean over the last third of the steps), a twentieth of the way from even
     attention to a single key: an order of steps can be perfect where nothing happens (.0012 to .0014 was such a course,
     and all that was looked at when the .05 was set). A trend that steps whose changes go up or down by chance have too
-    often (p > .05 of all choices of their signs) stays open. Without the first key, which may be a mere sink, it is
+    often (p > .02 of all choices of their signs) stays open. Without the first key, which may be a mere sink, it is
     told beside where that was measured. Margins are ours.
     """
     scores = replace(stack, kind="scores")

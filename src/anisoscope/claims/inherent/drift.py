@@ -31,7 +31,7 @@ from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, Se
 from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Study, figure, listed, stacks
 from anisoscope.claims.engine.learning import learned
-from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
+from anisoscope.claims.engine.walk import Walk, rank_correlations
 from anisoscope.results.modality import MODALITIES, TEXT, attends, modality_name
 from anisoscope.results.quantity import Quantity, combine_folds, correlate, mean, ranks, t_interval
 from anisoscope.results.query import Row, Table
@@ -48,7 +48,7 @@ _RECTIFIED = (  # prefixes of model classes whose stages end in a ReLU
 _NOT_MEASURED = "measure it with --metrics average_cosine,drift,mean_norm,explained_by_drift"
 CORRELATION_MARGIN = 0.3
 SHARE_MARGIN = 0.5
-FEWEST_LAYERS = 6  # needed for a verdict: five points reach p ≤ .05 only in perfect order
+FEWEST_LAYERS = 7  # needed for a verdict: of the walks over six sites one is 3 %, and 2 may do as well
 _FEW_MODELS = f"an interval over models needs {FEWEST_CLUSTERS} of them"
 NEAR_IDENTITY = "a near-identity of the average cosine, which it follows by construction"
 ALL = "all models"
@@ -330,12 +330,12 @@ def drift_explains_anisotropy(given: BlockStack | Study) -> Finding:
 
     Spearman's correlation of ‖mean(h)‖ with the average cosine over the embedding and the blocks, in each stack.
 
-    It must lie beyond .3 with p ≤ .05, and the median over the sites of the share 1 − A(centred)/A beyond .5; both
-    margins are ours. Taken at the last measured step; six sites at least, since five reach p ≤ .05 only in perfect
-    order. Its interval is as wide as contexts (jackknife over folds) or the number of sites (Fisher's Z) make it; p
-    tries every order of up to nine sites and is by t beyond. Neighbouring layers are alike, so that two profiles that
-    have nothing to do with each other correlate: undecided where profiles whose changes go up or down by chance do as
-    well too often (p > .05 of all choices of their signs). Pearson's correlation is told beside it, with its p.
+    It must lie beyond .3, and the median over the sites of the share 1 − A(centred)/A beyond .5; both margins are ours.
+    Taken at the last measured step. The interval is as wide as contexts (jackknife over folds) or the number of sites
+    (Fisher's Z) make it. Neighbouring layers are alike, so that two profiles that have nothing to do with each other
+    correlate: undecided where profiles whose changes go up or down by chance do as well too often (p > .02 of all
+    choices of their signs), which takes seven sites at least. Seeds of one model share its profiles, and so may models
+    of one family: their profiles turn together in that test. Pearson's correlation is told beside it, with its p.
     Two models or more are judged together too, over within-model ranks: the interval leaves out one model after another
     (Z, t of one degree less than models; three at least), and models that are not explained are named; p is then that
     of layers shuffled within models. Layers are no independent samples: every p describes. Models with untrained
@@ -380,14 +380,14 @@ def _parts(stream: Stream) -> list[Part]:
         second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=engine.SHARE)
     else:
         second = Part.absent(_SHARE, Missing("explained_by_drift at the same sites", _HOW), margin=SHARE_MARGIN)
-    doubt = ""
-    if first.low > first.margin:
-        drift, cosine = (np.array([pair[side].value for pair in pairs]) for side in (0, 1))
-        often = f"other orders of the sites do as well too often (p = {figure(first.p)})"
-        doubt = walk_doubt(walk_p(cosine[None], functools.partial(rank_correlations, drift)), "sites")
-        doubt = doubt if first.p <= engine.ALPHA else often
-    doubt = (_few(pairs) or doubt) if first.measured else _note(stream, pairs, first)
-    return [replace(first, reason=doubt), replace(second, reason=_few(pairs) or second.reason)]
+    few = _few(pairs) if first.measured else _note(stream, pairs, first)
+    return [replace(first, reason=few).against(_walk(pairs)), replace(second, reason=_few(pairs) or second.reason)]
+
+
+def _walk(pairs: Pairs) -> Walk:
+    """The average cosine over sites, whose rank correlation with drift may be that of unrelated profiles."""
+    drift, cosine = (np.array([pair[side].value for pair in pairs]) for side in (0, 1))
+    return Walk.of([cosine], functools.partial(rank_correlations, drift), "sites", shared=True)
 
 
 def _few(pairs: Pairs) -> str:
@@ -408,7 +408,9 @@ def _of_all(study: Study) -> Finding:
     linear = [unit for stream in found.values() if (unit := _unit(stream, ranked=False)) is not None]
     ranked = _pooled_part(units)
     few = "" if math.isfinite(ranked.low) else _FEW_MODELS
-    parts = [replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few), _share_over_models(found)]
+    walk = Walk.joined(_walk(list(stream.pairs().values())) for stream in found.values() if _unit(stream) is not None)
+    first = replace(ranked, name=_RANK, margin=CORRELATION_MARGIN, reason=few).against(walk)
+    parts = [first, _share_over_models(found)]
     parts.append(replace(_pooled_part(linear), name=_LINEAR, needed=False))
     outcomes = {name: _status(stream) for name, stream in found.items()}
     ends = {name: stream.step for name, stream in found.items()}

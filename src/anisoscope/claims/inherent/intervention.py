@@ -2,7 +2,7 @@
 
 Notation, for blocks at initialisation
     N        size of the bias; A average cosine. An arm is one initialisation, width and kind of inputs; a claim about a
-             family must hold in every arm
+             family holds where it does in every arm, and is open where some arms hold and others fail
     odds     A/(1 − A): for inputs x + N·b/‖b‖ they are N²/‖x‖², what is shared over what is not. They grow by the same
              factor wherever a block adds the same, while A itself can add nothing near 1
 
@@ -26,9 +26,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from anisoscope.claims.engine import claim as engine
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim
+from anisoscope.claims.engine.claim import (
+    CORRELATION,
+    ONE_SEED,
+    SHARE,
+    Finding,
+    Part,
+    Parts,
+    agreement,
+    claim,
+    descriptive,
+    judge,
+)
 from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Readings, Run, Study, block_mean, figure, models
 from anisoscope.results.quantity import Bounds, Quantity, combine, correlate, mean, relative_fall
 
@@ -101,7 +111,7 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         described = {f"{arm}: inputs": known[shown], f"{arm}: outputs": there[shown]}
         described |= {f"{arm}: without bias": there[0.0]} if 0 in there else {}
         grown = combine([q for bias in judged for q in (known[bias], there[bias])], _odds_growth)
-        parts.append(_judged(str(arm), grown, margin=ADDED_MARGIN, bounds=(-1.0, None)))
+        parts.append(Part.of(str(arm), grown, margin=ADDED_MARGIN, bounds=(-1.0, None)))
         parts += Part.describe_all(described, bounds=CORRELATION)
     if not parts:
         raise NotHere("block at initialisation with a bias of its inputs", _HOW)
@@ -116,7 +126,9 @@ def anisotropic_at_initialisation(run: Run) -> Finding:
         alone = parts.get(f"{part.name}: without bias")
         return text + (f"; without a bias the outputs there have {alone}" if alone is not None else "")
 
-    return Finding(parts, sentence, {"biases": biases}, replicate=True)
+    arms = {part.name: [part.name] for part in parts if math.isfinite(part.margin)}
+    settle = functools.partial(_arms_agree, arms=arms)
+    return Finding(parts, sentence, {"biases": biases}, settle=settle, one_seed=ONE_SEED)
 
 
 def _odds_growth(cosines: Sequence[float]) -> float:
@@ -132,9 +144,13 @@ def _odds_growth(cosines: Sequence[float]) -> float:
     return math.exp(sum(logs[1::2]) / len(logs[1::2]) - sum(logs[::2]) / len(logs[::2])) - 1
 
 
-def _judged(name: str, quantity: Quantity, *, margin: float, bounds: Bounds = CORRELATION) -> Part:
-    """A part measured in one seed, undecided until pooled over seeds: a correlation, or a difference of cosines."""
-    return Part.of(name, quantity, margin=margin, reason=engine.ONE_REPLICATE, bounds=bounds)
+def _arms_agree(parts: dict[str, Part], *, arms: Mapping[str, Sequence[str]]) -> dict[str, Part]:
+    """Where some arms hold and others fail, leave the part that decides open; `arms`: the parts of each, by name."""
+    weakest = [judge([parts[name] for name in names])[1] for names in arms.values()]
+    if not {"holds", "fails"} <= {part.status for part in weakest}:
+        return parts
+    name = judge(weakest)[1].name
+    return {**descriptive(parts), name: agreement(weakest, name, what="arms")}
 
 
 def _out_of_reach(arm: UntrainedArm, known: Biased) -> str:
@@ -168,6 +184,8 @@ def sharpness_grows_with_bias(run: Run) -> Finding:
 
     Mean over heads; the rise is that from the smallest to the largest bias, a twentieth of the way from even attention
     to a single key. An order can be perfect where nothing happens (.0000 to .0003 on plain inputs is such a course).
+    What makes attention uneven is the product of the bias with what rows do not share, so short inputs need a far
+    larger bias than normed ones: where some arms rise and others do not, the claim stays open and says in how many.
     """
     sharp = _arms(run, "attention_sharpness", "scores")
     return _growth(sharp, "the sharpness of attention", rise=SHARPER_MARGIN, inputs={})
@@ -182,8 +200,9 @@ def _growth(
     parts = []
     for arm, there in long.items():
         trend = combine(list(there.values()), functools.partial(correlate, list(there), method="spearman"))
-        parts.append(_judged(str(arm), trend, margin=RANK_MARGIN))
-        parts.append(_judged(f"{arm}{_SIZE}", there[max(there)] - there[min(there)], margin=rise))
+        parts.append(Part.of(str(arm), trend, margin=RANK_MARGIN, bounds=CORRELATION))
+        size = there[max(there)] - there[min(there)]
+        parts.append(Part.of(f"{arm}{_SIZE}", size, margin=rise, bounds=CORRELATION))
     for arm, there in long.items():
         for end, words in ((min(there), "smallest"), (max(there), "largest")):
             described = {f"{arm}: at the {words} bias": there[end]}
@@ -203,7 +222,8 @@ def _growth(
         text += f"(from {low} at the smallest bias to {high} at {figure(reach)}"
         return text + (f"; the inputs themselves go from {' to '.join(given)})" if given else ")")
 
-    return Finding(parts, sentence, {"arms": len(long)}, replicate=True)
+    settle = functools.partial(_arms_agree, arms={str(arm): [str(arm), f"{arm}{_SIZE}"] for arm in long})
+    return Finding(parts, sentence, {"arms": len(long)}, settle=settle, one_seed=ONE_SEED)
 
 
 def _arms(run: Run, metric: str, kind: str) -> dict[UntrainedArm, Biased]:
@@ -267,7 +287,7 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
         for of in (driftless, ordinary)
     )
     more: dict[str, Any] = {"margin": RISE_MARGIN, "needed": False, "bounds": CORRELATION}
-    parts = [_judged(f"rise {when}", at[when] - at["at step 0"], margin=RISE_MARGIN) for when in thirds]
+    parts = [Part.of(f"rise {when}", at[when] - at["at step 0"], **{**more, "needed": True}) for when in thirds]
     parts += [Part.of(f"softmax: rise {when}", usual[when] - usual["at step 0"], **more) for when in thirds]
     described = {**at, **{f"softmax {when}": cosine for when, cosine in usual.items()}}
     parts += Part.describe_all(described, bounds=CORRELATION)
@@ -277,7 +297,7 @@ def anisotropy_without_drift(arms: Arms) -> Finding:
     details = {"step": steps[-1], "early": thirds["early"], "late": thirds["late"], "blocks": len(layers)}
     sentence = functools.partial(_rise_sentence, name=arms.name)
     aspects = {when: (f"rise {when}",) for when in thirds}
-    return Finding(parts, sentence, details, settle=_settle_rise, aspects=aspects, scope=_SCOPE, replicate=True)
+    return Finding(parts, sentence, details, settle=_settle_rise, aspects=aspects, scope=_SCOPE, one_seed=ONE_SEED)
 
 
 def _drift_parts(arms: Arms, name: str, steps: Sequence[int | None], prefix: str = "") -> list[Part]:
@@ -373,12 +393,12 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
 
     a, b = (over(found[name]) for name in (ORDINARY, CENTRED))
     parts = [
-        _judged("fall", relative_fall(a, b), margin=FALL_MARGIN, bounds=engine.SHARE),
+        Part.of("fall", relative_fall(a, b), margin=FALL_MARGIN, bounds=SHARE),
         *Part.describe_all({ORDINARY: a, CENTRED: b}, bounds=UNIT),
     ]
     if early:
         first = relative_fall(*(over(found[name], early) for name in (ORDINARY, CENTRED)))
-        parts.append(Part.of("fall early", first, margin=FALL_MARGIN, needed=False, bounds=engine.SHARE))
+        parts.append(Part.of("fall early", first, margin=FALL_MARGIN, needed=False, bounds=SHARE))
     least: Bounds = (0.0, None)
     for metric, words, bounds in (("attention_entropy", _ENTROPY, UNIT), ("score_spread", _SPREAD, least)):
         measured = {name: arms.stack(name, "scores").blocks(metric) for name in (ORDINARY, CENTRED)}
@@ -391,7 +411,7 @@ def sharpness_needs_drift(arms: Arms) -> Finding:
             parts += _drift_parts(arms, name, late, prefix=f"{name}: ")
     sentence = functools.partial(_fall_sentence, last=steps[-1])
     details, aspects = {"step": steps[-1], "late": late, "blocks": len(layers)}, {"early": ("fall early",)}
-    more: dict[str, Any] = {"settle": _settle_fall, "scope": _SCOPE, "replicate": True, "aspects": aspects}
+    more: dict[str, Any] = {"settle": _settle_fall, "scope": _SCOPE, "one_seed": ONE_SEED, "aspects": aspects}
     return Finding(parts, sentence, details, **more)
 
 

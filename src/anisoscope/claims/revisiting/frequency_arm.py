@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import Finding, Part, Parts, claim
+from anisoscope.claims.engine.claim import ONE_SEED, Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, listed, step_records
 from anisoscope.claims.engine.learning import learned
 from anisoscope.claims.revisiting.period import REFIT
@@ -149,8 +149,12 @@ def frequency_intervention(arms: FrequencyArms) -> Finding:
     details |= {"step": late.step} if late.step is not None else {}
     aspects: dict[str, tuple[str, ...]] = {"enrichment": ("enrichment",), _EARLY: (_EARLY,), _COSINE: (_COSINE,)}
     aspects["weaker interventions"] = tuple(f"{_WEAKER}{run.model}" for run in weaker)
-    # the interval is over contexts, not trainings: one run per arm supports a verdict on these two runs only
-    how: dict[str, Any] = {"scope": "for these two runs only", "left_open": _other_loss(arms.runs)}
+    # the interval is over contexts, and two trainings differ by more than that
+    how: dict[str, Any] = {
+        "scope": "for these two runs only",
+        "one_seed": ONE_SEED,
+        "left_open": _other_loss(arms.runs),
+    }
     return Finding(parts, _sentence_of(details), details, aspects=aspects, settle=depends_on_readings(), **how)
 
 

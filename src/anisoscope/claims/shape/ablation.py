@@ -9,7 +9,8 @@ Notation
     a, b              svd_ratio of the arm before the change and of the one after it; the effect is b − a
     relative fall     (a − b) / a, what the claims are judged by: positive where the effect is negative
 All are means over the blocks 1 … L, at the last step that has all blocks of both arms. With three seeds the interval is
-the t interval over pairs of one seed; one seed has an interval over contexts and supports a verdict on its runs only.
+the t interval over pairs of one seed. One seed has an interval over contexts, but two trainings differ by more than
+contexts say: it decides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import Finding, Part, Parts, Sentence, claim
+from anisoscope.claims.engine.claim import ONE_SEED, Finding, Part, Parts, Sentence, claim
 from anisoscope.claims.engine.evidence import Arms, Missing, NotHere, Readings, Study, figure
 from anisoscope.claims.shape.depth import SOURCE
 from anisoscope.results.quantity import Quantity, relative_fall
@@ -127,7 +128,8 @@ def _effect(contrast: Contrast, arms: Arms) -> Finding:
     where = f"mean over {evidence.counted(len(main.layers), 'block')}{evidence.at_step(main.step)}"
     fall = Part.of(_FALL, relative_fall(*main.means()), margin=EFFECT_MARGIN)
     sentence = _sentence(contrast, where)
-    return Finding([fall, *Part.describe_all(described)], sentence, details, scope="for these two runs only")
+    how: dict[str, Any] = {"scope": "for these two runs only", "one_seed": ONE_SEED}
+    return Finding([fall, *Part.describe_all(described)], sentence, details, **how)
 
 
 @dataclass(frozen=True)

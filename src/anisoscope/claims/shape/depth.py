@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +26,8 @@ import numpy as np
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import TOO_FEW, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.evidence import BlockStack, Missing, NotHere, Readings, Run, Study, figure, stacks, whole
-from anisoscope.claims.engine.walk import walk_doubt, walk_p
-from anisoscope.results.quantity import FEWEST_FOLDS, THIN, Quantity
+from anisoscope.claims.engine.walk import Walk, walk_doubt
+from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, THIN, Quantity
 
 SOURCE = "Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928"
 FEWEST_BLOCKS = 6  # of five every sixteenth order of ups and downs is a bell
@@ -36,6 +36,7 @@ NORMAL_95 = 1.959964  # half-widths without folds are those of normal intervals
 END_MARGIN = 0.05
 LEAST_DISTANCE = 0.2 - 1e-9  # tolerance: a peak at exactly .2 counts
 SMOOTH = 0.9
+BELL_LUCK = 0.05  # of walks may be as high a bell; the place of the peak, the ends and the smoothness exclude most
 ALONE = 0.2  # a peak is one block alone if the next highest has less of its height
 MOST_SPREAD = 1 / 1.5  # of the decoder's spread, that an encoder may have at most to be called more uniform
 REPEATED = 0.5  # part of a spread that must be found again where other contexts locate its ends
@@ -283,8 +284,8 @@ def bell_parts(profile: Curve) -> list[Part]:
         Part(_PEAK, float(near[profile.peak]), *_quantiles(near[peaks]), **away),  # type: ignore[arg-type]
         Part.of(_SHAPE, smooth, margin=SMOOTH, p=math.nan, guard=True),
         Part("peak depth", float(depths[profile.peak]), *_quantiles(depths[peaks]), needed=False),
-        *Part.describe_all({"peak": float(profile.values.max()), _WALK: walk_p(profile.values[None], _height)}),
-        *Part.describe_all({_SECOND: _second(profile.values)}),
+        *Part.describe_all({"peak": float(profile.values.max()), _SECOND: _second(profile.values)}),
+        *Part.describe_all({_WALK: Walk.of([profile.values], _height, "blocks").p}),
     ]
 
 
@@ -295,16 +296,15 @@ def _second(profile: np.ndarray) -> float:
 
 
 def _height(walks: np.ndarray) -> np.ndarray:
-    """The height of profiles [sets, 1, L] above the higher of their ends."""
-    profiles = walks[:, 0]
-    return profiles.max(-1) - np.maximum(profiles[:, 0], profiles[:, -1])
+    """The height of profiles [sets, L] above the higher of their ends."""
+    return walks.max(-1) - np.maximum(walks[:, 0], walks[:, -1])
 
 
 def _like_a_walk(parts: Parts) -> str:
     """Why a bell may be none: one block alone, or a walk over the blocks; empty if neither."""
     if parts[_SECOND].effect < ALONE:
         return f"it is one block alone: the next highest has {parts[_SECOND].number} of its height above the ends"
-    return walk_doubt(parts[_WALK].effect, "blocks")
+    return walk_doubt(parts[_WALK].effect, "blocks", luck=BELL_LUCK)
 
 
 def _bell_sentence(parts: Parts, part: Part) -> str:
@@ -367,7 +367,8 @@ def encoders_more_uniform(models: SameSize) -> Finding:
 
     At the last measured step, for every encoder with every decoder that has as many blocks of the same width; the
     interval leaves out the same folds of contexts in both. The spread of any noise is positive, so half of the
-    decoder's must be found again where other contexts locate its ends than measure it. A spread below .2 is told as a
+    decoder's must be found again where other contexts locate its ends than measure it. Two trainings differ by more
+    than contexts say: it takes three seeds, or three encoders and three decoders. A spread below .2 is told as a
     uniform profile, which decides nothing. `svd_ratio_squared` and svd_ratio without the first position are told
     beside it.
     """
@@ -403,7 +404,19 @@ def encoders_more_uniform(models: SameSize) -> Finding:
         text += f" (below {UNIFORM}, uniform by itself, in {evidence.listed(flat)})" if flat else ""
         return f"{text}; what decides is {part.name} with {part}, {part.outcome}"
 
-    return Finding(parts, sentence, details, aspects=aspects, scope="for these models")
+    alone = _alone(models.encoders, models.decoders)
+    return Finding(parts, sentence, details, aspects=aspects, scope="for these models", one_seed=alone)
+
+
+def _alone(encoders: Collection[str], decoders: Collection[str]) -> str:
+    """Why one seed of these models decides nothing: two trainings differ by luck; empty from three of each on.
+
+    If encoders and decoders do not differ, three encoders all lie below three decoders in one of twenty cases at most.
+    """
+    if min(len(encoders), len(decoders)) >= FEWEST_SEEDS:
+        return ""
+    have = f"{evidence.counted(len(encoders), 'encoder')} and {evidence.counted(len(decoders), 'decoder')}"
+    return f"two trainings differ by luck: it takes {FEWEST_SEEDS} seeds, or as many models of each kind, not {have}"
 
 
 def _spread(profile: np.ndarray) -> float:
@@ -417,7 +430,7 @@ def uniform_parts(encoder: Curve, decoder: Curve, name: str) -> list[Part]:
     plain = float(np.ptp(decoder.values))
     there = decoder.span() / plain if plain else Quantity(math.nan)
     return [
-        Part.of(name, one.over(two), margin=MOST_SPREAD, p=math.nan, below=True),
+        Part.of(name, one.over(two), margin=MOST_SPREAD, p=math.nan, below=True, ratio=True),
         Part.of(f"{name}, spread of the decoder on other contexts", there, margin=REPEATED, p=math.nan, guard=True),
     ]
 
@@ -452,14 +465,15 @@ def decoders_bell_encoders_flat(study: Study) -> Finding:
     for name in filter(curves.__contains__, kinds["decoder"]):
         kept = [p for p in bell_parts(curves[name]) if math.isfinite(p.margin) or p.name in (_WALK, _SECOND)]
         parts += [replace(p, name=f"decoder {name}: {p.name}") for p in kept]
+    alone = _alone(kinds["encoder"], kinds["decoder"])  # of seeds, parts are pooled without it
     for name in filter(curves.__contains__, kinds["encoder"]):
         same = [other for other in kinds["decoder"] if _size(found[other]) == _size(found[name]) and other in curves]
         for other in same:
             made = uniform_parts(curves[name], curves[other], f"beside {other}")
-            parts += [replace(p, name=f"encoder {name}: {p.name}") for p in made]
+            parts += [replace(p, name=f"encoder {name}: {p.name}", reason=p.reason or alone) for p in made]
         if not same:
-            alone = Missing(f"decoder of {_size(found[name])} beside {name}", _SIZES_HOW)
-            parts.append(Part.absent(f"encoder {name}: size", alone, margin=MOST_SPREAD))
+            no_decoder = Missing(f"decoder of {_size(found[name])} beside {name}", _SIZES_HOW)
+            parts.append(Part.absent(f"encoder {name}: size", no_decoder, margin=MOST_SPREAD))
     ends = {name: evidence.last_step(_first(found[name])) for names in kinds.values() for name in names}
     details = {"models": kinds, "unknown": unknown, "ends": ends}
 

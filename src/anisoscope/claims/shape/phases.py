@@ -27,11 +27,12 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive, judge
 from anisoscope.claims.engine.correlation import correlated, sites_interval
 from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, block_mean, shared_steps, stacks
-from anisoscope.claims.engine.walk import rank_correlations, walk_doubt, walk_p
+from anisoscope.claims.engine.walk import LUCK, Statistic, Walk, rank_correlations, walk_doubt
 from anisoscope.claims.shape.depth import FEWEST_BLOCKS, SOURCE, Curve
 from anisoscope.results.quantity import Quantity, mean, relative_fall
 
 PHASE_MARGIN = 0.1
+GROWTH_LUCK = 0.05  # of walks may grow as much: it must grow since step 0 and since early in training
 GROWTH_MARGIN = 0.2  # relative: the scale of σ₁/Σσ depends on the width
 ESTIMATORS = {"two_nn": "TwoNN", "levina_bickel": "Levina–Bickel", "gride": "GRIDE"}
 Halves = tuple[Readings, Readings]
@@ -55,7 +56,7 @@ def two_phases(stack: BlockStack) -> Finding:
 
     It must hold with two of the estimators TwoNN, Levina–Bickel and GRIDE at least, and also with step 0 left out:
     otherwise the rise is that from the initialisation alone, and the claim stays open. So it does where as many steps
-    whose changes go up or down by chance rise and fall as much too often (p > .05 of all choices of their signs).
+    whose changes go up or down by chance rise and fall as much too often (p > .02 of all choices of their signs).
     """
     measured: dict[str, Halves] = {}
     for name in ESTIMATORS:  # both halves, at their common blocks and steps
@@ -90,8 +91,9 @@ def _phase_parts(name: str, halves: Halves) -> list[Part]:
     later = [step for step in steps if step > 0]
     rise, fall, peak = _phases(halves, steps)
     parts = [Part.of(f"{name}: {phase}", q, margin=PHASE_MARGIN) for phase, q in (("rise", rise), ("fall", fall))]
-    course = np.array([[block_mean(halves[1], step).value for step in steps]])
-    parts += Part.describe_all({f"{name}: peak step": float(peak), f"{name}: {_WALKS}": walk_p(course, _both_phases)})
+    course = _logs([block_mean(halves[1], step).value for step in steps])
+    lucky = Walk.of([course], _both_phases, "steps").p
+    parts += Part.describe_all({f"{name}: peak step": float(peak), f"{name}: {_WALKS}": lucky})
     if later != steps and len(later) > 1:
         phases = zip(("rise", "fall"), _phases(halves, later)[:2], strict=True)
         more: dict[str, Any] = {"margin": PHASE_MARGIN, "needed": False}
@@ -132,16 +134,20 @@ def _names(parts: Parts) -> list[str]:
     return [name for name in ESTIMATORS if f"{name}: rise" in parts]
 
 
+def _logs(values: Sequence[float]) -> np.ndarray:
+    """Logarithms: rises and falls are relative, and a walk of relative changes is one of logarithms."""
+    return np.log(np.maximum(values, 1e-12))
+
+
 def _both_phases(walks: np.ndarray) -> np.ndarray:
-    """The smaller of rise and fall around the peak, of courses [sets, 1, steps]."""
-    courses = walks[:, 0]
-    return courses.max(-1) - np.maximum(courses[:, 0], courses[:, -1])
+    """The smaller of rise and fall around the peak, of courses [sets, steps]."""
+    return walks.max(-1) - np.maximum(walks[:, 0], walks[:, -1])
 
 
 def _phase_doubt(parts: Parts) -> str:
     """Why the phases may be none: a walk over the steps, or step 0 alone; empty if neither."""
     sure = sorted(parts[f"{name}: {_WALKS}"].effect for name in _names(parts))
-    return walk_doubt(sure[ENOUGH - 1], "steps") or _hangs_on_step_0(parts)
+    return walk_doubt(sure[ENOUGH - 1], "steps", luck=LUCK) or _hangs_on_step_0(parts)
 
 
 def _hangs_on_step_0(parts: Parts) -> str:
@@ -239,11 +245,11 @@ def _growth_part(name: str, readings: Readings, before: Sequence[int | None], af
     """The relative growth between two groups of steps; open where a walk grows as much too often."""
     layers, steps = shared_steps([readings])
     counted = [step for step in steps if step >= (before[0] or 0)]
-    course = np.array([[block_mean(readings, step, layers).value for step in counted]])
+    course = _logs([block_mean(readings, step, layers).value for step in counted])
     places = [[counted.index(step) for step in group] for group in (before, after)]  # type: ignore[arg-type]
-    p = walk_p(course, lambda walks: walks[:, 0, places[1]].mean(-1) - walks[:, 0, places[0]].mean(-1))
     part = Part.of(name, -relative_fall(_mean_of(readings, before), _mean_of(readings, after)), margin=GROWTH_MARGIN)
-    return replace(part, reason=part.reason or (walk_doubt(p, "steps") if part.low > part.margin else ""))
+    grown: Statistic = lambda walks: walks[:, places[1]].mean(-1) - walks[:, places[0]].mean(-1)  # noqa: E731
+    return part.against(Walk.of([course], grown, "steps", luck=GROWTH_LUCK))
 
 
 @claim(of=stacks, source=SOURCE, metrics=("local_anisotropy", "svd_ratio"), margin=LOCAL_MARGIN, about="training")
@@ -299,7 +305,7 @@ def estimators_agree(stack: BlockStack) -> Finding:
 
     Its interval is as wide as contexts (jackknife over folds) or the number of blocks (Fisher's Z) make it. Blocks side
     by side are alike, so that unrelated profiles correlate: undecided where profiles whose changes go up or down by
-    chance do as well too often (p > .05 of all choices of their signs).
+    chance do as well too often (p > .02 of all choices of their signs).
     """
     found = {name: readings for name in ESTIMATORS if (readings := stack.blocks(name))}
     if len(found) < 2:
@@ -317,9 +323,8 @@ def estimators_agree(stack: BlockStack) -> Finding:
         ends = sites_interval(quantity, n, ranked=True)
         part = Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan, bounds=CORRELATION)
         first, second = (np.array([number.value for number in numbers[name]]) for name in (one, two))
-        p = walk_p(second[None], functools.partial(rank_correlations, first))
-        lucky = walk_doubt(p, "blocks") if ends[0] > AGREEMENT_MARGIN else ""
-        parts.append(replace(part, low=ends[0], high=ends[1], reason=part.reason or lucky))
+        walk = Walk.of([second], functools.partial(rank_correlations, first), "blocks", shared=True)
+        parts.append(replace(part, low=ends[0], high=ends[1]).against(walk))
         named[parts[-1].name] = f"{ESTIMATORS[one]} and {ESTIMATORS[two]}"
 
     def sentence(parts: Parts, part: Part) -> str:
