@@ -27,7 +27,7 @@ from typing import Any, Literal
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.engine.walk import Walk
-from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, no_effect_p, t_interval
+from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
 About = Literal["training", "initialisation", "measurement"]  # what a claim is about; training has a gate
@@ -52,7 +52,7 @@ class Part:
     low: float = math.nan
     high: float = math.nan
     margin: float = math.nan
-    p: float = math.nan
+    p: float = math.nan  # describes, unless the part is `tested`
     needed: bool = True
     tested: bool = False  # holds only if also p ≤ .05
     guard: bool = False  # a precondition of the claim: when all parts hold, the verdict reports another one
@@ -73,9 +73,8 @@ class Part:
 
     @classmethod
     def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
-        """A part from a quantity; p defaults to the test of no effect."""
+        """A part from a quantity."""
         low, high = quantity.interval_among(more.get("looks", 1))
-        more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
         if math.isfinite(margin) and not math.isfinite(quantity.value):
             more.setdefault("reason", f"{name} has no number here")
         if quantity.thin and math.isfinite(margin):
@@ -253,7 +252,7 @@ def _pooled(parts: Sequence[Part]) -> Part:
     if tested:
         tests = [part.p for part in parts if part.tested]
         p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
-    elif first.guard:
+    elif first.guard or all(math.isnan(part.p) for part in parts):
         p = math.nan
     low, high, degrees = centre - half, centre + half, float(len(effects) - 1)
     if half == 0 and all(math.isfinite(part.low) for part in parts):
@@ -331,6 +330,7 @@ class Verdict:
     p_decision: float = math.nan  # of the decision itself; NaN where it is undecided (see error_control)
     p_holm: float = math.nan  # adjusted over the grid of claims × models, family-wise (Holm)
     q: float = math.nan  # the same by false discovery rate (Benjamini–Yekutieli)
+    below: bool = False  # whether the effect must lie below its margin
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", json_safe({"pooled": False, "missing": False, **self.details}))
@@ -469,8 +469,9 @@ def verdict_of(
     details |= {"learned": finding.gate.records()} if finding.gate.models else {}
     details |= {**(about or {}), **finding.details}
     why = _sentence(text, doubt, scope=scope, repeats=(about or {}).get("measured_again", {}))
-    numbers: dict[str, Any] = {number: getattr(shown, number) for number in ("effect", "low", "high", "margin")}
-    numbers["p"] = max((part.p for part in needed if math.isfinite(part.p)), default=math.nan)
+    shown_of = ("effect", "low", "high", "margin", "below")
+    numbers: dict[str, Any] = {number: getattr(shown, number) for number in shown_of}
+    numbers["p"] = max((part.p for part in needed if part.tested and math.isfinite(part.p)), default=math.nan)
     decided: Status = "undecided" if doubt else status
     return Verdict(name, statement, decided, **numbers, why=why, scope=scope, subject=subject, details=details)
 

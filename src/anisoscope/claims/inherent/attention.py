@@ -164,7 +164,7 @@ def _trend(course: Course, layers: Sequence[int] | None = None) -> Quantity:
 def _trend_part(name: str, course: Course, *, falls: bool = False, needed: bool = True) -> Part:
     trend = -_trend(course) if falls else _trend(course)
     more = {} if math.isfinite(trend.value) else {"reason": f"the {name} is the same at every step of a layer"}
-    part = Part.of(name, trend, margin=TREND_MARGIN, p=math.nan, needed=needed, bounds=CORRELATION, **more)
+    part = Part.of(name, trend, margin=TREND_MARGIN, needed=needed, bounds=CORRELATION, **more)
     layers, steps = evidence.shared_steps([course])
     values = {(cell.layer, cell.step): quantity.value for cell, quantity in course.items()}
     table = np.array([[values[layer, step] for step in steps] for layer in layers]) * (-1 if falls else 1)
@@ -192,7 +192,7 @@ def _random_part(stack: BlockStack, courses: Mapping[str, Course], suffix: str) 
         return Part.absent(_RANDOM, reason if width is None else _ROTATED, margin=TREND_MARGIN)
     margin = 1.96 * math.sqrt((1 - 2 / math.pi) / width / min(len(queries), len(keys) or len(queries)))
     level = block_mean(course, last) - Quantity.constant(random_cosine(width))
-    return Part.of(_RANDOM, level, margin=margin, p=math.nan, guard=True, bounds=CORRELATION)
+    return Part.of(_RANDOM, level, margin=margin, guard=True, bounds=CORRELATION)
 
 
 def random_cosine(width: int) -> float:
@@ -239,7 +239,7 @@ def attention_sharpens(stack: BlockStack) -> Finding:
     steps = steps_of(courses[first])
     start = block_mean(courses[first], steps[0])
     end = mean([block_mean(courses[first], step) for step in evidence.late(steps)])
-    parts.append(Part.of(_RISE, end - start, margin=RISE_MARGIN, p=math.nan, guard=True, bounds=CORRELATION))
+    parts.append(Part.of(_RISE, end - start, margin=RISE_MARGIN, guard=True, bounds=CORRELATION))
     parts += Part.describe_all({"at the start": start, "late": end})
 
     def sentence(parts: Parts, part: Part) -> str:

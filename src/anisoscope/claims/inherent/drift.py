@@ -377,7 +377,7 @@ def _parts(stream: Stream) -> list[Part]:
     first = _correlation(_RANK, pairs, ranked=True, margin=CORRELATION_MARGIN)
     share = explained_share(stream)
     if math.isfinite(share.value):
-        second = Part.of(_SHARE, share, margin=SHARE_MARGIN, p=math.nan, guard=True, bounds=engine.SHARE)
+        second = Part.of(_SHARE, share, margin=SHARE_MARGIN, guard=True, bounds=engine.SHARE)
     else:
         second = Part.absent(_SHARE, Missing("explained_by_drift at the same sites", _HOW), margin=SHARE_MARGIN)
     few = _few(pairs) if first.measured else _note(stream, pairs, first)

@@ -96,7 +96,7 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     if len(present) < 2:
         raise NotHere("second modality", MORE)
     parts = [_modality_part(m, [s for s in found.values() if s.modality == m]) for m in present]
-    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "needed": False, "bounds": CORRELATION}
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "needed": False, "bounds": CORRELATION}
     single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]
     aspects = {"every model": tuple(part.name for part in single)}
     aspects["modalities with attention"] = tuple(filter(attends, present))
@@ -109,7 +109,7 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
 def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
     """The part for one modality: the mean over its models, with an interval that includes variation between models."""
     means = list(model_means(found).values())
-    part = Part.of(modality, mean(means), margin=ANISOTROPIC, p=math.nan, bounds=CORRELATION)
+    part = Part.of(modality, mean(means), margin=ANISOTROPIC, bounds=CORRELATION)
     return _over_models(part, means)
 
 
@@ -292,7 +292,7 @@ def not_inherent(study: Study) -> Finding:
     if not attention:
         raise NotHere(f"{FEWEST_WITH} trained models with attention that have average_cosine at blocks", MORE)
     routes = 2 if without else 1
-    more: dict[str, Any] = {"margin": ANISOTROPIC, "p": math.nan, "bounds": CORRELATION}
+    more: dict[str, Any] = {"margin": ANISOTROPIC, "bounds": CORRELATION}
     parts = []
     for name, stream in attention.items():  # the largest average cosine over blocks must lie below the margin
         cosines = [row.quantity for row in stream.blocks("average_cosine").values()]

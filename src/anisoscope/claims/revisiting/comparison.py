@@ -159,7 +159,7 @@ def _records(bins: dict[int, Quantity]) -> list[dict[str, Any]]:
 def rare_tokens_spread(run: Run) -> Finding:
     """Rare tokens lie further from their centroid than frequent ones, across contexts and over training.
 
-    Minus Spearman's correlation of log frequency with the distance to the type's centroid, at the last step.
+    Spearman's correlation of log frequency with the distance to the type's centroid, at the last step, below −.1.
 
     The distance as it is and divided by the type's mean norm must agree: a longer vector spreads more by its length.
     """
@@ -173,10 +173,10 @@ def rare_tokens_spread(run: Run) -> Finding:
         name = f"{over}: {_DISTANCES[normalised]}"
         if way == "spearman" and spread:
             p = min(1.0, len(tests) * min(row.value for row in tests.values())) if tests else math.nan  # Bonferroni's
-            parts.append(Part.of(name, -average(spread, spread), margin=CORRELATION_MARGIN, p=p))
+            parts.append(Part.of(name, average(spread, spread), margin=-CORRELATION_MARGIN, p=p, below=True))
         elif way == "spearman":
             gap = Missing(f"frequency_spread with {evidence.listing(options)}")
-            parts.append(Part.absent(name, gap, margin=CORRELATION_MARGIN))
+            parts.append(Part.absent(name, gap, margin=-CORRELATION_MARGIN))
     if not any(part.measured for part in parts):
         raise Missing("frequency_spread", TOKENS)
     aspects = {"contextual": ("context",), "temporal": ("time",)}
@@ -196,17 +196,16 @@ def _agreed(parts: dict[str, Part]) -> dict[str, Part]:
 
 
 def _spread_sentence(parts: Parts, part: Part) -> str:
-    """The sentence of the verdict; it states correlations, whereas effects are minus the correlation."""
     results = []
     for over, words in _OVER_WORDS.items():
         plain, normalised = (parts.get(f"{over}: {distance}") for distance in _DISTANCES.values())
-        both = [figure(-plain.effect)] if plain and plain.measured else []
-        both += [f"{figure(-normalised.effect)} relative to its norm"] if normalised and normalised.measured else []
+        both = [figure(plain.effect)] if plain and plain.measured else []
+        both += [f"{figure(normalised.effect)} relative to its norm"] if normalised and normalised.measured else []
         if parts[over].measured:
             results.append(f"{f'{both[0]} ({both[1]})' if len(both) > 1 else ''.join(both)} {words}")
     text = f"how often a token occurs and how far it lies from its centroid correlate at {' and '.join(results)}; the "
     text += f"claim needs correlations below {figure(-CORRELATION_MARGIN)} and the one that decides, "
-    return f"{text}{_OVER_WORDS[part.name]}, is {-part}"
+    return f"{text}{_OVER_WORDS[part.name]}, is {part}"
 
 
 @claim(of=evidence.whole("encoder and decoder"), source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")

@@ -6,7 +6,6 @@ and late in training are judged apart (`revisiting.period`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -124,8 +123,7 @@ def _formation_parts(run: Run) -> list[Part]:
         Part.of("late over chance", late_ - one, margin=MARGIN, **tests[1]),
         Part.of("what is left of the early excess", (late_ - one) - (early_ - one) / (1 / KEPT), margin=0.0),
         *controls,
-        # reversed: 1 minus the start must exceed minus the margin
-        Part.of("at chance at the start", one - start_, margin=-START_MARGIN, p=math.nan, guard=True),
+        Part.of("at chance at the start", start_ - one, margin=START_MARGIN, guard=True, below=True),
         *Part.describe_all({"at the start": start_, "early": early_, "late": late_}),
     ]
 

@@ -282,7 +282,7 @@ def bell_parts(profile: Curve) -> list[Part]:
         Part.of(_FIRST, profile.above(0), margin=END_MARGIN),
         Part.of(_LAST, profile.above(len(profile) - 1), margin=END_MARGIN),
         Part(_PEAK, float(near[profile.peak]), *_quantiles(near[peaks]), **away),  # type: ignore[arg-type]
-        Part.of(_SHAPE, smooth, margin=SMOOTH, p=math.nan, guard=True),
+        Part.of(_SHAPE, smooth, margin=SMOOTH, guard=True),
         Part("peak depth", float(depths[profile.peak]), *_quantiles(depths[peaks]), needed=False),
         *Part.describe_all({"peak": float(profile.values.max()), _SECOND: _second(profile.values)}),
         *Part.describe_all({_WALK: Walk.of([profile.values], _height, "blocks").p}),
@@ -430,8 +430,8 @@ def uniform_parts(encoder: Curve, decoder: Curve, name: str) -> list[Part]:
     plain = float(np.ptp(decoder.values))
     there = decoder.span() / plain if plain else Quantity(math.nan)
     return [
-        Part.of(name, one.over(two), margin=MOST_SPREAD, p=math.nan, below=True, ratio=True),
-        Part.of(f"{name}, spread of the decoder on other contexts", there, margin=REPEATED, p=math.nan, guard=True),
+        Part.of(name, one.over(two), margin=MOST_SPREAD, below=True, ratio=True),
+        Part.of(f"{name}, spread of the decoder on other contexts", there, margin=REPEATED, guard=True),
     ]
 
 

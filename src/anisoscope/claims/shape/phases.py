@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -268,7 +267,7 @@ def locally_isotropic(stack: BlockStack) -> Finding:
         raise Missing("block with all three partitions at one step", "measure local_anisotropy with each partition")
     numbers = {name: block_mean(readings, step, layers) for name, readings in found.items()}
     parts = [Part.of(words, numbers[name] - numbers["clusters"], margin=LOCAL_MARGIN) for name, words in _LESS.items()]
-    parts.append(Part.of("anisotropic as a whole", numbers["whole"], margin=CONSIDERABLE, p=math.nan, guard=True))
+    parts.append(Part.of("anisotropic as a whole", numbers["whole"], margin=CONSIDERABLE, guard=True))
     ratios = stack.blocks("svd_ratio")
     described = {"svd_ratio": block_mean(ratios, evidence.last_step(ratios))} if ratios else {}
     parts += Part.describe_all({**numbers, **described})
@@ -321,7 +320,7 @@ def estimators_agree(stack: BlockStack) -> Finding:
     for one, two in itertools.combinations(numbers, 2):
         quantity = correlated(numbers[one], numbers[two], "spearman")
         ends = sites_interval(quantity, n, ranked=True)
-        part = Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, p=math.nan, bounds=CORRELATION)
+        part = Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, bounds=CORRELATION)
         first, second = (np.array([number.value for number in numbers[name]]) for name in (one, two))
         walk = Walk.of([second], functools.partial(rank_correlations, first), "blocks", shared=True)
         parts.append(replace(part, low=ends[0], high=ends[1]).against(walk))
