@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.series.discovery import named_step
-from anisoscope.studies.published import INHERENT_MODELS, REVISITING_MODELS, SHAPE_MODELS, PaperModel
+from anisoscope.studies.inherent import InherentConfig
+from anisoscope.studies.published import INHERENT_MODELS, REVISITING_MODELS, SHAPE_MODELS, PaperModel, chosen_models
+from anisoscope.studies.revisiting import Revisiting, RevisitingConfig
 from anisoscope.studies.shape import ShapeConfig, ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
 from support.tiny_series import TEXT, Hub, make_series
@@ -78,3 +81,35 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
     again = run(resume=True)
     assert "step40 of org/tiny is not on the hub" in "\n".join(again["warnings"])
     assert arm.about()["revisions"] == ["step0", "step10", "step20"]
+
+
+def test_models_are_chosen_by_name_or_id_and_each_once() -> None:
+    names = ("pythia-160m", "allenai/OLMo-1B-hf", "EleutherAI/pythia-160m")
+    assert [m.spec for m in chosen_models(names, REVISITING_MODELS)] == ["EleutherAI/pythia-160m", names[1]]
+    assert chosen_models((), SHAPE_MODELS) == list(SHAPE_MODELS)
+    for models in (REVISITING_MODELS, SHAPE_MODELS, INHERENT_MODELS):
+        assert [chosen_models((m.name,), models)[0] for m in models] == list(models), "no name stands for two models"
+
+
+@pytest.mark.parametrize(("config", "near"), [(RevisitingConfig, "pythia-1b"), (ShapeConfig, "gpt2-xl")])
+def test_an_unknown_model_is_one_sentence_with_the_nearest(config: Any, near: str) -> None:
+    with pytest.raises(AnisoscopeError, match=f"unknown model of the paper '{near}0'; did you mean '{near}' or '"):
+        config(preset="paper", models=(f"{near}0",))
+    with pytest.raises(AnisoscopeError, match=r"unknown model of the paper '\?'\. Known: bert-base-uncased, "):
+        InherentConfig(preset="paper", models=("?",))
+
+
+def test_part_of_a_preset_is_measured_with_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three folders stand for hub ids; two are named, one of them by its path, and the third is not looked at."""
+    for name in ("one", "two", "three"):
+        make_series(tmp_path / "hub" / name, (0, 10))
+    models = tuple(PaperModel(str(tmp_path / "hub" / name), series=True) for name in ("one", "two", "three"))
+    monkeypatch.setattr("anisoscope.studies.published.REVISITING_MODELS", models)
+    chosen = ("three", models[0].spec)
+    config = RevisitingConfig(preset="paper", models=chosen, probe_tokens=16_384, rank=2, device="cpu", data=TEXT)
+    out = Revisiting(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
+    about = RunFolder.open(out).about()
+    assert about["status"] == "complete" and about["config"]["models"] == list(chosen)
+    assert [model["name"] for model in about["models"]] == ["three", "one"] and not about["skipped"]
+    table = RunFolder.open(out).table()
+    assert set(table.where(metric="gradient_energy").arrow["model"].to_pylist()) == {"one", "three"}

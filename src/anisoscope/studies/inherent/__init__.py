@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, given, listed_or_none, seed_numbers
@@ -13,6 +13,9 @@ from anisoscope.results import modality
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium, Modality
 from anisoscope.studies import config as shared
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
+
+if TYPE_CHECKING:
+    from anisoscope.studies.published import PaperModel
 
 # -- further families with random weights: the effect of the architecture alone in each modality -----------------------
 
@@ -233,6 +236,11 @@ class InherentConfig(ArmsConfig):
             raise AnisoscopeError("there is nothing to do: name some arms or some families.")
         if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
             raise AnisoscopeError(f"seed {twice[0]} is named twice; name it once.")
+
+    def published(self) -> list[PaperModel]:
+        from anisoscope.studies.published import INHERENT_MODELS, chosen_models
+
+        return chosen_models(self.models, INHERENT_MODELS)
 
     @property
     def size(self) -> InherentPreset:
