@@ -123,7 +123,8 @@ class PositionClasses(LabelledObjective):
 class Transcripts(LabelledObjective):
     """CTC: −log p(transcript | sound), summed over contexts; a unit is one symbol of a transcript.
 
-    A transcript that is longer than its frames can spell has no probability: it gives no loss and no gradient.
+    Labels are filled up with −100 or, as some models want it, with the blank, which no transcript holds. A transcript
+    that is longer than its frames can spell has no probability: it gives no loss and no gradient.
     """
 
     blank: int
@@ -134,14 +135,18 @@ class Transcripts(LabelledObjective):
         labels = inputs["labels"].to(logits.device)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         frames = frame_counts(model, inputs.get("attention_mask"), logits)
-        sizes = (labels >= 0).sum(1)
+        symbols = self.symbols(labels)
         scores = wide.log_softmax(-1).transpose(0, 1)
         options: dict[str, Any] = {"blank": self.blank, "reduction": "none", "zero_infinity": True}
         with torch.backends.cudnn.flags(enabled=False):  # its kernel wants other types and is not deterministic
-            return nn.functional.ctc_loss(scores, labels[labels >= 0], frames.cpu(), sizes.cpu(), **options)
+            return nn.functional.ctc_loss(scores, labels[symbols], frames.cpu(), symbols.sum(1).cpu(), **options)
+
+    def symbols(self, labels: Tensor) -> Tensor:
+        """Which labels [B, S] belong to a transcript."""
+        return (labels >= 0) & (labels != self.blank)
 
     def count(self, inputs: Mapping[str, Any]) -> int:
-        return int((inputs["labels"] >= 0).sum())
+        return int(self.symbols(inputs["labels"]).sum())
 
     def decoded(self, logits: Tensor, frames: Tensor) -> list[list[int]]:
         """The model's own reading of each context: best symbols without repetitions and blanks.
@@ -356,14 +361,22 @@ def _reduction(model: nn.Module, inputs: Mapping[str, Any]) -> str:
 
 
 def _transcripts(model: nn.Module, inputs: Mapping[str, Any], logits: Tensor) -> Transcripts | None:
-    """The CTC reading of labels that gives the model's own loss; None if there is none."""
-    if inputs["labels"].dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
+    """The CTC reading of labels that gives the model's own loss; None if there is none.
+
+    It is asked for the longest transcript without its padding: Parakeet takes −100 for a symbol in some versions of
+    transformers, and reads memory that is not its own.
+    """
+    labels = inputs["labels"]
+    if labels.dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
         return None
+    longest = int((labels >= 0).sum(1).argmax())
+    alone = next(itertools.islice(one_by_one(inputs), longest, None))
+    alone["labels"] = alone["labels"][alone["labels"] >= 0][None]
     try:
-        stated = output_part(forward(model, inputs), "loss")
+        stated = output_part(forward(model, alone), "loss")
     except (RuntimeError, ValueError, IndexError):
         return None
-    found = _spelling(model, inputs, logits, stated)
+    found = _spelling(model, alone, logits[longest : longest + 1], stated)
     return None if found is None else found[0]
 
 
@@ -374,15 +387,16 @@ def _spelling(
     if not isinstance(stated, Tensor) or inputs["labels"].dim() != 2:
         return None
     config = getattr(unwrapped(model), "config", None)
-    own, sizes = float(stated.detach()), (inputs["labels"] >= 0).sum(1).clamp(min=1).double().cpu()
-    last = logits.shape[-1] - 1
+    own, last = float(stated.detach()), logits.shape[-1] - 1
     named = [getattr(config, name, None) for name in _BLANKS]
     blanks = [blank for blank in dict.fromkeys([*named, 0, last]) if isinstance(blank, int) and 0 <= blank <= last]
     for blank, reduction in itertools.product(blanks, _REDUCTIONS):
-        each = Transcripts(blank).losses(logits, inputs, model).double().cpu()
+        reading = Transcripts(blank)
+        each = reading.losses(logits, inputs, model).double().cpu()
+        sizes = reading.symbols(inputs["labels"]).sum(1).clamp(min=1).cpu()
         total = float(each.sum() if reduction == "sum" else (each / sizes).mean())
         if abs(total - own) <= CLOSE * max(abs(total), 1e-6):
-            return Transcripts(blank), reduction
+            return reading, reduction
     return None
 
 
@@ -408,7 +422,7 @@ def read_loss(model: nn.Module, output: Any, inputs: Mapping[str, Any]) -> LossR
         with torch.no_grad():
             found = _spelling(model, inputs, logits.detach(), output_part(output, "loss"))
         if found is not None:
-            sizes = (labels >= 0).sum(1).cpu().double()
+            sizes = found[0].symbols(labels).sum(1).cpu().double()
             weights = None if found[1] == "sum" else sizes.clamp(min=1) * size
             return LossReading(int(sizes.sum()), by_context=weights)
     if isinstance(hidden := inputs.get("bool_masked_pos"), Tensor):
