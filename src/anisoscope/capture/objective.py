@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from anisoscope.capture.row import FRAME_RULES, original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, SOUND, forward, unwrapped
-from anisoscope.numerics.hashing import row_hash
+from anisoscope.numerics.hashing import fold_of, row_hash
 
 IGNORED = -100
 CLOSE = 5e-3  # relative difference of losses that half precision may cause
@@ -57,15 +57,29 @@ class Objective(ABC):
     def count(self, inputs: Mapping[str, Any]) -> int:
         """The number of units of some contexts."""
 
+    def own_constant(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+        """The losses of the best constant answer on the contexts of each batch [B], where targets are the model's own.
 
-class LabelledObjective(Objective):
-    """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
+        None where they are given with the data, whose training part then says what the best constant is.
+        """
+        return None
+
+
+class ContextObjective(Objective):
+    """An objective that knows the loss of each context."""
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         return self.by_context(model, inputs).sum()
 
+    @abstractmethod
     def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """The summed loss of each context [B], from one forward pass."""
+
+
+class LabelledObjective(ContextObjective):
+    """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
+
+    def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         output = forward(model, without_labels(inputs))
         logits = logits_of(output)
         if logits is None:
@@ -229,7 +243,18 @@ class HiddenPatches(MaskedPatches):
 
 
 @dataclass(frozen=True)
-class MaskedFrames(Objective):
+class FrameChoice:
+    """What masked frames are chosen among: their place in the B·T frames [M], codes, and distractors [M, N]."""
+
+    said: Tensor  # [M, width], the model's answers
+    known: Tensor  # [B·T, width], the codes
+    place: Tensor
+    drawn: Tensor
+    length: int  # T
+
+
+@dataclass(frozen=True)
+class MaskedFrames(ContextObjective):
     """The contrastive loss of wav2vec 2.0, summed over masked frames; distractors are masked frames of the same sound.
 
     They are drawn by a hash of the sound, so that the loss depends neither on the batch nor on a random state; those
@@ -242,7 +267,16 @@ class MaskedFrames(Objective):
     name: ClassVar[str] = "masked"
     unit: ClassVar[str] = "masked frame"
 
-    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        choice = self._choice(model, inputs)
+        own, others = choice.known[choice.place].unsqueeze(1), choice.known[choice.drawn]  # [M, N, width]
+        scores = torch.cosine_similarity(choice.said.unsqueeze(1), torch.cat([own, others], 1), dim=-1)
+        same = (others - own).norm(dim=-1) <= SAME * own.norm(dim=-1)  # products of equal codes may round differently
+        away = nn.functional.pad(same, (1, 0), value=False)
+        losses = -(scores / self.temperature).masked_fill(away, -torch.inf).log_softmax(-1)[:, 0]
+        return losses.new_zeros(context_count(inputs)).index_add(0, choice.place // choice.length, losses)
+
+    def _choice(self, model: nn.Module, inputs: Mapping[str, Any]) -> FrameChoice:
         output = forward(model, {name: value for name, value in inputs.items() if name != "sampled_negative_indices"})
         said, codes = (output_part(output, f"projected_{name}states") for name in ("", "quantized_"))
         if not isinstance(said, Tensor) or not isinstance(codes, Tensor):
@@ -254,16 +288,88 @@ class MaskedFrames(Objective):
         drawn = distractors(masked, original_contexts(inputs), number=self.negatives)
         place = masked.flatten().nonzero().squeeze(1).to(said.device)
         wide = said if said.dtype == torch.float64 else said.float()
-        known = codes.to(wide.dtype).flatten(0, 1)
-        others = known[drawn.flatten(0, 1).to(said.device)[place]]  # [masked, negatives, width]
-        own, mine = known[place].unsqueeze(1), wide.flatten(0, 1)[place].unsqueeze(1)
-        scores = torch.cosine_similarity(mine, torch.cat([own, others], 1), dim=-1) / self.temperature
-        same = (others - own).norm(dim=-1) <= SAME * own.norm(dim=-1)  # products of equal codes may round differently
-        away = nn.functional.pad(same, (1, 0), value=False)
-        return -scores.masked_fill(away, -torch.inf).log_softmax(-1)[:, 0].sum()
+        known, drawn = codes.to(wide.dtype).flatten(0, 1), drawn.flatten(0, 1).to(said.device)[place]
+        return FrameChoice(wide.flatten(0, 1)[place], known, place, drawn, masked.shape[1])
+
+    def own_constant(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+        """One score for each code, the same at every frame; where all codes are one, as after a collapse, it is right.
+
+        Scores of a constant answer are cosines; here they are free, so that no constant answer is better. They are
+        fitted on all folds of the contexts but that of the frame.
+        """
+        with torch.no_grad():
+            choices = [self._choice(model, inputs) for inputs in batches]
+        codes = code_numbers(torch.cat([choice.known[choice.place] for choice in choices]).double().cpu())
+        own, others, frames, at = [], [], [], 0
+        for choice, inputs in zip(choices, batches, strict=True):
+            numbers = torch.full((len(choice.known),), -1)
+            numbers[choice.place.cpu()] = own_codes = codes[at : at + len(choice.place)]
+            at += len(choice.place)
+            own.append(own_codes)
+            others.append(numbers[choice.drawn.cpu()])
+            frames.append(fold_of(original_contexts(inputs))[choice.place.cpu() // choice.length])
+        losses = constant_choice(torch.cat(own), torch.cat(others), torch.cat(frames))
+        sums = []
+        for choice, part, inputs in zip(choices, losses.split([len(each) for each in own]), batches, strict=True):
+            zeros = torch.zeros(context_count(inputs), dtype=torch.float64)
+            sums.append(zeros.index_add(0, choice.place.cpu() // choice.length, part))
+        return sums
 
     def count(self, inputs: Mapping[str, Any]) -> int:
         return int(inputs["mask_time_indices"].sum())
+
+
+def code_numbers(codes: Tensor) -> Tensor:
+    """A number for each row [M, width] that equal rows share, though they may differ by rounding.
+
+    >>> code_numbers(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0 + 1e-9]])).tolist()
+    [1, 0, 1]
+    """
+    random = torch.Generator().manual_seed(0)
+    ways = nn.functional.normalize(torch.randn(codes.shape[1], 4, generator=random, dtype=codes.dtype), dim=0)
+    groups = []
+    for along in (codes @ ways).T:
+        values, order = along.sort()
+        jumps = values.diff(prepend=values[:1]) > SAME * codes.norm(dim=1).max()
+        groups.append(torch.empty_like(order).scatter(0, order, jumps.cumsum(0)))
+    return torch.stack(groups, 1).unique(dim=0, return_inverse=True)[1]
+
+
+def constant_choice(own: Tensor, others: Tensor, fold: Tensor) -> Tensor:
+    """Losses [M] of choosing `own` [M] codes among themselves and `others` [M, N] by one score for each code.
+
+    Others of the same code do not count. Scores are fitted on the other folds, with a ridge that leaves those of
+    unseen codes at 0; with a single fold on all frames.
+    """
+    away = others == own[:, None]
+
+    def losses(scores: Tensor, rows: Tensor) -> Tensor:
+        beside = (scores[others[rows]] - scores[own[rows], None]).masked_fill(away[rows], -torch.inf)
+        return nn.functional.pad(beside, (1, 0)).logsumexp(1)
+
+    def fitted(scores: Tensor, rows: Tensor) -> Tensor:
+        scores = scores.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(  # the tolerances are of a sum over hundreds of frames
+            [scores], max_iter=50, tolerance_grad=1e-2, tolerance_change=1e-6, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                total = losses(scores, rows).sum() + scores.square().sum() / 2
+                total.backward()
+            return total
+
+        optimizer.step(closure)
+        return scores.detach()
+
+    whole = fitted(torch.zeros(int(own.max()) + 1, dtype=torch.float64), torch.arange(len(own)))
+    found = torch.zeros(len(own), dtype=torch.float64)
+    for held in (folds := fold.unique()):
+        mine = (fold == held).nonzero().squeeze(1)
+        scores = fitted(whole, (fold != held).nonzero().squeeze(1)) if len(folds) > 1 else whole
+        found[mine] = losses(scores, mine)
+    return found
 
 
 def distractors(masked: Tensor, contexts: Tensor, *, number: int) -> Tensor:

@@ -109,8 +109,9 @@ ARMS: dict[str, Modality] = {  # and what each reads
     # two further families: what one family of convolutions does may be its own (ConvNeXt is built like a transformer)
     **dict.fromkeys(("convolution-resnet", "convolution-efficientnet"), modality.CONVOLUTION),
 }
-# with those on request, of other objectives: transcripts (CTC) and masked patches
-EVERY_ARM = {**ARMS, "speech-ctc": modality.SPEECH, "vision-masked": modality.VISION}
+# with those on request, of other objectives: transcripts (CTC), masked frames and masked patches
+_ON_REQUEST = {"speech-ctc": modality.SPEECH, "speech-masked": modality.SPEECH, "vision-masked": modality.VISION}
+EVERY_ARM = ARMS | _ON_REQUEST
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
     # pre-norm, as today's encoders and the study `revisiting`; the blocks of `characters`, all of which see the whole
@@ -123,6 +124,7 @@ _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a 
     "convolution-resnet": {"arch": "resnet"},
     "convolution-efficientnet": {"arch": "efficientnet"},
     "speech-ctc": {"arch": "wav2vec2", "objective": "ctc"},
+    "speech-masked": {"arch": "wav2vec2", "objective": "masked"},
     "vision-masked": {"arch": "vit", "patch": 4, "objective": "masked"},
 }
 _CONVOLUTIONS = tuple(arm for arm, reads in ARMS.items() if reads is modality.CONVOLUTION)
@@ -187,7 +189,7 @@ _PICTURES = (
     "'digits' (scikit-learn's), or 'embedded'."
 )
 _RECORDINGS = "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
-_TRAINED = f"Trained models: {', '.join(ARMS)}; on request {', '.join([*EVERY_ARM][len(ARMS) :])}; or none."
+_TRAINED = f"Trained models: {', '.join(ARMS)}; on request {', '.join(_ON_REQUEST)}; or none."
 _RANDOM = "Families measured with random weights, such as swin,resnet; or none."
 
 
