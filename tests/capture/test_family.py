@@ -74,6 +74,16 @@ def test_verify_accepts_what_was_found(name: str) -> None:
     assert not any("not verified" in note or "rest on their names" in note for note in notes)
 
 
+def test_verify_leaves_each_part_the_attention_that_it_had() -> None:
+    model = tiny("t5")
+    model.encoder.set_attn_implementation("eager")
+    parts = (model, model.encoder, model.decoder)
+    before = [part.config._attn_implementation for part in parts]
+    assert before == ["sdpa", "eager", "sdpa"]
+    verify(model, find_layout(model), inputs(model, 9, 6))
+    assert [part.config._attn_implementation for part in parts] == before
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_verify_refuses_a_wrong_place(name: str) -> None:
     model = tiny(name)

@@ -20,6 +20,7 @@ from anisoscope.capture.objective import (
     Transcripts,
     distractors,
     find_objective,
+    read_loss,
 )
 from anisoscope.capture.row import original_contexts
 from anisoscope.capture.sites.layout import find_layout
@@ -157,6 +158,24 @@ def test_padded_frames_of_a_family_without_a_row_are_told_by_its_own_rule() -> N
     total = ctc(output.logits[0, :8], [5, 7], 0) + ctc(output.logits[1, :5], [4], 0)
     real = torch.arange(8) < torch.tensor(frames)[:, None]
     compare_states(found, output.hidden_states, total, real=real)
+
+
+def test_transcripts_may_be_filled_up_with_the_blank() -> None:
+    """As Parakeet of transformers 5.17 wants it, which takes −100 for a symbol."""
+    kind, config, options = CTC["hubert"]
+    model = model_of(kind, config, **options)
+    inputs: dict[str, Any] = {"input_values": torch.stack([clip.double() for clip in sound(400, 400)])}
+    filled, ignored = (torch.tensor([[5, 7, 7, 2], [4, 9, fill, fill]]) for fill in (0, -100))
+    with torch.no_grad():
+        output = model(**inputs)
+    wanted = [ctc(row, s, 0) for row, s in zip(output.logits, [[5, 7, 7, 2], [4, 9]], strict=True)]
+    for labels in (filled, ignored):
+        assert Transcripts(0).count({"labels": labels}) == 6
+        found = Transcripts(0).losses(output.logits, {**inputs, "labels": labels}, model)
+        torch.testing.assert_close(found, torch.stack(wanted))
+    output.loss = (wanted[0] / 4 + wanted[1] / 2) / 2
+    read = read_loss(model, output, {**inputs, "labels": filled})
+    assert read.units == 6 and read.by_context is not None and read.by_context.tolist() == [8, 4]
 
 
 def test_a_transcript_longer_than_its_frames_has_no_gradient_and_does_no_harm() -> None:

@@ -23,9 +23,20 @@ SMALL = ("--arms", "decoder,decoder-flatloss,encoder-flatloss", "--layers", 1, "
         (("--probe-tokens", "4096"), ("--probe-tokens belongs to --preset paper",)),
         (("--preset", "paper", "--tokens", "char"), ("--tokens belongs to the presets that train",)),
         (("--contexts", "2"), ("--contexts",)),
+        (("--models", "pythia-1b"), ("--models belongs to --preset paper",)),
+        (("--remove-downloads",), ("--remove-downloads belongs to --preset paper",)),
+        (
+            ("--preset", "paper", "--models", "pythia-1b,pythia-2b"),
+            ("unknown model of the paper 'pythia-2b'; did you mean 'pythia-1b' or", "Known: EuroBERT-210m,"),
+        ),
+        *(
+            (("--preset", "paper", option, value), (f"{option} belongs to the presets that train",))
+            for option, value in (("--arms", "decoder"), ("--layers", "2"), ("--width", "8"), ("--context", "8"))
+        ),
+        (("--preset", "paper", "--metrics", "light"), ("--metrics belongs to the presets that train",)),
     ],
 )
-def test_the_old_meaning_of_tokens_is_told(
+def test_options_that_cannot_be_are_told_before_anything_is_written(
     options: tuple[str, ...], words: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:
     done = command("study", "revisiting", *options, "--out", tmp_path / "run")

@@ -63,7 +63,11 @@ def test_a_copy_inside_another_repository_does_not_tell_that_ones_commit(
     git(checkout.parent, "add", "other.py")
     git(checkout.parent, "commit", "-qm", "of the user")
     monkeypatch.setattr(manifest.importlib.metadata, "distribution", lambda name: _installed("{}"))
-    assert manifest.code() == {"version": anisoscope.__version__}
+    plain = {"version": anisoscope.__version__, "source": manifest.source_hash(checkout)}
+    assert manifest.code() == plain
+    manifest.code.cache_clear()
+    (checkout / "results" / "other.py").write_text("1")
+    assert manifest.code()["source"] != plain["source"], "installations of one version are told apart"
     manifest.code.cache_clear()
     origin = '{"url": "https://x/y", "vcs_info": {"vcs": "git", "commit_id": "abc"}}'
     monkeypatch.setattr(manifest.importlib.metadata, "distribution", lambda name: _installed(origin))
@@ -74,10 +78,11 @@ def _installed(text: str) -> Any:
     return SimpleNamespace(read_text=lambda name: text)
 
 
-def test_without_git_the_version_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_git_the_version_and_a_hash_are_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(manifest.importlib.metadata, "distribution", lambda name: _installed("broken"))
-    assert manifest.code() == {"version": anisoscope.__version__}
+    package = Path(anisoscope.__file__).parent
+    assert manifest.code() == {"version": anisoscope.__version__, "source": manifest.source_hash(package)}
 
 
 def test_a_resumed_run_keeps_the_code_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.series.discovery import named_step
-from anisoscope.studies.published import INHERENT_MODELS, REVISITING_MODELS, SHAPE_MODELS, PaperModel
+from anisoscope.series.discovery import find_series, named_step
+from anisoscope.studies.inherent import InherentConfig
+from anisoscope.studies.published import INHERENT_MODELS, REVISITING_MODELS, SHAPE_MODELS, PaperModel, chosen_models
+from anisoscope.studies.revisiting import Revisiting, RevisitingConfig
 from anisoscope.studies.shape import ShapeConfig, ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
 from support.tiny_series import TEXT, Hub, make_series
@@ -78,3 +84,120 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
     again = run(resume=True)
     assert "step40 of org/tiny is not on the hub" in "\n".join(again["warnings"])
     assert arm.about()["revisions"] == ["step0", "step10", "step20"]
+
+
+def test_models_are_chosen_by_name_or_id_and_each_once() -> None:
+    names = ("pythia-160m", "allenai/OLMo-1B-hf", "EleutherAI/pythia-160m")
+    assert [m.spec for m in chosen_models(names, REVISITING_MODELS)] == ["EleutherAI/pythia-160m", names[1]]
+    assert chosen_models((), SHAPE_MODELS) == list(SHAPE_MODELS)
+    for models in (REVISITING_MODELS, SHAPE_MODELS, INHERENT_MODELS):
+        assert [chosen_models((m.name,), models)[0] for m in models] == list(models), "no name stands for two models"
+
+
+@pytest.mark.parametrize(("config", "near"), [(RevisitingConfig, "pythia-1b"), (ShapeConfig, "gpt2-xl")])
+def test_an_unknown_model_is_one_sentence_with_the_nearest(config: Any, near: str) -> None:
+    with pytest.raises(AnisoscopeError, match=f"unknown model of the paper '{near}0'; did you mean '{near}' or '"):
+        config(preset="paper", models=(f"{near}0",))
+    with pytest.raises(AnisoscopeError, match=r"unknown model of the paper '\?'\. Known: bert-base-uncased, "):
+        InherentConfig(preset="paper", models=("?",))
+
+
+def test_part_of_a_preset_is_measured_with_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three folders stand for hub ids; two are named, one of them by its path, and the third is not looked at."""
+    for name in ("one", "two", "three"):
+        make_series(tmp_path / "hub" / name, (0, 10))
+    models = tuple(PaperModel(str(tmp_path / "hub" / name), series=True) for name in ("one", "two", "three"))
+    monkeypatch.setattr("anisoscope.studies.published.REVISITING_MODELS", models)
+    chosen = ("three", models[0].spec)
+    config = RevisitingConfig(preset="paper", models=chosen, probe_tokens=16_384, rank=2, device="cpu", data=TEXT)
+    out = Revisiting(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
+    about = RunFolder.open(out).about()
+    assert about["status"] == "complete" and about["config"]["models"] == list(chosen)
+    assert [model["name"] for model in about["models"]] == ["three", "one"] and not about["skipped"]
+    table = RunFolder.open(out).table()
+    assert set(table.where(metric="gradient_energy").arrow["model"].to_pylist()) == {"one", "three"}
+
+
+# -- what a hub lists --------------------------------------------------------------------------------------------------
+
+LATER = tuple(f"step-{k}k-token-{t}T" for k, t in ((715, 1.5), (955, 2), (1195, 2.5), (1431, 3)))
+SERIES = {model.spec: model for model in EVERY if model.wanted}
+
+
+def _listing(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
+    """A hub whose repositories all have these branches, beside main and names without a step."""
+    refs = SimpleNamespace(branches=[SimpleNamespace(name=n) for n in ("main", "stage1-v2", *names)], tags=[])
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(list_repo_refs=lambda _: refs))
+    monkeypatch.setattr("anisoscope.models.source.hub_reachable", lambda *_: True)
+
+
+@pytest.mark.parametrize("spec", SERIES)
+def test_revisions_of_every_series_are_discovered_and_a_missing_one_is_named(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub has two of three known revisions, and many between them."""
+    known = SERIES[spec].revisions or LATER
+    form = re.sub(r"\d+", "{}", known[1], count=1)
+    between = [form.format(n) for n in range(named_step(known[0]) or 1, 20_000, 997)] if "k-" not in form else []
+    kept = [name for place, name in enumerate(known) if place % 3 != 1]
+    _listing(monkeypatch, [*reversed(kept), *between])
+    found = find_series([spec], SERIES[spec].wanted)
+    steps = [checkpoint.step for checkpoint in found.checkpoints]
+    there = {named_step(name) for name in (*kept, *between)}
+    assert set(steps) <= there and steps[0] == min(there) and steps[-1] == max(there) and steps == sorted(steps)
+    assert 2 <= len(steps) <= SERIES[spec].most + 1
+    missing = [name for name in SERIES[spec].revisions if name not in {*kept, *between}]
+    assert all(any(name in note and "not on the hub" in note for note in found.notes) for name in missing)
+
+
+def test_without_a_hub_the_lists_are_taken_and_a_series_without_one_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anisoscope.models.source.hub_reachable", lambda *_: False)
+    monkeypatch.setattr("anisoscope.series.discovery.revisions_of", lambda *_, **__: [])
+    for spec, model in SERIES.items():
+        if model.revisions:
+            assert tuple(c.revision for c in find_series([spec], model.wanted).checkpoints) == model.revisions
+        else:  # a sentence, which `measure_models` records as the reason
+            with pytest.raises(AnisoscopeError, match="the hub cannot be reached"):
+                find_series([spec], model.wanted)
+    (later,) = [model for model in EVERY if model.others and "TinyLlama" in model.spec]
+    assert [c.step for c in find_series([later.spec, *later.others]).checkpoints] == [
+        715_000,
+        955_000,
+        1_195_000,
+        1_431_000,
+    ]
+
+
+def test_checkpoints_of_bloom_are_read_with_the_tokenizer_of_the_final_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    class Swept:
+        def __init__(self, config: Any, folder: Any, **_: Any) -> None:
+            asked.append(config)
+
+        def run(self) -> None:
+            raise AnisoscopeError("not here.")
+
+    monkeypatch.setattr("anisoscope.studies.published.Sweeper", Swept)
+    names = ("bloom-560m-intermediate", "bloom-1b7-intermediate", "Llama-2-13b-hf")
+    config = ShapeConfig(preset="paper", models=names, data="merged", device="cpu")
+    with pytest.raises(AnisoscopeError, match="none of the 3 models"):
+        ShapeStudy(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
+    found = [(each.model, each.tokenizer, each.data, each.revisions[:2]) for each in asked]
+    assert found[:2] == [
+        (f"bigscience/bloom-{size}-intermediate", f"bigscience/bloom-{size}", "merged", ("log:8", "global_step1000"))
+        for size in ("560m", "1b7")
+    ]
+    assert found[2] == ("meta-llama/Llama-2-13b-hf", None, "merged", ())
+
+
+def test_the_trained_arms_have_a_pre_norm_encoder_and_several_families_of_convolutions() -> None:
+    runs = {run.model: run.training for run in InherentConfig().runs()}
+    assert runs["text-encoder"].family == "prenorm" and runs["text-encoder"].arch == "encoder"
+    assert {each.arch for name, each in runs.items() if name.startswith("convolution")} == {
+        "convnext",
+        "resnet",
+        "efficientnet",
+    }

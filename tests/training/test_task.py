@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from anisoscope.capture.objective import constant_choice
+from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.load import load_model
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor
-from anisoscope.training.classifier import MediaConfig, media_stream, train_media
+from anisoscope.training.classifier import MediaConfig, media_model, media_stream, train_media
 from anisoscope.training.task import FillPatches, constant_spelling
 
 SMALL: dict[str, Any] = {"steps": 2, "layers": 2, "width": 32, "heads": 2, "examples": 240, "device": "cpu", "size": 16}
@@ -53,7 +56,7 @@ def test_the_constant_of_patches_is_the_median_picture() -> None:
     assert found.tolist() == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize(("arch", "objective"), [("vit", "masked"), ("wav2vec2", "ctc")])
+@pytest.mark.parametrize(("arch", "objective"), [("vit", "masked"), ("wav2vec2", "ctc"), ("wav2vec2", "masked")])
 def test_other_objectives_are_trained_and_measured_with_gradients_and_swept(
     arch: str, objective: str, tmp_path: Path
 ) -> None:
@@ -76,11 +79,19 @@ def test_other_objectives_are_trained_and_measured_with_gradients_and_swept(
     stream = media_stream(config, tmp_path / "run")
     first, again, other = stream.batch(0), stream.batch(0), stream.batch(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    if objective == "masked":
+    if arch == "wav2vec2" and objective == "masked":
+        assert not torch.equal(first["mask_time_indices"], other["mask_time_indices"])
+        assert 0.3 < float(first["mask_time_indices"].double().mean()) < 0.7
+        losses = [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+        torch.rand(7)  # codes are drawn at random in training, by the step and not by what was drawn before
+        twin = train_media(config, tmp_path / "twin", corpus=tmp_path / "run" / "corpus")
+        assert [json.loads(line)["loss"] for line in (twin / "log.jsonl").read_text().splitlines()] == losses
+    elif objective == "masked":
         assert not torch.equal(first["bool_masked_pos"], other["bool_masked_pos"])
         assert first["bool_masked_pos"].sum(1).tolist() == [8] * 16
     loaded = load_model(str(out / "checkpoints" / "checkpoint-2"), device="cpu", any_head=True)
-    assert type(loaded.model).__name__.endswith({"masked": "ForMaskedImageModeling", "ctc": "ForCTC"}[objective])
+    masked = "ForMaskedImageModeling" if arch == "vit" else "ForPreTraining"
+    assert type(loaded.model).__name__.endswith({"masked": masked, "ctc": "ForCTC"}[objective])
     more: dict[str, Any] = {"seconds": 1.0} if arch == "wav2vec2" else {}
     swept = SweepConfig(str(out), preset="light", draws=19, tokens=700, device="cpu", **more)
     again_table = Sweeper.at(swept, tmp_path / "sweep", resume=False).run()
@@ -91,3 +102,81 @@ def test_other_objectives_are_trained_and_measured_with_gradients_and_swept(
 def test_an_objective_that_an_architecture_does_not_have_is_refused() -> None:
     with pytest.raises(AnisoscopeError, match="a convnext here is not trained on 'masked'; expected one of classes"):
         MediaConfig(arch="convnext", objective="masked")
+
+
+# -- masked frames: codes are learned with the model, and so is what a constant answer can reach -----------------------
+
+
+def _drawn(shares: list[float], frames: int = 600, others: int = 12) -> tuple[torch.Tensor, ...]:
+    """Codes of frames, of their distractors and folds, all by chance."""
+    random = torch.Generator().manual_seed(0)
+    p = torch.tensor(shares, dtype=torch.float64)
+    draw = [p.expand(frames, -1).multinomial(n, replacement=True, generator=random) for n in (1, others)]
+    return draw[0][:, 0], draw[1], torch.randint(0, 8, (frames,), generator=random)
+
+
+def test_the_constant_of_codes_is_the_best_of_all_scores() -> None:
+    own, others, fold = _drawn([0.7, 0.2, 0.1])
+    found = float(constant_choice(own, others, fold).mean())
+
+    def cost(scores: np.ndarray) -> float:
+        total = 0.0
+        for mine, beside in zip(own.tolist(), others.tolist(), strict=True):
+            total += np.log(1 + sum(np.exp(scores[o] - scores[mine]) for o in beside if o != mine))
+        return total / len(own)
+
+    tried = [cost(np.array([a, b, 0.0])) for a in np.arange(0, 6.1, 0.5) for b in np.arange(0, 4.1, 0.5)]
+    assert found == pytest.approx(min(tried), abs=0.02), "the folds are not those that scores are fitted on"
+    counted = (others != own[:, None]).sum(1)
+    assert found < float((1.0 + counted).log().mean()) - 0.3, "a frequent code can be named without looking"
+
+
+def test_codes_that_are_equally_frequent_leave_a_constant_nothing_but_chance() -> None:
+    own, others, fold = _drawn([1 / 200] * 200, frames=900)
+    counted = (others != own[:, None]).sum(1)
+    assert float(constant_choice(own, others, fold).mean()) == pytest.approx(
+        float((1.0 + counted).log().mean()), abs=0.1
+    )
+    assert float(constant_choice(own * 0, others * 0, fold).abs().max()) == 0, "one code is no choice"
+
+
+def _frames(tmp_path: Path, **options: Any) -> MediaConfig:
+    fields = {**SMALL, "examples": 400, "steps": 60, "batch_size": 8, "lr": 2e-3, "checkpoints": "none", **options}
+    return MediaConfig(arch="wav2vec2", objective="masked", **fields)
+
+
+def test_a_model_that_hears_learns_masked_frames_and_passes_the_gate(tmp_path: Path) -> None:
+    from anisoscope.results.folder import RunFolder
+
+    def watch(*given: Any) -> Any:
+        return training_monitor(*given, when="0,60", monitor="svd_ratio", contexts=48)
+
+    out = train_media(_frames(tmp_path), tmp_path / "run", monitor=watch, watch={})
+    table = RunFolder.open(out).table()
+    loss, constant = (
+        {row["step"]: row for row in table.where(metric=metric).records()} for metric in ("probe_loss", "constant_loss")
+    )
+    assert loss[0]["value"] > constant[0]["value"] - 0.1
+    assert loss[60]["high"] < constant[60]["low"] - 0.5 and loss[60]["n"] == constant[60]["n"] > 500
+    assert constant[60]["variant"] == "" and loss[60]["contexts"] == constant[60]["contexts"]
+    (verdict,) = evaluate_claims(table, ["anisotropy_grows"])
+    assert [each["status"] for each in verdict.details["learned"].values()] == ["learned"]
+
+
+def test_a_model_whose_codes_collapsed_did_not_learn(tmp_path: Path) -> None:
+    """Its loss is 0, for there is nothing to choose between."""
+    config = _frames(tmp_path)
+    stream = media_stream(config, tmp_path / "run")
+    model: Any = media_model(config, classes=10)
+    with torch.no_grad():
+        model.quantizer.weight_proj.weight.zero_()
+    with Monitor(model, when=[0, 4], metrics=["svd_ratio"], probe=stream.probe_batches(48), name="m") as monitor:
+        for step in (0, 4):
+            with monitor.step(step):
+                pass
+    for metric in ("probe_loss", "constant_loss"):
+        found = [row["value"] for row in monitor.table.where(metric=metric).records()]
+        assert found == pytest.approx([0, 0], abs=1e-6), metric
+    (verdict,) = evaluate_claims(monitor.table, ["anisotropy_grows"])
+    assert [each["status"] for each in verdict.details["learned"].values()] == ["did not learn"]
+    assert verdict.status == "undecided" and "did not learn" in verdict.why

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.objective import CLOSE, LabelledObjective, one_by_one
+from anisoscope.capture.objective import CLOSE, ContextObjective, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
 from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores, Sink
@@ -331,7 +331,7 @@ def _total(
 ) -> tuple[Tensor, int, Tensor | None, ContextLosses | None]:
     """The summed loss with its graph, the number of targets, the loss with weights of targets, the loss by context."""
     labels = inputs.get("labels")
-    if isinstance(loss, LabelledObjective):
+    if isinstance(loss, ContextObjective):
         each = loss.by_context(model, inputs)
         known = each.detach().double().cpu(), context_units(loss, inputs, reading)
         return each.sum(), units(loss, inputs, reading), None, known

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from anisoscope.capture.row import FRAME_RULES, original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, SOUND, forward, unwrapped
-from anisoscope.numerics.hashing import row_hash
+from anisoscope.numerics.hashing import fold_of, row_hash
 
 IGNORED = -100
 CLOSE = 5e-3  # relative difference of losses that half precision may cause
@@ -57,15 +57,29 @@ class Objective(ABC):
     def count(self, inputs: Mapping[str, Any]) -> int:
         """The number of units of some contexts."""
 
+    def own_constant(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+        """The losses of the best constant answer on the contexts of each batch [B], where targets are the model's own.
 
-class LabelledObjective(Objective):
-    """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
+        None where they are given with the data, whose training part then says what the best constant is.
+        """
+        return None
+
+
+class ContextObjective(Objective):
+    """An objective that knows the loss of each context."""
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         return self.by_context(model, inputs).sum()
 
+    @abstractmethod
     def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         """The summed loss of each context [B], from one forward pass."""
+
+
+class LabelledObjective(ContextObjective):
+    """An objective that reads logits and labels; labels are hidden from the model, which may read them otherwise."""
+
+    def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         output = forward(model, without_labels(inputs))
         logits = logits_of(output)
         if logits is None:
@@ -123,7 +137,8 @@ class PositionClasses(LabelledObjective):
 class Transcripts(LabelledObjective):
     """CTC: −log p(transcript | sound), summed over contexts; a unit is one symbol of a transcript.
 
-    A transcript that is longer than its frames can spell has no probability: it gives no loss and no gradient.
+    Labels are filled up with −100 or, as some models want it, with the blank, which no transcript holds. A transcript
+    that is longer than its frames can spell has no probability: it gives no loss and no gradient.
     """
 
     blank: int
@@ -134,14 +149,18 @@ class Transcripts(LabelledObjective):
         labels = inputs["labels"].to(logits.device)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         frames = frame_counts(model, inputs.get("attention_mask"), logits)
-        sizes = (labels >= 0).sum(1)
+        symbols = self.symbols(labels)
         scores = wide.log_softmax(-1).transpose(0, 1)
         options: dict[str, Any] = {"blank": self.blank, "reduction": "none", "zero_infinity": True}
         with torch.backends.cudnn.flags(enabled=False):  # its kernel wants other types and is not deterministic
-            return nn.functional.ctc_loss(scores, labels[labels >= 0], frames.cpu(), sizes.cpu(), **options)
+            return nn.functional.ctc_loss(scores, labels[symbols], frames.cpu(), symbols.sum(1).cpu(), **options)
+
+    def symbols(self, labels: Tensor) -> Tensor:
+        """Which labels [B, S] belong to a transcript."""
+        return (labels >= 0) & (labels != self.blank)
 
     def count(self, inputs: Mapping[str, Any]) -> int:
-        return int((inputs["labels"] >= 0).sum())
+        return int(self.symbols(inputs["labels"]).sum())
 
     def decoded(self, logits: Tensor, frames: Tensor) -> list[list[int]]:
         """The model's own reading of each context: best symbols without repetitions and blanks.
@@ -224,7 +243,18 @@ class HiddenPatches(MaskedPatches):
 
 
 @dataclass(frozen=True)
-class MaskedFrames(Objective):
+class FrameChoice:
+    """What masked frames are chosen among: their place in the B·T frames [M], codes, and distractors [M, N]."""
+
+    said: Tensor  # [M, width], the model's answers
+    known: Tensor  # [B·T, width], the codes
+    place: Tensor
+    drawn: Tensor
+    length: int  # T
+
+
+@dataclass(frozen=True)
+class MaskedFrames(ContextObjective):
     """The contrastive loss of wav2vec 2.0, summed over masked frames; distractors are masked frames of the same sound.
 
     They are drawn by a hash of the sound, so that the loss depends neither on the batch nor on a random state; those
@@ -237,7 +267,16 @@ class MaskedFrames(Objective):
     name: ClassVar[str] = "masked"
     unit: ClassVar[str] = "masked frame"
 
-    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    def by_context(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        choice = self._choice(model, inputs)
+        own, others = choice.known[choice.place].unsqueeze(1), choice.known[choice.drawn]  # [M, N, width]
+        scores = torch.cosine_similarity(choice.said.unsqueeze(1), torch.cat([own, others], 1), dim=-1)
+        same = (others - own).norm(dim=-1) <= SAME * own.norm(dim=-1)  # products of equal codes may round differently
+        away = nn.functional.pad(same, (1, 0), value=False)
+        losses = -(scores / self.temperature).masked_fill(away, -torch.inf).log_softmax(-1)[:, 0]
+        return losses.new_zeros(context_count(inputs)).index_add(0, choice.place // choice.length, losses)
+
+    def _choice(self, model: nn.Module, inputs: Mapping[str, Any]) -> FrameChoice:
         output = forward(model, {name: value for name, value in inputs.items() if name != "sampled_negative_indices"})
         said, codes = (output_part(output, f"projected_{name}states") for name in ("", "quantized_"))
         if not isinstance(said, Tensor) or not isinstance(codes, Tensor):
@@ -249,16 +288,88 @@ class MaskedFrames(Objective):
         drawn = distractors(masked, original_contexts(inputs), number=self.negatives)
         place = masked.flatten().nonzero().squeeze(1).to(said.device)
         wide = said if said.dtype == torch.float64 else said.float()
-        known = codes.to(wide.dtype).flatten(0, 1)
-        others = known[drawn.flatten(0, 1).to(said.device)[place]]  # [masked, negatives, width]
-        own, mine = known[place].unsqueeze(1), wide.flatten(0, 1)[place].unsqueeze(1)
-        scores = torch.cosine_similarity(mine, torch.cat([own, others], 1), dim=-1) / self.temperature
-        same = (others - own).norm(dim=-1) <= SAME * own.norm(dim=-1)  # products of equal codes may round differently
-        away = nn.functional.pad(same, (1, 0), value=False)
-        return -scores.masked_fill(away, -torch.inf).log_softmax(-1)[:, 0].sum()
+        known, drawn = codes.to(wide.dtype).flatten(0, 1), drawn.flatten(0, 1).to(said.device)[place]
+        return FrameChoice(wide.flatten(0, 1)[place], known, place, drawn, masked.shape[1])
+
+    def own_constant(self, model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+        """One score for each code, the same at every frame; where all codes are one, as after a collapse, it is right.
+
+        Scores of a constant answer are cosines; here they are free, so that no constant answer is better. They are
+        fitted on all folds of the contexts but that of the frame.
+        """
+        with torch.no_grad():
+            choices = [self._choice(model, inputs) for inputs in batches]
+        codes = code_numbers(torch.cat([choice.known[choice.place] for choice in choices]).double().cpu())
+        own, others, frames, at = [], [], [], 0
+        for choice, inputs in zip(choices, batches, strict=True):
+            numbers = torch.full((len(choice.known),), -1)
+            numbers[choice.place.cpu()] = own_codes = codes[at : at + len(choice.place)]
+            at += len(choice.place)
+            own.append(own_codes)
+            others.append(numbers[choice.drawn.cpu()])
+            frames.append(fold_of(original_contexts(inputs))[choice.place.cpu() // choice.length])
+        losses = constant_choice(torch.cat(own), torch.cat(others), torch.cat(frames))
+        sums = []
+        for choice, part, inputs in zip(choices, losses.split([len(each) for each in own]), batches, strict=True):
+            zeros = torch.zeros(context_count(inputs), dtype=torch.float64)
+            sums.append(zeros.index_add(0, choice.place.cpu() // choice.length, part))
+        return sums
 
     def count(self, inputs: Mapping[str, Any]) -> int:
         return int(inputs["mask_time_indices"].sum())
+
+
+def code_numbers(codes: Tensor) -> Tensor:
+    """A number for each row [M, width] that equal rows share, though they may differ by rounding.
+
+    >>> code_numbers(torch.tensor([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0 + 1e-9]])).tolist()
+    [1, 0, 1]
+    """
+    random = torch.Generator().manual_seed(0)
+    ways = nn.functional.normalize(torch.randn(codes.shape[1], 4, generator=random, dtype=codes.dtype), dim=0)
+    groups = []
+    for along in (codes @ ways).T:
+        values, order = along.sort()
+        jumps = values.diff(prepend=values[:1]) > SAME * codes.norm(dim=1).max()
+        groups.append(torch.empty_like(order).scatter(0, order, jumps.cumsum(0)))
+    return torch.stack(groups, 1).unique(dim=0, return_inverse=True)[1]
+
+
+def constant_choice(own: Tensor, others: Tensor, fold: Tensor) -> Tensor:
+    """Losses [M] of choosing `own` [M] codes among themselves and `others` [M, N] by one score for each code.
+
+    Others of the same code do not count. Scores are fitted on the other folds, with a ridge that leaves those of
+    unseen codes at 0; with a single fold on all frames.
+    """
+    away = others == own[:, None]
+
+    def losses(scores: Tensor, rows: Tensor) -> Tensor:
+        beside = (scores[others[rows]] - scores[own[rows], None]).masked_fill(away[rows], -torch.inf)
+        return nn.functional.pad(beside, (1, 0)).logsumexp(1)
+
+    def fitted(scores: Tensor, rows: Tensor) -> Tensor:
+        scores = scores.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(  # the tolerances are of a sum over hundreds of frames
+            [scores], max_iter=50, tolerance_grad=1e-2, tolerance_change=1e-6, line_search_fn="strong_wolfe"
+        )
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                total = losses(scores, rows).sum() + scores.square().sum() / 2
+                total.backward()
+            return total
+
+        optimizer.step(closure)
+        return scores.detach()
+
+    whole = fitted(torch.zeros(int(own.max()) + 1, dtype=torch.float64), torch.arange(len(own)))
+    found = torch.zeros(len(own), dtype=torch.float64)
+    for held in (folds := fold.unique()):
+        mine = (fold == held).nonzero().squeeze(1)
+        scores = fitted(whole, (fold != held).nonzero().squeeze(1)) if len(folds) > 1 else whole
+        found[mine] = losses(scores, mine)
+    return found
 
 
 def distractors(masked: Tensor, contexts: Tensor, *, number: int) -> Tensor:
@@ -356,14 +467,22 @@ def _reduction(model: nn.Module, inputs: Mapping[str, Any]) -> str:
 
 
 def _transcripts(model: nn.Module, inputs: Mapping[str, Any], logits: Tensor) -> Transcripts | None:
-    """The CTC reading of labels that gives the model's own loss; None if there is none."""
-    if inputs["labels"].dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
+    """The CTC reading of labels that gives the model's own loss; None if there is none.
+
+    It is asked for the longest transcript without its padding: Parakeet takes −100 for a symbol in some versions of
+    transformers, and reads memory that is not its own.
+    """
+    labels = inputs["labels"]
+    if labels.dim() != 2 or "labels" not in inspect.signature(unwrapped(model).forward).parameters:
         return None
+    longest = int((labels >= 0).sum(1).argmax())
+    alone = next(itertools.islice(one_by_one(inputs), longest, None))
+    alone["labels"] = alone["labels"][alone["labels"] >= 0][None]
     try:
-        stated = output_part(forward(model, inputs), "loss")
+        stated = output_part(forward(model, alone), "loss")
     except (RuntimeError, ValueError, IndexError):
         return None
-    found = _spelling(model, inputs, logits, stated)
+    found = _spelling(model, alone, logits[longest : longest + 1], stated)
     return None if found is None else found[0]
 
 
@@ -374,15 +493,16 @@ def _spelling(
     if not isinstance(stated, Tensor) or inputs["labels"].dim() != 2:
         return None
     config = getattr(unwrapped(model), "config", None)
-    own, sizes = float(stated.detach()), (inputs["labels"] >= 0).sum(1).clamp(min=1).double().cpu()
-    last = logits.shape[-1] - 1
+    own, last = float(stated.detach()), logits.shape[-1] - 1
     named = [getattr(config, name, None) for name in _BLANKS]
     blanks = [blank for blank in dict.fromkeys([*named, 0, last]) if isinstance(blank, int) and 0 <= blank <= last]
     for blank, reduction in itertools.product(blanks, _REDUCTIONS):
-        each = Transcripts(blank).losses(logits, inputs, model).double().cpu()
+        reading = Transcripts(blank)
+        each = reading.losses(logits, inputs, model).double().cpu()
+        sizes = reading.symbols(inputs["labels"]).sum(1).clamp(min=1).cpu()
         total = float(each.sum() if reduction == "sum" else (each / sizes).mean())
         if abs(total - own) <= CLOSE * max(abs(total), 1e-6):
-            return Transcripts(blank), reduction
+            return reading, reduction
     return None
 
 
@@ -408,7 +528,7 @@ def read_loss(model: nn.Module, output: Any, inputs: Mapping[str, Any]) -> LossR
         with torch.no_grad():
             found = _spelling(model, inputs, logits.detach(), output_part(output, "loss"))
         if found is not None:
-            sizes = (labels >= 0).sum(1).cpu().double()
+            sizes = found[0].symbols(labels).sum(1).cpu().double()
             weights = None if found[1] == "sum" else sizes.clamp(min=1) * size
             return LossReading(int(sizes.sum()), by_context=weights)
     if isinstance(hidden := inputs.get("bool_masked_pos"), Tensor):

@@ -258,15 +258,22 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _eager(model: nn.Module) -> Iterator[None]:
-    """Switch to eager attention, which returns probabilities; the implementation in use is restored afterwards."""
-    inner = unwrapped(model)
-    used = getattr(getattr(inner, "config", None), "_attn_implementation", None)
-    switch = getattr(inner, "set_attn_implementation", None)
-    if switch is None or used in (None, "eager"):
-        yield
-        return
+    """Switch to eager attention, which returns probabilities; the implementations in use are restored afterwards.
+
+    Every part with a configuration of its own is switched: transformers 5.17 leaves out those whose configuration is of
+    the same class as that of the whole (the stacks of T5), and parts may use different implementations.
+    """
+    parts: dict[int, Any] = {}  # the whole before its parts, because it switches them, too
+    for part in unwrapped(model).modules():
+        if hasattr(part, "set_attn_implementation"):
+            parts.setdefault(id(part.config), part)
+    used = [(part, name) for part in parts.values() if (name := part.config._attn_implementation) is not None]
     try:
-        switch("eager")
+        for part, name in used:
+            if name != "eager":
+                part.set_attn_implementation("eager")
         yield
     finally:
-        switch(used)
+        for part, name in used:
+            if name != part.config._attn_implementation:
+                part.set_attn_implementation(name)

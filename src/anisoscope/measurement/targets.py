@@ -68,15 +68,20 @@ def shuffling_noise(inputs: Mapping[str, Any], number: int) -> Tensor:
 
 def hidden_spans(inputs: Mapping[str, Any], real: Tensor, *, span: int = SPAN, share: float = SPANNED) -> Tensor:
     """Which frames are masked [B, T]: spans of `span` frames of data, at the places of smallest hashes."""
+    return chosen_spans(_keys(inputs), real, span=span, share=share)
+
+
+def chosen_spans(keys: Tensor, real: Tensor, *, span: int = SPAN, share: float = SPANNED) -> Tensor:
+    """The same for a key of each context [B]."""
     masked = torch.zeros_like(real)
-    hashed = _hashes(_keys(inputs), real.shape[1], seed=_MASK_SEED)
-    for b, (row, keys) in enumerate(zip(real, hashed, strict=True)):
+    hashed = _hashes(keys.to(real.device), real.shape[1], seed=_MASK_SEED)
+    for b, (row, order) in enumerate(zip(real, hashed, strict=True)):
         count = int(row.sum())
         width = max(1, min(span, count // 4))
         places = row.nonzero().squeeze(1)[: max(1, count - width + 1)]
         # −log(1 − share) spans per span length leave that share of the frames in some span
         number = max(1, round(-torch.log(torch.tensor(1 - share)).item() * count / width))
-        for start in places[keys[places].argsort()[:number]].tolist():
+        for start in places[order[places].argsort()[:number]].tolist():
             masked[b, start : start + width] = True
     return masked & real
 

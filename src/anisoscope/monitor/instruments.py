@@ -25,7 +25,7 @@ from anisoscope.capture.gradient_pass import (
     unlabelled,
     untouched,
 )
-from anisoscope.capture.objective import LabelledObjective, OwnLoss, context_count, find_objective
+from anisoscope.capture.objective import ContextObjective, Objective, OwnLoss, context_count, find_objective
 from anisoscope.capture.row import Batch, PositionChoice, Sink, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -39,7 +39,7 @@ from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
-from anisoscope.monitor.held_out import Constant, constant_columns, loss_records
+from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns, loss_records
 from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
@@ -298,6 +298,7 @@ class Probe:
                 "hash of their content to fit and to test: give at least eight."
             )
         self.convention = self._find_convention()
+        self.constant = constant
         if constant is not None:
             i.constants = self._constants(constant)
 
@@ -384,8 +385,22 @@ class Probe:
             )
         return None
 
+    def _own_constants(self, loss: Objective) -> list[Record]:
+        """The same where targets are the model's own: its best constant changes with them, step by step."""
+        tested = [piece for piece in self.pieces if piece.test or not self.gradients]
+        with untouched(self.model), evaluating(self.model):
+            losses = loss.own_constant(self.model, [piece.inputs for piece in tested])
+        if losses is None:
+            return []
+        counts = [gradient_pass.context_units(loss, piece.inputs, None) for piece in tested]
+        parts = zip((piece.context for piece in tested), losses, counts, strict=True)
+        total, units = sum(float(each.sum()) for each in losses), sum(int(each.sum()) for each in counts)
+        return [{"variant": "", **loss_columns(total, units, parts)}] if units else []
+
     def run(self, step: int, *, others: Sink | None = None) -> StepRows:
         """All rows of one step; the sink `others` receives the rows of every context, for the geometry metrics."""
+        if self.constant is None and isinstance(self.loss, Objective):
+            self.instruments.constants = self._own_constants(self.loss)
         if not self.gradients:
             return self._forward(step, others)
         out, i = StepRows(step), self.instruments
@@ -437,7 +452,7 @@ class Probe:
     def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None, ContextLosses | None]:
         """The summed loss of a forward pass, the tokens it is over, the weighted loss, the loss by context."""
         tokens = gradient_pass.units(self.loss, inputs, self.convention)
-        if isinstance(self.loss, LabelledObjective):
+        if isinstance(self.loss, ContextObjective):
             each = self.loss.by_context(self.model, inputs).double().cpu()
             return float(each.sum()), tokens, None, (each, gradient_pass.context_units(self.loss, inputs, None))
         if self.loss is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -51,9 +52,10 @@ def _earlier(old: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Version and, where it is known, commit of this package, and whether a checkout differs from its commit.
+    """Version of this package, its commit where that is known, and whether a checkout differs from its commit.
 
-    A package that was installed from a repository tells its commit in its metadata (PEP 610).
+    A package that was installed from a repository tells its commit in its metadata (PEP 610). Where none is known
+    `source`, a hash of its files, tells installations of one version apart.
     """
     found: dict[str, Any] = {"version": __version__}
     package = Path(__file__).parents[1]
@@ -62,8 +64,18 @@ def code() -> dict[str, Any]:
         return found | ({"commit": commit, "modified": bool(changes)} if commit else {})
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, TypeError, AttributeError):
         origin = json.loads(importlib.metadata.distribution("anisoscope").read_text("direct_url.json") or "{}")
-        found |= {"commit": commit} if (commit := origin.get("vcs_info", {}).get("commit_id")) else {}
-    return found
+        if commit := origin.get("vcs_info", {}).get("commit_id"):
+            return found | {"commit": commit}
+    return found | {"source": source_hash(package)}
+
+
+def source_hash(package: Path) -> str:
+    """A hash of names and contents of the Python files in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -35,7 +35,7 @@ ProbeTokens = Annotated[  # not `tokens`, which is the vocabulary in `train` and
     int, Option("Tokens, frames or patches of each model's probe (paper).", least=64, preset=PAPER)
 ]
 PaperModels = Annotated[
-    tuple[str, ...], Option("Only these models of the paper, by hub id (paper).", parse=listed, preset=PAPER)
+    tuple[str, ...], Option("Only these models of the paper, by name or hub id (paper).", parse=listed, preset=PAPER)
 ]
 RemoveDownloads = Annotated[bool, Option("Delete what was downloaded for a model once it is measured.", preset=PAPER)]
 
@@ -87,6 +87,10 @@ class ArmsConfig(ABC):
     def runs(self) -> list[ArmRun]:
         """Every run: all arms of a size and seed after each other."""
 
+    def published(self) -> Sequence[Any]:
+        """The `PaperModel`s that the preset `paper` measures; raises for names that are not among them."""
+        return ()
+
     @property
     def size(self) -> Preset:
         """The chosen preset."""
@@ -111,7 +115,10 @@ class ArmsConfig(ABC):
     def __post_init__(self) -> None:
         check_known("preset", self.preset, [*self.presets, PAPER] if self.measures_published else list(self.presets))
         self.check_arms()
-        runs = [] if self.preset == PAPER else self.runs()  # validates every training
+        if self.preset == PAPER:
+            self.published()  # validates the names
+            return
+        runs = self.runs()  # validates every training
         named = [(run.model, run.seed) for run in runs]
         for run in runs:
             if named.count((run.model, run.seed)) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from anisoscope.errors import AnisoscopeError, check_known
+from anisoscope.errors import AnisoscopeError
 from anisoscope.models.downloads import Downloads
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium
@@ -37,6 +38,11 @@ class PaperModel:
     tokenizer: str | None = None  # the id that has it, if these repositories do not
     large: bool = False  # may be distributed over several devices
     data: Medium = TEXT_DATA
+
+    @property
+    def name(self) -> str:
+        """The last part of the id."""
+        return self.spec.rstrip("/").split("/")[-1]
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -134,11 +140,19 @@ ABSENT: dict[str, str] = {
 
 
 def chosen_models(names: Sequence[str], models: Sequence[PaperModel]) -> list[PaperModel]:
-    """The models with these names; all if none are given."""
-    known = {model.spec: model for model in models}
+    """The models with these hub ids, or names (the last parts of ids), each once; all if none are given.
+
+    >>> [model.spec for model in chosen_models(["pythia-1b", "EleutherAI/pythia-1b"], REVISITING_MODELS)]
+    ['EleutherAI/pythia-1b']
+    """
+    known = {form: model for model in models for form in (model.name, model.spec)}
     for name in names:
-        check_known("model of the paper", name, known)
-    return [known[name] for name in names] if names else list(models)
+        if name not in known:
+            listed = [model.name for model in models]
+            near = difflib.get_close_matches(name.split("/")[-1], listed, n=3, cutoff=0.4)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+            raise AnisoscopeError(f"unknown model of the paper {name!r}{hint} Known: {', '.join(listed)}.")
+    return list(dict.fromkeys(known[name] for name in names)) if names else list(models)
 
 
 def measure_models(
@@ -158,7 +172,7 @@ def measure_models(
         finally:
             gc.collect()  # free the memory of this model before the next one is loaded
             torch.cuda.empty_cache()  # no effect without CUDA
-            study.join(path, **({"name": model.spec.split("/")[-1], "seed": 0} if named else {}))
+            study.join(path, **({"name": model.name, "seed": 0} if named else {}))
     if not study.joined:
         raise AnisoscopeError(
             f"none of the {len(models)} models of the paper could be loaded (the first: "

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Device, Option, Rank, Text, given, listed
@@ -18,15 +18,20 @@ from anisoscope.studies.config import (
     ArmsConfig,
     Contexts,
     Limit,
+    PaperModels,
     PaperPreset,
     Preset,
     ProbeTokens,
+    RemoveDownloads,
     Seeds,
     StudyArm,
     Updates,
     When,
 )
 from anisoscope.studies.study_run import ArmsStudy
+
+if TYPE_CHECKING:
+    from anisoscope.studies.published import PaperModel
 
 _ARM = re.compile(
     r"(?P<arch>decoder|encoder)(?:-(?P<text>flat|zipf\d+(?:\.\d+)?))?(?:-(?P<loss>flatloss|powerloss\d+(?:\.\d+)?))?"
@@ -79,6 +84,7 @@ class RevisitingConfig(ArmsConfig):
         Option(
             "decoder or encoder, then -flat, -zipf1.5 (corpus resampled), -flatloss, -powerloss1.5 (targets weighted).",
             parse=listed,
+            preset="trained",
         ),
     ] = ()
     tokens: Annotated[
@@ -86,15 +92,17 @@ class RevisitingConfig(ArmsConfig):
     ] = None
     seeds: Seeds = ()
     steps: Updates = None
-    layers: Annotated[int | None, Option("Blocks.")] = None
-    width: Annotated[int | None, Option("Width of the residual stream.")] = None
-    context: Annotated[int | None, Option("Tokens of a context.")] = None
-    metrics: Annotated[str | None, Option("light, standard, full, or metrics.")] = None
+    layers: Annotated[int | None, Option("Blocks.", preset="trained")] = None
+    width: Annotated[int | None, Option("Width of the residual stream.", preset="trained")] = None
+    context: Annotated[int | None, Option("Tokens of a context.", preset="trained")] = None
+    metrics: Annotated[str | None, Option("light, standard, full, or metrics.", preset="trained")] = None
     when: When = None
     rank: Rank = None
     contexts: Contexts = None
     limit: Limit = None
     probe_tokens: ProbeTokens = 32_768
+    models: PaperModels = ()
+    remove_downloads: RemoveDownloads = False
     device: Device = "auto"
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -107,6 +115,11 @@ class RevisitingConfig(ArmsConfig):
                     f"arm {arm!r} is not known; expected decoder or encoder, with -flat or -zipf1.5 for a resampled "
                     "corpus, -flatloss or -powerloss1.5 for a loss weighted by target frequency."
                 )
+
+    def published(self) -> list[PaperModel]:
+        from anisoscope.studies.published import REVISITING_MODELS, chosen_models
+
+        return chosen_models(self.models, REVISITING_MODELS)
 
     @property
     def chosen_seeds(self) -> tuple[int, ...]:
@@ -163,9 +176,10 @@ class Revisiting(ArmsStudy):
         return arm if len(self.config.chosen_seeds) > 1 else replace(arm, path=arm.path.with_name(run.model))
 
     def measure_published(self) -> None:
-        """Measure the models of the paper, with their published checkpoints."""
-        from anisoscope.studies.published import REVISITING_MODELS, measure_models, sweep_model
+        """Measure the models of the paper, or those that were named, with their published checkpoints."""
+        from anisoscope.studies.published import measure_models, sweep_model
 
         c = self.config
         options: dict[str, Any] = {"data": c.data, "rank": c.rank, "tokens": c.probe_tokens}
-        measure_models(self, REVISITING_MODELS, partial(sweep_model, self, **options), named=True)
+        measure = partial(sweep_model, self, remove_downloads=c.remove_downloads, **options)
+        measure_models(self, c.published(), measure, named=True)

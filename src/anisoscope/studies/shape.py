@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from anisoscope.option import Option, listed, seed_numbers
 from anisoscope.studies.config import PaperModels, PaperPreset, Preset, ProbeTokens, RemoveDownloads, SizedArmsConfig
 from anisoscope.studies.study_run import SHAPE, ArmsStudy
+
+if TYPE_CHECKING:
+    from anisoscope.studies.published import PaperModel
 
 ARMS: dict[str, dict[str, Any]] = {  # attention and objective of each arm
     "causal-next": {"arch": "decoder", "objective": "next"},
@@ -63,6 +66,11 @@ class ShapeConfig(SizedArmsConfig):
     differences: ClassVar[Mapping[str, Mapping[str, Any]]] = ARMS
     measures_published: ClassVar[bool] = True
 
+    def published(self) -> list[PaperModel]:
+        from anisoscope.studies.published import SHAPE_MODELS, chosen_models
+
+        return chosen_models(self.models, SHAPE_MODELS)
+
     @property
     def watch(self) -> dict[str, Any]:
         """As in the base class, with groups for halves of the contexts, and masked models measured on unmasked text."""
@@ -79,9 +87,9 @@ class ShapeStudy(ArmsStudy):
 
     def measure_published(self) -> None:
         """Measure the models of the paper, or those that were named."""
-        from anisoscope.studies.published import SHAPE_MODELS, chosen_models, measure_models, sweep_model
+        from anisoscope.studies.published import measure_models, sweep_model
 
         c = self.config
         options: dict[str, Any] = {"preset": "shape", "halves": True, "data": c.data, "tokens": c.probe_tokens}
         measure = partial(sweep_model, self, remove_downloads=c.remove_downloads, **options)
-        measure_models(self, chosen_models(c.models, SHAPE_MODELS), measure)
+        measure_models(self, c.published(), measure)

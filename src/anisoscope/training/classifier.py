@@ -1,10 +1,10 @@
 """Training small classifiers of pictures and sounds with the loop of `training.loop`: options, models and batches.
 
-All models have one cross-entropy per example, which trains stably from scratch in minutes, whereas contrastive or
-masked-frame objectives of speech need long schedules and often collapse. ViT, ConvNeXt and wav2vec 2.0 have pre-norm
-blocks with a four times wider feed-forward part, so that modalities differ only in the data, and the vision models in
-what mixes positions: attention, or a depthwise convolution. ResNet and EfficientNet are other convolutional families,
-with batch norms, so that what is said of convolutions does not rest on one.
+By default models have one cross-entropy per example, which trains stably from scratch in minutes and is the same for
+all of them; other objectives (`training.task`) are for those that ask for them. ViT, ConvNeXt and wav2vec 2.0 have pre-
+norm blocks with a four times wider feed-forward part, so that modalities differ only in the data, and the vision models
+in what mixes positions: attention, or a depthwise convolution. ResNet and EfficientNet are other convolutional
+families, with batch norms, so that what is said of convolutions does not rest on one.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class MediaStream:
         return self._inputs(values[rows], labels[rows], keys=drawn)
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-        """The model's own loss."""
-        return forward(**batch).loss
+        """The loss of the objective."""
+        return self.task.loss(forward, batch)
 
     def probe_batches(self, contexts: int = 64, *, batch_size: int = 16) -> list[dict[str, Tensor]]:
         """Fixed held-out examples, those with the smallest hashes of their content: the same for every seed."""

@@ -307,7 +307,7 @@ class ClassifierConfig(CommonTrainConfig):
     patch: int = 4
     seconds: float = 1.0  # of a sound
     examples: int = 2048  # number of examples generated, or most that are read
-    objective: str = "classes"  # or masked (patches of a vit), or ctc (classes spelt by a wav2vec2)
+    objective: str = "classes"  # or masked (patches of a vit, frames of a wav2vec2), or ctc (classes spelt out)
 
     least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
 

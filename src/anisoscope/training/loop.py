@@ -227,9 +227,9 @@ class Trainer:
         losses: list[Tensor] = []
         for micro in range(self.config.accumulate):
             batch = self.stream.batch(step, micro)
-            if self.config.dropout:
-                hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=self.config.seed + 1)
-                torch.manual_seed(int(hashed) & ((1 << 62) - 1))
+            # dropout, and the codes that a speech model draws
+            hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=self.config.seed + 1)
+            torch.manual_seed(int(hashed) & ((1 << 62) - 1))
             with precision(self.config, self.stream.device):
                 loss = self.stream.loss(self.forward, batch) / self.config.accumulate
             loss.backward()

@@ -130,6 +130,6 @@ KINDS = (
         SOUNDS,
         _positions,
         _wav2vec2,
-        others={"ctc": "Wav2Vec2ForCTC"},
+        others={"ctc": "Wav2Vec2ForCTC", "masked": "Wav2Vec2ForPreTraining"},
     ),
 )

@@ -1,4 +1,4 @@
-"""What models of sounds and pictures are trained to do: name classes, spell them (CTC), or fill in masked patches.
+"""What models of sounds and pictures do: name classes, spell them (CTC), or fill in masked patches or frames.
 
 A task says which fields its model needs, what it adds to a batch, and the best constant answer that its training data
 allow, which a model that learned must beat on held-out examples.
@@ -14,10 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from anisoscope.measurement.targets import chosen_patches
+from anisoscope.capture.objective import distractors
+from anisoscope.capture.row import original_contexts
+from anisoscope.measurement.targets import SPAN, chosen_patches, chosen_spans
+from anisoscope.numerics.hashing import row_hash
+from anisoscope.results.modality import SPEECH
 from anisoscope.training.config import ClassifierConfig
 
 SHARE = 0.5  # of the patches are hidden
+DISTRACTORS = 20  # of a masked frame; 100 as published, where sounds are longer
 BLANK = 0  # symbol of CTC; class k is symbol k + 1
 _UPDATES = 200  # of the optimizer that finds the best constant of CTC
 
@@ -38,6 +43,11 @@ class MediaTask(ABC):
     @abstractmethod
     def constant(self, inputs: Mapping[str, Tensor], labels: Tensor, *, classes: int) -> Any:
         """The best constant answer on training examples, as `Monitor(constant_loss=…)` takes it."""
+
+    def loss(self, forward: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        """The mean loss that training minimises: the model's own."""
+        found: Tensor = forward(**batch).loss
+        return found
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,44 @@ class FillPatches(MediaTask):
         return cost
 
 
+@dataclass(frozen=True)
+class ChooseFrames(MediaTask):
+    """About half of the frames are masked, in spans, and the code of each is chosen among others of its sound.
+
+    The contrastive objective of wav2vec 2.0 with fewer codes and distractors than published: sounds here are short. The
+    codes are learned with the model, so the best constant is found for those it has (`MaskedFrames.own_constant`).
+    """
+
+    frames: int
+    name: ClassVar[str] = "masked"
+
+    def fields(self, config: ClassifierConfig, *, classes: int) -> dict[str, Any]:
+        codes = {"num_codevectors_per_group": 32, "num_codevector_groups": 2, "feat_quantizer_dropout": 0.0}
+        sizes = {"codevector_dim": config.width, "proj_codevector_dim": config.width, "mask_time_length": SPAN}
+        return {**codes, **sizes, "num_negatives": DISTRACTORS}
+
+    def targets(self, inputs: Mapping[str, Tensor], labels: Tensor, *, keys: Tensor) -> dict[str, Tensor]:
+        every = torch.ones(len(labels), self.frames, dtype=torch.bool, device=labels.device)
+        return {"mask_time_indices": chosen_spans(keys, every)}
+
+    def constant(self, inputs: Mapping[str, Tensor], labels: Tensor, *, classes: int) -> Any:
+        return None
+
+    def loss(self, forward: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        masked = batch["mask_time_indices"].cpu()
+        places = (masked * torch.arange(1, self.frames + 1)).sum(1)  # other distractors where other frames are masked
+        keys = row_hash(original_contexts(batch), places)
+        drawn = distractors(masked, keys, number=DISTRACTORS).to(batch["mask_time_indices"].device)
+        found: Tensor = forward(**batch, sampled_negative_indices=drawn).loss / masked.sum()
+        return found
+
+
+def _masked(config: Any, positions: int) -> MediaTask:
+    return ChooseFrames(positions) if config.kind.modality is SPEECH else FillPatches(positions)
+
+
 TASKS: dict[str, Callable[[ClassifierConfig, int], MediaTask]] = {  # (config, positions) -> task
     "classes": lambda config, positions: NameClasses(),
     "ctc": lambda config, positions: SpellClasses(positions),
-    "masked": lambda config, positions: FillPatches(positions),
+    "masked": _masked,
 }

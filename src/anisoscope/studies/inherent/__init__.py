@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, given, listed_or_none, seed_numbers
@@ -13,6 +13,9 @@ from anisoscope.results import modality
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium, Modality
 from anisoscope.studies import config as shared
 from anisoscope.studies.config import ArmRun, ArmsConfig, PaperPreset, Preset
+
+if TYPE_CHECKING:
+    from anisoscope.studies.published import PaperModel
 
 # -- further families with random weights: the effect of the architecture alone in each modality -----------------------
 
@@ -106,8 +109,9 @@ ARMS: dict[str, Modality] = {  # and what each reads
     # two further families: what one family of convolutions does may be its own (ConvNeXt is built like a transformer)
     **dict.fromkeys(("convolution-resnet", "convolution-efficientnet"), modality.CONVOLUTION),
 }
-# with those on request, of other objectives: transcripts (CTC) and masked patches
-EVERY_ARM = {**ARMS, "speech-ctc": modality.SPEECH, "vision-masked": modality.VISION}
+# with those on request, of other objectives: transcripts (CTC), masked frames and masked patches
+_ON_REQUEST = {"speech-ctc": modality.SPEECH, "speech-masked": modality.SPEECH, "vision-masked": modality.VISION}
+EVERY_ARM = ARMS | _ON_REQUEST
 _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a MediaConfig for the others
     "text-decoder": {"family": "gpt2"},
     # pre-norm, as today's encoders and the study `revisiting`; the blocks of `characters`, all of which see the whole
@@ -120,6 +124,7 @@ _KINDS: dict[str, dict[str, Any]] = {  # fields of a TrainConfig for text, of a 
     "convolution-resnet": {"arch": "resnet"},
     "convolution-efficientnet": {"arch": "efficientnet"},
     "speech-ctc": {"arch": "wav2vec2", "objective": "ctc"},
+    "speech-masked": {"arch": "wav2vec2", "objective": "masked"},
     "vision-masked": {"arch": "vit", "patch": 4, "objective": "masked"},
 }
 _CONVOLUTIONS = tuple(arm for arm, reads in ARMS.items() if reads is modality.CONVOLUTION)
@@ -184,7 +189,7 @@ _PICTURES = (
     "'digits' (scikit-learn's), or 'embedded'."
 )
 _RECORDINGS = "A folder of recordings, each a class of its own, or with a folder of them for each class; or 'embedded'."
-_TRAINED = f"Trained models: {', '.join(ARMS)}; on request {', '.join([*EVERY_ARM][len(ARMS) :])}; or none."
+_TRAINED = f"Trained models: {', '.join(ARMS)}; on request {', '.join(_ON_REQUEST)}; or none."
 _RANDOM = "Families measured with random weights, such as swin,resnet; or none."
 
 
@@ -233,6 +238,11 @@ class InherentConfig(ArmsConfig):
             raise AnisoscopeError("there is nothing to do: name some arms or some families.")
         if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
             raise AnisoscopeError(f"seed {twice[0]} is named twice; name it once.")
+
+    def published(self) -> list[PaperModel]:
+        from anisoscope.studies.published import INHERENT_MODELS, chosen_models
+
+        return chosen_models(self.models, INHERENT_MODELS)
 
     @property
     def size(self) -> InherentPreset:

@@ -147,8 +147,7 @@ class Inherent(ArmsStudy):
         if not self.config.models:
             self.about["absent"] = [{"model": name, "reason": reason} for name, reason in absent.items()]
             self.about["warnings"] += [f"{name} is not measured: {reason}" for name, reason in absent.items()]
-        models = published.chosen_models(self.config.models, published.INHERENT_MODELS)
-        published.measure_models(self, models, self._measure)
+        published.measure_models(self, self.config.published(), self._measure)
 
     def _measure(self, model: published.PaperModel, path: Path) -> None:
         c = self.config
