@@ -128,7 +128,7 @@ class FrozenProxies:
                 proxy, coordinates = proxies[site], label.coordinates
                 if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
                     tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
-                how: dict[str, Any] = {"shares": not coordinates, "controls": int(not label.control)}
+                how: dict[str, Any] = {"shares": True, "controls": int(not label.control)}
                 records += energy.placed(site, step, tests[coordinates].records(proxy.basis, label, **how))
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
@@ -364,7 +364,7 @@ class TangentStudy:
     def _reading(
         self, test: Half, moment: GradientMoments, proxies: Mapping[Label, Proxy], *, note: str
     ) -> Iterator[Record]:
-        """Energies in proxies of one reading of the rows, without shares, and controls of all rows."""
+        """Energies and shares in proxies of one reading of the rows, and controls of all rows."""
         assert test.g is not None
         scale = next(iter(proxies.values())).scale  # of the same rows, so one for all
         if scale is not None:
@@ -372,7 +372,7 @@ class TangentStudy:
         sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
         tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
         for label, proxy in proxies.items():
-            yield from tests.records(proxy.basis, label, shares=False, controls=int(not label.control))
+            yield from tests.records(proxy.basis, label, shares=True, controls=int(not label.control))
 
     def _moments(self, test: Half) -> GradientMoments:
         """The second moments of a site's gradients, by fold and in groups."""
