@@ -13,9 +13,10 @@ from anisoscope.capture.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent.frozen import IN_SAMPLE, FrozenProxies
 from anisoscope.tangent.plan import parse_window
 from anisoscope.tangent.proxy import key
-from anisoscope.tangent.tangent_study import IN_SAMPLE, FrozenProxies, TangentStudy
+from anisoscope.tangent.tangent_study import TangentStudy
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant

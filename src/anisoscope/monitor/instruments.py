@@ -44,16 +44,9 @@ from anisoscope.numerics.hashing import fold_of, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.concepts import card_sites, cards
-from anisoscope.tangent.energy import (
-    Record,
-    fit_on_types,
-    holm_records,
-    input_role,
-    placed,
-    table_records,
-    weight_records,
-)
+from anisoscope.tangent.energy import Record, holm_records, placed
 from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
+from anisoscope.tangent.tables import fit_on_types, input_role, table_records, weight_records
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
