@@ -1,0 +1,135 @@
+"""Embedding tables and weights: their gradients and updates in proxies of what they hold or read, as records.
+
+Rows of a table belong to types, each a context of its own, so that intervals resample types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.gradient_pass import joined
+from anisoscope.capture.sites.site import Site
+from anisoscope.metrics.frequency import bin_of
+from anisoscope.numerics.hashing import FOLDS, half_of
+from anisoscope.results.quantity import jackknife
+from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent.energy import (
+    EnergyRows,
+    Grouping,
+    Record,
+    SubspaceTest,
+    control_records,
+    draws_for,
+    energy_records,
+    placed,
+    record,
+)
+from anisoscope.tangent.plan import TangentPlan
+from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
+
+
+def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
+    width = embedded[0][1].shape[-1]
+    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
+    for ids, grads in embedded:
+        out.index_add_(0, ids, grads.double())
+    return out
+
+
+def table_records(
+    rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str, bins: Tensor | None, draws: int, seed: int
+) -> Iterator[Record]:
+    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency."""
+    if not len(rows) or not bool(rows.any()):
+        return
+    groupings = []
+    if bins is not None:
+        names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
+        groupings.append(Grouping(names, bin_of(types, bins)))
+    # each type is a context of its own, so that intervals resample types
+    half = Half.plain(rows.float() if rows.dtype != torch.float64 else rows, types)
+    moments = GradientMoments().update(rows, context=types)
+    test = SubspaceTest(moments, EnergyRows(half, groupings), draws=draws, seed=seed)
+    for label, proxy in proxies.items():
+        drawn = not label.control
+        yield from test.records(proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn))
+
+
+def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
+    """A proxy of the embedding site fitted on rows of types of half 0, and its controls; {} if rows are too few."""
+    # a masked row shows [MASK] or noise, not the type it stands for
+    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
+    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
+        return {}
+    found = {label: fit_proxies({site: rows}, label, seed=seed)}
+    found |= fit_controls({site: rows}, label, found[label], seed=seed)
+    return {how: proxies[site] for how, proxies in found.items()}
+
+
+def weight_records(
+    model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows, *, plan: TangentPlan, rank: int, seed: int
+) -> Iterator[Record]:
+    """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
+
+    W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
+    """
+    fits = {site: rows.fit_half(site) for site in readers if site in rows.fit}
+    inputs = {site: rows_to_fit(fit, most=plan.fit_rows) for site, fit in fits.items()}
+    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
+    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
+    for proxy in plan.proxies[:2]:
+        label = Label(proxy, rank, of="weight")
+        found = fit_proxies(inputs, label, seed=seed)
+        controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
+        for site, mine in found.items():
+            folds = gradients[site]
+            if folds is None or not bool(folds.any()):
+                continue
+            Q, folds = mine.basis.to(folds.device), folds.double()
+            note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
+            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
+            columns = _energy_columns(folds, Q) | sizes
+            records = list(energy_records(columns, Q, label))
+            total = folds.sum(0)
+            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
+            records += control_records(draws.of(total.T @ total), Q, label, columns)
+            for control, others in controls.items():
+                value = {"value": _energy(total, others[site].basis.to(folds.device))}
+                records.append(record("gradient_energy", value | sizes, control))
+            yield from placed(site, rows.step, records)
+
+
+def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
+    """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
+    found: dict[int, Tensor] = {}
+    for fold, gradients in rows.weights:
+        part = joined(model, names, gradients)
+        if part is not None:
+            found[fold] = found[fold] + part if fold in found else part
+    if not found:
+        return None
+    like = next(iter(found.values()))
+    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
+
+
+def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
+    """The energy with its jackknife interval over the folds that have a gradient."""
+    total = folds.sum(0)
+    used = [f for f in range(FOLDS) if bool(folds[f].any())]
+    value = _energy(total, Q)
+    rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
+    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
+    replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    return {"value": value, "low": low, "high": high, "replicates": replicates}
+
+
+def _energy(G: Tensor, Q: Tensor) -> float:
+    """‖GQ‖² / ‖G‖² from G itself, which is cheaper than its second moment."""
+    return float((G @ Q).square().sum() / G.square().sum())
