@@ -347,7 +347,8 @@ def gradient_p_holm(p: Sequence[float]) -> list[float]:
     reference="ours, after Revisiting Anisotropy, arXiv:2604.08764",
     convention="C_X the covariance of the rows that the proxy is fitted on, C_G the second moment of the gradients of "
     "the test half, not centred; no rank; coordinates=standardised: rows divided by the standard deviations of C_X, "
-    "gradients multiplied by them; of groups without an interval",
+    "gradients multiplied by them; of=update: of updates of the embedding table, divided by them; of groups without an "
+    "interval",
     invariant=_RIGID,
     bounds=(0.0, None),
 )
@@ -367,6 +368,22 @@ def gradient_alignment(C: Tensor, M: Tensor, *, standardised: bool = False) -> T
     if standardised:
         return shared / (C.diagonal(dim1=-2, dim2=-1) * M.diagonal(dim1=-2, dim2=-1)).sum(-1)
     return C.shape[-1] * shared / (_trace(C) * _trace(M))
+
+
+def update_alignment(C: Tensor, M: Tensor, *, standardised: bool = False) -> Tensor:
+    """The same for updates of rows, M their second moment: standardised they are divided by standard deviations.
+
+    An update u has the standardised coordinates u/s, those of a gradient u/s²: scales do not cancel here.
+
+    >>> C, M = torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([[4.0, 0.0], [0.0, 1.0]])
+    >>> float(update_alignment(C, M)), float(update_alignment(C, M, standardised=True))
+    (1.3600000143051147, 1.0)
+    """
+    if standardised:
+        variance = C.diagonal(dim1=-2, dim2=-1)
+        inverse = torch.where(variance > 0, variance.reciprocal(), 0.0)  # a constant coordinate counts in neither
+        M = M * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+    return gradient_alignment(C, M, standardised=standardised)
 
 
 @measured(

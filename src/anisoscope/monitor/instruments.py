@@ -45,8 +45,8 @@ from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
-from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
-from anisoscope.tangent.tables import fit_on_types, input_role, table_records, weight_records
+from anisoscope.tangent.proxy import Label, StepRows, take
+from anisoscope.tangent.tables import TypeFit, input_role, table_records, weight_records
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
@@ -200,14 +200,16 @@ class Instruments:
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
             records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
         updates = list(watch.updates())  # since the last measured step
-        proxies: dict[Label, Proxy] = {}
-        for name in study.plan.proxies[:2] if updates else ():
-            proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
-        if updates and not proxies:
+        if not updates:
+            return records
+        labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
+        how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
+        fitted = TypeFit.of(rows.fit_half(embed), labels, **how)
+        if fitted is None:
             self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
-        for of, types, change in updates if proxies else ():
-            unseen = (half_of(types) == 1).nonzero().squeeze(1)  # by the proxy
-            tested = table_records(change[unseen.to(change.device)], types[unseen], proxies, of=of, **sizes)
+            return records
+        for of, types, change in updates:
+            tested = fitted.records(change, types, of=of, **sizes)
             records += placed(embed, rows.step, [{**r, "note": f"since step {watch.step}"} for r in tested])
         return records
 

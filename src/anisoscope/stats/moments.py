@@ -224,13 +224,21 @@ class GradientMoments(Additive):
     counts: dict[str, int] = field(default_factory=dict)  # rows of each group
     still: int = 0  # rows whose gradient is zero
     contexts: int = 0
+    parts: dict[str, GradientMoments] = field(default_factory=dict)  # groups that are tested as all rows are
 
     @property
     def total(self) -> Tensor:
         return self.folds.sum(0)
 
-    def update(self, g: Tensor, *, context: Tensor, groups: Mapping[str, Tensor] | None = None) -> GradientMoments:
-        """Add gradients [n, d]; `groups` are masks [n] on the host. A context in two calls is counted twice."""
+    def update(
+        self,
+        g: Tensor,
+        *,
+        context: Tensor,
+        groups: Mapping[str, Tensor] | None = None,
+        parts: Mapping[str, Tensor] | None = None,
+    ) -> GradientMoments:
+        """Add gradients [n, d]; `groups` and `parts` are masks [n] on the host. A context in two calls counts twice."""
         rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu())
         folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
         norms = rows.norm(dim=1)
@@ -238,7 +246,11 @@ class GradientMoments(Additive):
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
         still, contexts = int((norms == 0).sum()), int(context.unique().numel())
-        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts))
+        alone = {
+            name: GradientMoments().update(rows[mask.to(rows.device)], context=context[mask.to(context.device)])
+            for name, mask in (parts or {}).items()
+        }
+        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts, alone))
         return self
 
     def _add(self, other: GradientMoments) -> None:
@@ -246,6 +258,8 @@ class GradientMoments(Additive):
         for name, moment in other.groups.items():
             self.groups[name] = self.groups[name] + moment if name in self.groups else moment
             self.counts[name] = self.counts.get(name, 0) + other.counts[name]
+        for name, part in other.parts.items():
+            self.parts[name] = self.parts[name].merge(part) if name in self.parts else part
         self.still, self.contexts = self.still + other.still, self.contexts + other.contexts
 
     def rescaled(self, kept: Tensor, scale: Tensor) -> GradientMoments:
@@ -255,12 +269,14 @@ class GradientMoments(Additive):
             return moment[..., kept[:, None], kept] * (scale[:, None] * scale)
 
         groups = {name: of(moment) for name, moment in self.groups.items()}
-        return replace(self, folds=of(self.folds), unit=UNSET, groups=groups, counts=dict(self.counts))
+        parts = {name: part.rescaled(kept, scale) for name, part in self.parts.items()}
+        return replace(self, folds=of(self.folds), unit=UNSET, groups=groups, counts=dict(self.counts), parts=parts)
 
     def to(self, device: torch.device) -> GradientMoments:
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
         groups = {name: moment.to(device) for name, moment in self.groups.items()}
-        return replace(self, **moved, groups=groups, counts=dict(self.counts))
+        parts = {name: part.to(device) for name, part in self.parts.items()}
+        return replace(self, **moved, groups=groups, counts=dict(self.counts), parts=parts)
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name: upper triangles in float32, whose rounding (6e-8) is far below the sampling error."""
@@ -269,7 +285,8 @@ class GradientMoments(Additive):
         sizes = torch.tensor([self.n, self.still, self.contexts])
         groups = {f"group:{name}": packed(moment) for name, moment in self.groups.items()}
         counts = {f"count:{name}": torch.tensor(self.counts[name]) for name in self.groups}
-        return {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes, **groups, **counts}
+        parts = {f"part:{name}:{key}": x for name, part in self.parts.items() for key, x in part.state().items()}
+        return {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes, **groups, **counts, **parts}
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor]) -> GradientMoments:
@@ -279,7 +296,12 @@ class GradientMoments(Additive):
         groups = {name: unpacked(state[f"group:{name}"]) for name in names}
         counts = {name: int(state[f"count:{name}"]) for name in names}
         n, still, contexts = state["sizes"].tolist()
-        return cls(n, unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, still, contexts)
+        nested: dict[str, dict[str, Tensor]] = {}
+        for name in (name for name in state if name.startswith("part:")):
+            _, part, key = name.split(":", 2)
+            nested.setdefault(part, {})[key] = state[name]
+        parts = {name: cls.load(part) for name, part in nested.items()}
+        return cls(n, unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, still, contexts, parts)
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:

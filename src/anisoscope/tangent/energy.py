@@ -224,7 +224,7 @@ class SubspaceTest:
             whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
             yield "", "", _ratios(inside[None].numpy(), whole[None].numpy())[0] | self.sizes
             others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates
-            others |= {(group, ""): moment for group, moment in moments.groups.items()}
+            others |= {(group, ""): M for group, M in moments.groups.items() if group not in moments.parts}
             parts = tangent.gradient_energy(torch.stack([*others.values()]), Q).tolist() if others else []
             for (group, average), part in zip(others, parts, strict=True):
                 if average or part == part:  # NaN if no gradient reaches the group
@@ -258,16 +258,24 @@ class SubspaceTest:
 
 
 def alignment_records(
-    spread: FoldCovariance, moments: GradientMoments, *, standardised: bool, note: str = "", **options: str
+    spread: FoldCovariance,
+    moments: GradientMoments,
+    *,
+    standardised: bool,
+    note: str = "",
+    moved: bool = False,
+    **options: str,
 ) -> Iterator[Record]:
     """The alignment of gradients with the covariance of the rows fitted on; of groups without an interval.
 
     The jackknife leaves out one fold of contexts in both halves; standard deviations are those of the rows left.
+    `moved`: the moments are of updates, which move as rows do and are divided by these where gradients are multiplied.
     """
     C, M = spread.covariance(), moments.total
     options |= {"coordinates": "standardised"} if standardised else {}
     where = {"metric": "gradient_alignment", "variant": variant_name({k: v for k, v in options.items() if v})}
-    align = partial(tangent.gradient_alignment, standardised=standardised)
+    align = tangent.update_alignment if moved else tangent.gradient_alignment
+    align = partial(align, standardised=standardised)
     value, rest = float(align(C, M)), []
     tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
     used = ((spread.n > 0) | (tested > 0)).tolist()  # a fold without rows must not narrow an interval

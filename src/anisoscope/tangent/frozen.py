@@ -7,7 +7,7 @@ in-sample. Where it is not known in advance which steps will be measured, all mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,19 +106,24 @@ class FrozenProxies:
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
         records: list[Record] = []
-        draws: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed}
         for site, moment in moments.items():
-            tests = {"": SubspaceTest(moment, **draws)}
-            for label, proxies in self.proxies.items():
-                if site not in proxies:
-                    continue
-                proxy, coordinates = proxies[site], label.coordinates
-                if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
-                    tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
-                how: dict[str, Any] = {"shares": True, "controls": int(not label.control)}
-                records += energy.placed(site, step, tests[coordinates].records(proxy.basis, label, **how))
+            mine = {label: proxies[site] for label, proxies in self.proxies.items() if site in proxies}
+            records += energy.placed(site, step, self._test_site(moment, mine))
+            for group, part in moment.parts.items():
+                tested = self._test_site(part, mine) if float(part.total.trace()) > 0 else ()
+                records += energy.placed(site, step, ({**row, "group": group} for row in tested))
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
+
+    def _test_site(self, moment: GradientMoments, proxies: Mapping[Label, Proxy]) -> Iterator[Record]:
+        """Records of the proxies of a site for one second moment, that of all rows or of a group."""
+        draws: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed}
+        tests = {"": SubspaceTest(moment, **draws)}
+        for label, proxy in proxies.items():
+            coordinates = label.coordinates
+            if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
+                tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
+            yield from tests[coordinates].records(proxy.basis, label, shares=True, controls=int(not label.control))
 
     def state(self) -> dict[str, Any]:
         """The state for saving, as plain values and tensors."""

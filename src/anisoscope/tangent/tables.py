@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,13 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.numerics.hashing import FOLDS, half_of
 from anisoscope.results.quantity import jackknife
-from anisoscope.stats.moments import GradientMoments
+from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.energy import (
     EnergyRows,
     Grouping,
     Record,
     SubspaceTest,
+    alignment_records,
     control_records,
     draws_for,
     energy_records,
@@ -30,7 +32,16 @@ from anisoscope.tangent.energy import (
     record,
 )
 from anisoscope.tangent.plan import TangentPlan
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
+from anisoscope.tangent.proxy import (
+    Half,
+    Label,
+    Proxy,
+    StepRows,
+    fit_controls,
+    fit_proxies,
+    fit_standardised,
+    rows_to_fit,
+)
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -45,32 +56,66 @@ def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
 def table_records(
     rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str, bins: Tensor | None, draws: int, seed: int
 ) -> Iterator[Record]:
-    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency."""
+    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency.
+
+    Proxies in standardised coordinates are those of updates: a row of the table moves as the rows of the stream do, so
+    its update is divided by their standard deviations; a gradient would be multiplied.
+    """
     if not len(rows) or not bool(rows.any()):
         return
     groupings = []
     if bins is not None:
         names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
         groupings.append(Grouping(names, bin_of(types, bins)))
-    # each type is a context of its own, so that intervals resample types
-    half = Half.plain(rows.float() if rows.dtype != torch.float64 else rows, types)
-    moments = GradientMoments().update(rows, context=types)
-    test = SubspaceTest(moments, EnergyRows(half, groupings), draws=draws, seed=seed)
+    rows = rows.float() if rows.dtype != torch.float64 else rows
+    tests: dict[str, SubspaceTest] = {}
     for label, proxy in proxies.items():
+        if label.coordinates not in tests:  # one scale for all proxies
+            mine = rows if proxy.scale is None else proxy.scale.to(rows.device).rows(rows)
+            energies = EnergyRows(Half.plain(mine, types), groupings)
+            moments = GradientMoments().update(mine, context=types)
+            tests[label.coordinates] = SubspaceTest(moments, energies, draws=draws, seed=seed)
         drawn = not label.control
-        yield from test.records(proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn))
+        yield from tests[label.coordinates].records(
+            proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn)
+        )
 
 
-def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
-    """A proxy of the embedding site fitted on rows of types of half 0, and its controls; {} if rows are too few."""
-    # a masked row shows [MASK] or noise, not the type it stands for
-    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
-    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
-    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
-        return {}
-    found = {label: fit_proxies({site: rows}, label, seed=seed)}
-    found |= fit_controls({site: rows}, label, found[label], seed=seed)
-    return {how: proxies[site] for how, proxies in found.items()}
+@dataclass(frozen=True)
+class TypeFit:
+    """Proxies of the embedding site fitted on rows of half of the types, for updates of the other half."""
+
+    proxies: dict[Label, Proxy]
+    spread: FoldCovariance  # of the rows fitted on, by folds of types
+
+    @classmethod
+    def of(cls, fit: Half, labels: Sequence[Label], *, site: Site, seed: int, standardised: bool) -> TypeFit | None:
+        """Proxies with their controls, also in standardised coordinates; None if rows or types are too few."""
+        # a masked row shows [MASK] or noise, not the type it stands for
+        mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+        rows, types = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)], fit.token[mine]
+        if len(rows) <= 2 * labels[0].rank or len(types.unique()) < 2:
+            return None
+        spread = FoldCovariance.of(rows, types)
+        found: dict[Label, dict[Site, Proxy]] = {}
+        for label in labels:
+            found[label] = fit_proxies({site: rows}, label, seed=seed)
+            found |= fit_controls({site: rows}, label, found[label], seed=seed)
+        if standardised:
+            scaled = [replace(label, coordinates="standardised") for label in labels]
+            found |= fit_standardised({site: rows}, scaled, seed=seed, covariances={site: spread.covariance()})
+        return cls({how: proxies[site] for how, proxies in found.items() if site in proxies}, spread)
+
+    def records(self, change: Tensor, types: Tensor, *, of: str, **sizes: Any) -> Iterator[Record]:
+        """Energies of updates [m, d] of types that were not fitted on, and their alignment, which needs no rank."""
+        unseen = (half_of(types) == 1).nonzero().squeeze(1)
+        rows, types = change[unseen.to(change.device)], types[unseen]
+        if not len(rows) or not bool(rows.any()):
+            return
+        yield from table_records(rows, types, self.proxies, of=of, **sizes)
+        moments = GradientMoments().update(rows, context=types)
+        for standardised in (False, True):
+            yield from alignment_records(self.spread, moments, standardised=standardised, moved=True, of=of)
 
 
 def weight_records(

@@ -237,7 +237,9 @@ class TangentStudy:
         assert test.g is not None
         groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
         groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
-        return GradientMoments().update(test.g, context=test.context, groups=groups)
+        # masked or not: frozen proxies are tested on these as on all rows
+        parts = {name: mask for name, mask in groups.items() if ":" not in name and self.frozen is not None}
+        return GradientMoments().update(test.g, context=test.context, groups=groups, parts=parts)
 
     def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
         """The second moments of a site's gradients, and the records of its proxies."""
