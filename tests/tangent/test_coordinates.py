@@ -13,7 +13,7 @@ from torch import Tensor
 from anisoscope.capture.gradient_pass import GradientPass, RowTokens, SiteRows
 from anisoscope.capture.row import Index
 from anisoscope.metrics.tangent import gradient_alignment, second_moment
-from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.results.query import FIRST_OUTLIER, options_of
 from anisoscope.tangent.plan import PLANS, TangentPlan
 from anisoscope.tangent.proxy import StepRows
@@ -91,7 +91,7 @@ def test_standardised_energies_and_alignments_are_their_definitions() -> None:
         assert row["value"] == pytest.approx(alignment(x, g, standardised=bool(variant)), rel=1e-9)
         assert row["low"] < row["value"] < row["high"] and len(row["replicates"]) == FOLDS
         for fold, value in enumerate(row["replicates"]):
-            part = x[fold_of(fit).numpy() != fold], g[fold_of(test).numpy() != fold]
+            part = x[even_folds(fit).numpy() != fold], g[even_folds(test).numpy() != fold]
             assert value == pytest.approx(alignment(*part, standardised=bool(variant)), rel=1e-9)
 
 

@@ -159,7 +159,7 @@ class FoldCovariance:
     """n, Σ(x−s) and Σ(x−s)(x−s)ᵀ by context fold, s the mean of all rows: covariances with and without each fold.
 
     >>> x = torch.randn(100, 3, dtype=torch.float64)
-    >>> torch.allclose(FoldCovariance.of(x, torch.arange(100)).covariance(), torch.cov(x.T))
+    >>> torch.allclose(FoldCovariance.of(x, torch.arange(100) % 8).covariance(), torch.cov(x.T))
     True
     """
 
@@ -168,9 +168,9 @@ class FoldCovariance:
     squares: Tensor  # [FOLDS, d, d]
 
     @classmethod
-    def of(cls, x: Tensor, context: Tensor) -> FoldCovariance:
+    def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
         rows = x.double() - x.double().mean(0)
-        fold = fold_of(context.cpu()).to(x.device)
+        fold = fold.to(x.device)
         parts = [rows[fold == f] for f in range(FOLDS)]
         n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
         squares = torch.stack([p.mT @ p for p in parts])
@@ -187,7 +187,7 @@ class FoldCovariance:
         """tr(CW) of the covariances without each fold in turn, for several symmetric W [k, d, d]: [k, FOLDS].
 
         >>> x = torch.randn(100, 3, dtype=torch.float64)
-        >>> folds, W = FoldCovariance.of(x, torch.arange(100)), torch.diag(torch.arange(3.0).double())
+        >>> folds, W = FoldCovariance.of(x, torch.arange(100) % 8), torch.diag(torch.arange(3.0).double())
         >>> torch.allclose(folds.weighted(W[None])[0, 2], (folds.covariance(2) @ W).trace())
         True
         """
@@ -203,6 +203,11 @@ class FoldCovariance:
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> FoldCovariance:
         return cls(state["n"].double(), state["sums"].double(), unpacked(state["squares"]))
+
+    def rescaled(self, kept: Tensor, scale: Tensor) -> FoldCovariance:
+        """That of x·scale at some of the coordinates [d']."""
+        squares = self.squares[:, kept[:, None], kept] * (scale[:, None] * scale)
+        return FoldCovariance(self.n, self.sums[:, kept] * scale, squares)
 
     def to(self, device: torch.device) -> FoldCovariance:
         return FoldCovariance(self.n.to(device), self.sums.to(device), self.squares.to(device))
@@ -237,9 +242,13 @@ class GradientMoments(Additive):
         context: Tensor,
         groups: Mapping[str, Tensor] | None = None,
         parts: Mapping[str, Tensor] | None = None,
+        fold: Tensor | None = None,
     ) -> GradientMoments:
-        """Add gradients [n, d]; `groups` and `parts` are masks [n] on the host. A context in two calls counts twice."""
-        rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu())
+        """Add gradients [n, d]; `groups` and `parts` are masks [n] on the host. A context in two calls counts twice.
+
+        `fold`: the folds of the rows, on the host, if they are not those of their hashes.
+        """
+        rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu()) if fold is None else fold
         folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
@@ -247,7 +256,7 @@ class GradientMoments(Additive):
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
         still, contexts = int((norms == 0).sum()), int(context.unique().numel())
         alone = {
-            name: GradientMoments().update(rows[mask.to(rows.device)], context=context[mask.to(context.device)])
+            name: GradientMoments().update(rows[mask.to(rows.device)], context=context[mask], fold=fold[mask])
             for name, mask in (parts or {}).items()
         }
         self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts, alone))

@@ -1,7 +1,9 @@
 """Energies of subspaces with jackknife intervals, as records of the table for one site and one step.
 
 Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
-values; the proxy is not refitted, so intervals reflect the variation of test contexts only.
+values. Leaving out fold j takes its contexts away from both halves: the rows tested, and those that the proxy was
+fitted on, whose refit is `left_out[j]` (`tangent.refit`). Without refits the directions stay as they are, and intervals
+reflect the variation of test contexts only.
 """
 
 from __future__ import annotations
@@ -60,16 +62,18 @@ class EnergyRows:
             offset += len(grouping.names)
         self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
 
-    def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
+    def of(self, Q: Tensor, left_out: Tensor | None = None) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns of the energy) for every group that has rows."""
-        inside = tangent.row_energies(self.g, Q.to(self.g.device))
+        lines = [Q.to(self.g.device), *([] if left_out is None else left_out.to(self.g.device, Q.dtype))]
+        inside = tangent.row_energies(self.g, torch.cat(lines, 1), blocks=len(lines))  # [lines, n]
         moving = self.norms > 0
         ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        columns = torch.stack([inside, self.norms, ratio, moving.double(), torch.ones_like(inside)])
-        total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
+        columns = torch.cat([torch.stack([self.norms, moving.double(), torch.ones_like(self.norms)]), inside, ratio])
+        total = columns.new_zeros(len(columns), len(self.names) * FOLDS + 1)
         for code in self.codes:
             total.index_add_(1, code, columns)
-        energy, norm, share, nonzero, n = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # each [groups, FOLDS]
+        sums = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # [columns, groups, FOLDS]
+        (norm, nonzero, n), energy, share = sums[:3], sums[3 : 3 + len(lines)], sums[3 + len(lines) :]
         pooled, by_row = _ratios(energy, norm), _ratios(share, nonzero)
         for i, name in enumerate(self.names):
             if n[i].any():
@@ -79,10 +83,16 @@ class EnergyRows:
 
 
 def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
-    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds."""
+    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds.
+
+    The first of `top` is of the proxy; the others, if any, are those of its refits without each fold in turn.
+    """
+    whole = top[0]
+    one = np.stack([part[:, fold] for fold, part in enumerate(top[1:])], 1) if len(top) > 1 else whole
+    every = top[1:].sum(2).T if len(top) > 1 else whole.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = top.sum(1) / bottom.sum(1)
-        rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
+        value = whole.sum(1) / bottom.sum(1)
+        rest = (every - one) / (bottom.sum(1, keepdims=True) - bottom)
     rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows must not narrow an interval
     columns = []
     for one_value, replicates in zip(value.tolist(), rest.tolist(), strict=True):
@@ -190,13 +200,16 @@ class SubspaceTest:
         stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
         return tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
-    def records(self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0) -> Iterator[Record]:
+    def records(
+        self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0, left_out: Tensor | None = None
+    ) -> Iterator[Record]:
         """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets.
 
-        A fitted control has no enrichment, and no shares of groups.
+        A fitted control has no enrichment, and no shares of groups. `left_out` are the refits of the subspace.
         """
         Q = Q.to(self.moments.folds.device)
-        energies = {(group, average): columns for group, average, columns in self._energies(Q, label)}
+        left_out = None if left_out is None else left_out.to(Q)
+        energies = {(group, average): columns for group, average, columns in self._energies(Q, label, left_out)}
         for (group, average), columns in energies.items():
             if average and self.rows is None:
                 yield record("gradient_energy", columns, label, average=average)
@@ -207,22 +220,27 @@ class SubspaceTest:
             where: dict[str, Any] = {"group": group, "average": average, "shares": shares}
             yield from control_records(measured, Q, label, energies[group, average], **where)
         if shares:
-            yield from self._shares(Q, label)
+            yield from self._shares(Q, label, left_out)
+        if left_out is not None and not label.control:
+            yield record("proxy_stability", {"value": tangent.proxy_stability(Q, left_out)} | self.sizes, label)
 
-    def _energies(self, Q: Tensor, label: Label) -> Iterator[tuple[str, str, Record]]:
+    def _energies(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns); means over rows except in frequency bins."""
         moments = self.moments
         if self.rows is not None:
-            for group, average, columns in self.rows.of(Q):
+            for group, average, columns in self.rows.of(Q, left_out):
                 if not average or ":" not in group:
                     note = self.note if columns["value"] == columns["value"] else "no gradient reaches these rows"
                     yield group, average, columns | {"note": note}
-        elif label.control:
+        elif label.control and left_out is None:
             yield "", "", {"value": float(tangent.gradient_energy(moments.total, Q))} | self.sizes
         else:
-            inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
             whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-            yield "", "", _ratios(inside[None].numpy(), whole[None].numpy())[0] | self.sizes
+            lines = [Q, *(() if left_out is None else left_out)]
+            inside = torch.stack([((moments.folds @ one) * one).sum((-2, -1)) for one in lines]).cpu()
+            yield "", "", _ratios(inside[:, None].numpy(), whole[None].numpy())[0] | self.sizes
+            if label.control:
+                return
             others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates
             others |= {(group, ""): M for group, M in moments.groups.items() if group not in moments.parts}
             parts = tangent.gradient_energy(torch.stack([*others.values()]), Q).tolist() if others else []
@@ -237,10 +255,14 @@ class SubspaceTest:
             self._drawn[key] = (alike or draws_for(M, key[0], **self._draws)).of(M)
         return self._drawn[key]
 
-    def _shares(self, Q: Tensor, label: Label) -> Iterator[Record]:
+    def _shares(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[Record]:
         """Both anisotropy shares with jackknife intervals; of groups without."""
         moments, (d, r) = self.moments, Q.shape
-        share, level, gain = torch.stack(self.spread.held(Q)).tolist()
+        lines = Q
+        if left_out is not None:
+            refits = [left_out[fold] for fold in self.used] if self.lines > 1 else []
+            lines = torch.stack([Q, *refits, *[Q] * len(self.groups)])
+        share, level, gain = torch.stack(self.spread.held(lines)).tolist()
         note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
         few = few_rows(moments.n - moments.still, d)
         both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
@@ -364,7 +386,7 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
         raise AnisoscopeError(f"contexts have shape {tuple(number.shape)} for {len(rows)} rows; expected one for each.")
     half = Half.plain(rows[finite], number[finite.cpu()], dropped=int((~finite).sum()))
     label = Label("given", rank)
-    moments = GradientMoments().update(half.x, context=half.context)
+    moments = GradientMoments().update(half.x, context=half.context, fold=half.fold)
     test = SubspaceTest(moments, EnergyRows(half), draws=draws, seed=seed)
     by_name: dict[tuple[str, ...], Record] = {}
     for row in test.records(Q, label, shares=True, controls=1):

@@ -21,6 +21,7 @@ from anisoscope.tangent import proxy as fitting
 from anisoscope.tangent.energy import Record, SubspaceTest
 from anisoscope.tangent.plan import TangentPlan, parse_window
 from anisoscope.tangent.proxy import Half, Label, Proxy
+from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
 
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
@@ -38,7 +39,8 @@ class FrozenProxies:
     measured_steps: Sequence[int] | None = None  # all that will be measured, where they are known
     rank: int = 0
     window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
-    pool: dict[Site, list[Tensor]] = field(default_factory=dict)
+    pool: dict[Site, list[Tensor]] = field(default_factory=dict)  # rows of each step
+    folds: dict[Site, list[Tensor]] = field(default_factory=dict)  # their folds
     proxies: dict[Label, dict[Site, Proxy]] = field(default_factory=dict)  # and their fitted controls
     device: torch.device | None = None
 
@@ -73,7 +75,9 @@ class FrozenProxies:
         if not self.proxies and step <= self.closes:
             self.window[step] = {fitting.key(site): moment.state() for site, moment in moments.items()}
             for site, fit in fits.items():
-                self.pool.setdefault(site, []).append(fitting.rows_to_fit(fit, most=WINDOW_ROWS).cpu())
+                few = fit.fewer(WINDOW_ROWS)
+                self.pool.setdefault(site, []).append(few.x.cpu())
+                self.folds.setdefault(site, []).append(few.fold)
             return []
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note=IN_SAMPLE if step <= self.closes else "")
@@ -88,20 +92,25 @@ class FrozenProxies:
             closes = steps[self._inside(len(steps)) - 1]
             self.pool = {site: parts for site, parts in self.pool.items() if len(parts) == len(steps)}
         inside = sum(step <= closes for step in steps)
-        rows = {site: torch.cat(parts[:inside]).to(device) for site, parts in self.pool.items()}
+        fits = {
+            site: FitRows.of_rows(torch.cat(parts[:inside]).to(device), torch.cat(self.folds[site][:inside]))
+            for site, parts in self.pool.items()
+        }
+        rows = {site: mine.x for site, mine in fits.items()}
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
         self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
-        how: dict[str, Any] = {"seed": seed, "covariances": fitting.covariances_of(rows)}
+        how: dict[str, Any] = {"seed": seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         for label in labels:
             self.proxies |= fitting.fit_controls(rows, label, self.proxies[label], **how)
+        self.proxies = with_refits(fits, self.proxies, seed=seed)
         if self.plan.standardised:
             labels = [replace(label, coordinates=STANDARDISED) for label in labels]
-            self.proxies |= fitting.fit_standardised(rows, labels, **how)
+            self.proxies |= standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
             records += self._test(step, moments, note=IN_SAMPLE if step <= closes else "")
-        self.window, self.pool = {}, {}
+        self.window, self.pool, self.folds = {}, {}, {}
         return records
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
@@ -111,7 +120,8 @@ class FrozenProxies:
             records += energy.placed(site, step, self._test_site(moment, mine))
             for group, part in moment.parts.items():
                 tested = self._test_site(part, mine) if float(part.total.trace()) > 0 else ()
-                records += energy.placed(site, step, ({**row, "group": group} for row in tested))
+                own = ({**row, "group": group} for row in tested if row["metric"] != "proxy_stability")
+                records += energy.placed(site, step, own)
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
 
@@ -123,7 +133,8 @@ class FrozenProxies:
             coordinates = label.coordinates
             if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
                 tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
-            yield from tests[coordinates].records(proxy.basis, label, shares=True, controls=int(not label.control))
+            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
+            yield from tests[coordinates].records(proxy.basis, label, shares=True, **how)
 
     def state(self) -> dict[str, Any]:
         """The state for saving, as plain values and tensors."""
@@ -132,6 +143,7 @@ class FrozenProxies:
             "rank": self.rank,
             "window": sorted(self.window),  # their moments are large and are saved in separate files
             "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
+            "folds": {fitting.key(site): parts for site, parts in self.folds.items()},
             **{
                 f"{coordinates}{name}": {
                     self._saved_name(label): found
@@ -152,6 +164,8 @@ class FrozenProxies:
         self.rank = state["rank"]
         self.window = {step: dict(window[step]) for step in state["window"]}
         self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
+        nothing = {k: [torch.zeros(len(x), dtype=torch.int64) for x in parts] for k, parts in state["pool"].items()}
+        self.folds = {Site(*k): list(parts) for k, parts in state.get("folds", nothing).items()}  # older states
         main, saved = self.plan.proxies[0], {}
         for space in ("", STANDARDISED):
             for proxy, found in state.get(f"{space}proxies", {}).items():

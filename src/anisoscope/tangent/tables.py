@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
 from anisoscope.metrics.frequency import bin_of
-from anisoscope.numerics.hashing import FOLDS, half_of
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.energy import (
@@ -40,8 +40,8 @@ from anisoscope.tangent.proxy import (
     fit_controls,
     fit_proxies,
     fit_standardised,
-    rows_to_fit,
 )
+from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -72,13 +72,15 @@ def table_records(
     for label, proxy in proxies.items():
         if label.coordinates not in tests:  # one scale for all proxies
             mine = rows if proxy.scale is None else proxy.scale.to(rows.device).rows(rows)
-            energies = EnergyRows(Half.plain(mine, types), groupings)
-            moments = GradientMoments().update(mine, context=types)
+            half = Half.plain(mine, types)
+            energies, moments = EnergyRows(half, groupings), _moments_of(half)
             tests[label.coordinates] = SubspaceTest(moments, energies, draws=draws, seed=seed)
-        drawn = not label.control
-        yield from tests[label.coordinates].records(
-            proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn)
-        )
+        how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
+        yield from tests[label.coordinates].records(proxy.basis, replace(label, of=of), shares=not label.control, **how)
+
+
+def _moments_of(half: Half) -> GradientMoments:
+    return GradientMoments().update(half.x, context=half.context, fold=half.fold)
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,17 @@ class TypeFit:
         rows, types = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)], fit.token[mine]
         if len(rows) <= 2 * labels[0].rank or len(types.unique()) < 2:
             return None
-        spread = FoldCovariance.of(rows, types)
+        fits = {site: FitRows.of_rows(rows, even_folds(types))}
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
             found[label] = fit_proxies({site: rows}, label, seed=seed)
             found |= fit_controls({site: rows}, label, found[label], seed=seed)
+        found = with_refits(fits, found, seed=seed)
         if standardised:
             scaled = [replace(label, coordinates="standardised") for label in labels]
-            found |= fit_standardised({site: rows}, scaled, seed=seed, covariances={site: spread.covariance()})
-        return cls({how: proxies[site] for how, proxies in found.items() if site in proxies}, spread)
+            others = fit_standardised({site: rows}, scaled, seed=seed, covariances={site: fits[site].covariance})
+            found |= standardised_refits(fits, others, seed=seed)
+        return cls({how: proxies[site] for how, proxies in found.items() if site in proxies}, fits[site].spread)
 
     def records(self, change: Tensor, types: Tensor, *, of: str, **sizes: Any) -> Iterator[Record]:
         """Energies of updates [m, d] of types that were not fitted on, and their alignment, which needs no rank."""
@@ -113,7 +117,7 @@ class TypeFit:
         if not len(rows) or not bool(rows.any()):
             return
         yield from table_records(rows, types, self.proxies, of=of, **sizes)
-        moments = GradientMoments().update(rows, context=types)
+        moments = _moments_of(Half.plain(rows, types))
         for standardised in (False, True):
             yield from alignment_records(self.spread, moments, standardised=standardised, moved=True, of=of)
 
@@ -126,12 +130,13 @@ def weight_records(
     W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
     """
     fits = {site: rows.fit_half(site) for site in readers if site in rows.fit}
-    inputs = {site: rows_to_fit(fit, most=plan.fit_rows) for site, fit in fits.items()}
+    used = {site: FitRows.of(fit, plan.fit_rows) for site, fit in fits.items()}
+    inputs = {site: mine.x for site, mine in used.items()}
     seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
     gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
     for proxy in plan.proxies[:2]:
         label = Label(proxy, rank, of="weight")
-        found = fit_proxies(inputs, label, seed=seed)
+        found = with_refits(used, {label: fit_proxies(inputs, label, seed=seed)}, seed=seed)[label]
         controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
         for site, mine in found.items():
             folds = gradients[site]
@@ -140,7 +145,7 @@ def weight_records(
             Q, folds = mine.basis.to(folds.device), folds.double()
             note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
             sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
-            columns = _energy_columns(folds, Q) | sizes
+            columns = _energy_columns(folds, Q, mine.left_out) | sizes
             records = list(energy_records(columns, Q, label))
             total = folds.sum(0)
             draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
@@ -164,12 +169,12 @@ def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> T
     return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
 
 
-def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
-    """The energy with its jackknife interval over the folds that have a gradient."""
+def _energy_columns(folds: Tensor, Q: Tensor, left_out: Tensor | None) -> Record:
+    """The energy with its jackknife interval over the folds that have a gradient, the proxy refitted without each."""
     total = folds.sum(0)
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
-    value = _energy(total, Q)
-    rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
+    value, refits = _energy(total, Q), [Q] * FOLDS if left_out is None else left_out.to(Q)
+    rest = {f: _energy(total - folds[f], refits[f]) for f in used} if len(used) > 1 else {}
     low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
     replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
     return {"value": value, "low": low, "high": high, "replicates": replicates}

@@ -33,6 +33,7 @@ from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
+from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
 
 DEFAULT_RANK = 16
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
@@ -50,21 +51,6 @@ class Kept:
     bases: dict[str, Tensor]  # by proxy
     directions: Tensor  # of semi-NMF
     folds: FoldCovariance  # of the test half
-
-
-@dataclass(frozen=True)
-class FitRows:
-    """The rows of one site that proxies are fitted on, and their covariance, which fits and alignments share."""
-
-    x: Tensor
-    spread: FoldCovariance
-    covariance: Tensor
-
-    @classmethod
-    def of(cls, half: Half, most: int) -> FitRows:
-        rows = half.fewer(most)
-        spread = FoldCovariance.of(rows.x, rows.context)
-        return cls(rows.x, spread, spread.covariance())
 
 
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
@@ -101,7 +87,7 @@ class TangentStudy:
         proxies = self._fit(halves, fits[""])
         other = self._readings(fits)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
+        folds = {site: FoldCovariance.of(test.x, test.fold) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
@@ -191,12 +177,13 @@ class TangentStudy:
 
     def _refit(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
         """Both main proxies and the fitted controls of the first."""
-        rows = {site: mine.x for site, mine in fits.items()}
-        how: dict[str, Any] = {"seed": self.plan.seed, "covariances": {s: f.covariance for s, f in fits.items()}}
+        seed, rows = self.plan.seed, {site: mine.x for site, mine in fits.items()}
+        how: dict[str, Any] = {"seed": seed, "covariances": {s: f.covariance for s, f in fits.items()}}
         if labels[0].coordinates:
-            return fitting.fit_standardised(rows, labels, **how)
-        found = {label: fitting.fit_proxies(rows, label, seed=self.plan.seed) for label in labels}
-        return found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
+            return standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
+        found = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
+        found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
+        return with_refits(fits, found, seed=seed)
 
     def _other_records(
         self,
@@ -230,7 +217,8 @@ class TangentStudy:
         sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
         tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
         for label, proxy in proxies.items():
-            yield from tests.records(proxy.basis, label, shares=True, controls=int(not label.control))
+            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
+            yield from tests.records(proxy.basis, label, shares=True, **how)
 
     def _moments(self, test: Half) -> GradientMoments:
         """The second moments of a site's gradients, by fold and in groups."""
@@ -239,7 +227,7 @@ class TangentStudy:
         groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
         # masked or not: frozen proxies are tested on these as on all rows
         parts = {name: mask for name, mask in groups.items() if ":" not in name and self.frozen is not None}
-        return GradientMoments().update(test.g, context=test.context, groups=groups, parts=parts)
+        return GradientMoments().update(test.g, context=test.context, fold=test.fold, groups=groups, parts=parts)
 
     def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
         """The second moments of a site's gradients, and the records of its proxies."""
@@ -254,7 +242,8 @@ class TangentStudy:
             controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
             if main and label.proxy == self.plan.proxies[0]:
                 controls = len(tests.targets)
-            records += tests.records(proxy.basis, label, shares=main or bool(label.control), controls=controls)
+            how: dict[str, Any] = {"shares": main or bool(label.control), "left_out": proxy.left_out}
+            records += tests.records(proxy.basis, label, controls=controls, **how)
         return moment, records
 
     def finish(self) -> list[Record]:
@@ -319,16 +308,18 @@ class TangentStudy:
         main = labels[0]  # fitted controls are made for the main proxy only
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         found |= fitting.fit_controls(rows, main, found[main], **how, permuted=plan.permuted)
+        found = with_refits(fits, found, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
             }
-            enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
+            enough = {s: FitRows.of(half) for s, half in even.items() if half is not None and len(half) > 2 * rank}
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
-                found[balanced] = fitting.fit_proxies(enough, balanced, seed=plan.seed)
+                fitted = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
+                found |= with_refits(enough, {balanced: fitted}, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:
