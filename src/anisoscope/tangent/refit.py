@@ -130,7 +130,8 @@ class Reduced:
         """Spans of the least squares directions of codes [live, n, r], in the full width."""
         codes = codes * self.keep
         projected = codes.mT @ self.centred - codes.sum(-2).unsqueeze(-1) * self.means.to(codes.dtype).unsqueeze(-2)
-        return orthonormal_columns(semi_nmf.least_squares(codes, projected).mT)
+        # centroids about their mean span one dimension less than there are: redundant columns come first
+        return orthonormal_columns(semi_nmf.least_squares(codes, projected).mT)[..., -self.rank :]
 
     def placed(self, bases: Tensor, whole: Tensor) -> Tensor:
         """Bases [FOLDS, d, r]: those of a fold without rows are the proxy's own, NaN where too little is left."""
@@ -164,7 +165,8 @@ def with_refits(
         elif label.proxy in _AXES:
             bases = {site: space.leading() for site, space in spaces.items()}
         else:
-            bases = _by_codes(spaces, _CODES[label.proxy], seed=seed)
+            concepts = {site: len(proxy.directions) for site, proxy in proxies.items()}
+            bases = _by_codes(spaces, _CODES[label.proxy], concepts, seed=seed)
         out[label] = {
             site: replace(proxy, left_out=spaces[site].placed(bases[site], proxy.basis)) if site in bases else proxy
             for site, proxy in proxies.items()
@@ -186,45 +188,48 @@ def _following(space: Reduced, proxy: Proxy) -> Tensor:
     return space.following(proxy.left_out[space.live])
 
 
-Codes = Callable[[Tensor, Tensor, int, int], Tensor]  # scores [b, n, q], which rows stay, rank, seed -> [b, n, r]
+Codes = Callable[[Tensor, Tensor, int, int], Tensor]  # scores [b, n, q], which rows stay, k, seed -> [b, n, k]
 
 
-def _by_codes(spaces: Mapping[Site, Reduced], codes_of: Codes, *, seed: int) -> dict[Site, Tensor]:
+def _by_codes(
+    spaces: Mapping[Site, Reduced], codes_of: Codes, concepts: Mapping[Site, int], *, seed: int
+) -> dict[Site, Tensor]:
     """Refits of a method that finds codes, for sites of one shape together as memory allows."""
     alike: dict[tuple[int, ...], list[list[Site]]] = {}
     for site, space in spaces.items():
         size = len(space.live) * len(space.rows.x) * space.axes.shape[1] * space.rows.x.element_size()
-        chunks = alike.setdefault((len(space.rows.x), *space.axes.shape, space.rank, len(space.live)), [[]])
+        shape = len(space.rows.x), *space.axes.shape, space.rank, concepts[site], len(space.live)
+        chunks = alike.setdefault(shape, [[]])
         if len(chunks[-1]) >= max(1, _BYTES // max(1, size)):
             chunks.append([])
         chunks[-1].append(site)
     found: dict[Site, Tensor] = {}
     for group in (group for chunks in alike.values() for group in chunks):
-        found |= _fit_together({site: spaces[site] for site in group}, codes_of, seed=seed)
+        found |= _fit_together({site: spaces[site] for site in group}, codes_of, concepts[group[0]], seed=seed)
     return found
 
 
-def _fit_together(spaces: Mapping[Site, Reduced], codes_of: Codes, *, seed: int) -> dict[Site, Tensor]:
+def _fit_together(spaces: Mapping[Site, Reduced], codes_of: Codes, concepts: int, *, seed: int) -> dict[Site, Tensor]:
     first = next(iter(spaces.values()))
     if not first.live:
         return {site: space.axes.new_zeros(0, len(space.axes), space.rank) for site, space in spaces.items()}
     with factors.exact_products(first.rows.x.device):
         scores = torch.cat([space.scores() for space in spaces.values()])
         keep = torch.cat([space.keep for space in spaces.values()])
-        codes = codes_of(scores, keep, first.rank, seed).split(len(first.live))
+        codes = codes_of(scores, keep, concepts, seed).split(len(first.live))
         return {site: space.spans(mine) for (site, space), mine in zip(spaces.items(), codes, strict=True)}
 
 
-def _semi_nmf_codes(scores: Tensor, keep: Tensor, rank: int, seed: int) -> Tensor:
+def _semi_nmf_codes(scores: Tensor, keep: Tensor, concepts: int, seed: int) -> Tensor:
     """A row of zeros has the code zero and no part in the fit, so rows left out need not be taken away."""
-    return semi_nmf.fit(scores, rank, seed=seed, init="svd").codes
+    return semi_nmf.fit(scores, concepts, seed=seed, init="svd").codes
 
 
-def _memberships(scores: Tensor, keep: Tensor, rank: int, seed: int) -> Tensor:
+def _memberships(scores: Tensor, keep: Tensor, concepts: int, seed: int) -> Tensor:
     """Clusters of the rows that stay; the others would be a cluster at zero."""
-    out = scores.new_zeros(*scores.shape[:2], rank)
+    out = scores.new_zeros(*scores.shape[:2], concepts)
     for codes, rows, stay in zip(out, scores, keep.squeeze(-1), strict=True):
-        codes[stay] = factors.k_means(rows[stay], rank, seed=seed).assigned.to(codes.dtype)
+        codes[stay] = factors.k_means(rows[stay], concepts, seed=seed).assigned.to(codes.dtype)
     return out
 
 
