@@ -226,14 +226,6 @@ def mean(parts: Sequence[Quantity]) -> Quantity:
     return Quantity(centre, half=sum(halves) / len(halves))
 
 
-def no_effect_p(effect: Quantity) -> float:
-    """One-sided p of `effect ≤ 0` by Student's t on the jackknife error; NaN without three live folds."""
-    live = effect.live
-    if len(live) < FEWEST_FOLDS or not math.isfinite(effect.value):
-        return math.nan
-    return t_tail(effect.value, _error(live), degrees=len(live) - 1)
-
-
 def among(count: int) -> float:
     """The quantile level of an interval's upper end if `count` intervals must hold at once (Bonferroni).
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from anisoscope.claims.engine.evidence import Missing, NotHere, Study, figure
 from anisoscope.claims.engine.learning import Gate
-from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, no_effect_p, t_interval
+from anisoscope.results.quantity import FEWEST_FOLDS, FEWEST_SEEDS, Bounds, Quantity, t_interval
 
 Status = Literal["holds", "fails", "undecided"]
 About = Literal["training", "initialisation", "measurement"]  # what a claim is about; training has a gate
@@ -35,6 +35,7 @@ ONE_MODEL = "for this model"
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
 SHARE = (None, 1.0)  # bounds of an explained share
 ONE_REPLICATE = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
+UNDETERMINED = "the proxy is not determined at this rank"
 TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
@@ -70,9 +71,8 @@ class Part:
 
     @classmethod
     def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
-        """A part from a quantity; p defaults to the test of no effect."""
+        """A part from a quantity; it has a p only where a test is given, because else the interval decides alone."""
         low, high = quantity.interval_among(more.get("looks", 1))
-        more.setdefault("p", no_effect_p(quantity) if math.isfinite(margin) else math.nan)
         if math.isfinite(margin) and not math.isfinite(quantity.value):
             more.setdefault("reason", f"{name} has no number here")
         if quantity.thin and math.isfinite(margin):
@@ -238,12 +238,14 @@ def _pooled(parts: Sequence[Part]) -> Part:
     centre = sum(effects) / len(effects)
     few = len(effects) < FEWEST_SEEDS
     reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
+    if not few and all(part.reason.startswith(UNDETERMINED) for part in parts):
+        reason = first.reason  # seeds are fitted on the same contexts
     half, p = (math.nan, math.nan) if few else t_interval(effects, looks=first.looks)
     tested = any(part.tested for part in parts)
     if tested:
         tests = [part.p for part in parts if part.tested]
         p = max(tests) if all(math.isfinite(test) for test in tests) else math.nan
-    elif first.guard:
+    elif first.guard or not math.isfinite(first.p):
         p = math.nan
     low, high, degrees = centre - half, centre + half, float(len(effects) - 1)
     if half == 0 and all(math.isfinite(part.low) for part in parts):

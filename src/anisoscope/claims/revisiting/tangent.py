@@ -25,6 +25,7 @@ from typing import Any
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, models, step_records
+from anisoscope.claims.revisiting import determined
 from anisoscope.claims.revisiting.period import (
     FIT_WORDS,
     REFIT,
@@ -50,7 +51,7 @@ SOURCE = "arXiv:2604.08764"
 CONTROLS = ("normal", "random", "next", "permuted")
 MARGIN = 0.5  # in units of the chance level; a smaller excess is not "unusually large"
 SHARE_MARGIN = 0.05
-ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
+ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", determined.METRIC)
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
 _CLASS = "at the class token"
 _GAIN, _LACKING = "IsoScore* gain", "sites and steps below average"
@@ -126,7 +127,7 @@ def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = ""
     cells = period.cells(run.needed("gradient_energy", group, **options))
     if not cells:
         raise Missing(f"{period.name} step outside the window of the frozen directions", "measure later steps")
-    parts = []
+    parts, open_ = [], determined.undetermined(run, cells, **options)
     for control in CONTROLS:
         name, found = f"{prefix or period.name}: {control}", differences(run, control, group, **options)
         if not any(cell in found for cell in cells):
@@ -134,10 +135,10 @@ def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = ""
             gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
             parts.append(Part.absent(name, gap, margin=MARGIN))
             continue
-        test: dict[str, Any] = {}
+        test: dict[str, Any] = dict(open_)
         if control == "random":
             step = evidence.last_step(cells)
-            test = {"p": random_p(run, group, step=step, **options), "tested": True}
+            test |= {"p": random_p(run, group, step=step, **options), "tested": True}
         parts.append(Part.of(name, average(found, cells), margin=MARGIN, **test))
     return parts
 
@@ -349,7 +350,7 @@ def _layers(run: Run, period: Period) -> list[dict[str, Any]]:
 @claim(
     of=models,
     source=SOURCE,
-    metrics=("gradient_share", "gradient_isoscore_gain"),
+    metrics=("gradient_share", "gradient_isoscore_gain", determined.METRIC),
     margin=SHARE_MARGIN,
     about="training",
 )
@@ -395,11 +396,12 @@ def _share_parts(run: Run) -> list[Part]:
     for period in periods(run, "gradient_share"):
         share = run.tangent("gradient_share", fit=period.fit)
         cells = period.cells(share)
+        open_ = determined.undetermined(run, cells, fit=period.fit)
         for control in CONTROLS:
             gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
             name = f"{period.name}: {control}"
             if any(cell in gaps for cell in cells):
-                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN))
+                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN, **open_))
             else:
                 parts.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
     return parts
