@@ -108,3 +108,15 @@ def test_enrichment_is_there_at_the_start_only_if_random_subspaces_say_so() -> N
 def test_an_interval_that_decides_alone_has_no_p() -> None:
     part = Part.of("a", Quantity(1.0, tuple(1.0 + 0.01 * i for i in range(8))), margin=0.5)
     assert part.status == "holds" and math.isnan(part.p)
+
+
+def test_the_verdict_on_updates_tells_their_alignment_which_needs_no_rank() -> None:
+    given = table()
+    rows = [*given.records()]
+    for row in given.records():
+        if row["metric"] == "gradient_energy" and row["variant"] == "fit=refit;of=update;proxy=semi_nmf;rank=16":
+            numbers = {"value": 2.5, "low": 2.4, "high": 2.6, "replicates": [2.5 + 0.01 * i for i in range(8)]}
+            rows.append({**row, **numbers, "metric": "gradient_alignment", "variant": "of=update"})
+    assert len(rows) > len(given.records())
+    told = judged(Table.from_records(rows, given.about), "embedding_updates_aligned").why
+    assert "alignment with the activations, which needs no rank, is 2.5" in told

@@ -29,6 +29,7 @@ from anisoscope.claims.revisiting.tangent import (
     CONTROL_WORDS,
     ENERGY_METRICS,
     MARGIN,
+    RANK_FREE,
     SOURCE,
     control_parts,
     described_energy,
@@ -225,7 +226,7 @@ def amplified(run: Run) -> Finding:
     return Finding(parts, sentence, details, aspects=period_aspects(needed))
 
 
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
+@claim(of=models, source=SOURCE, metrics=(*ENERGY_METRICS, "gradient_alignment"), margin=MARGIN, about="training")
 def embedding_updates_aligned(run: Run) -> Finding:
     """Updates of the embedding table lie in the tangent directions more than in any control, early and late.
 
@@ -237,6 +238,9 @@ def embedding_updates_aligned(run: Run) -> Finding:
     if run.tangent("gradient_energy", of="update_raw", fit=REFIT):
         raw = described_energy(run, found, of="update_raw")
         parts += [replace(part, name=f"{part.name} with weight decay left in") for part in raw]
+    aligned = run.rows("gradient_alignment", of="update")
+    if late := found[-1].cells(aligned):
+        parts += Part.describe_all({RANK_FREE: average(aligned, late)})
     parts += reading_parts(lambda read: energy_parts(read(run), fit=REFIT, of="update"), [run], fit=REFIT)
     groups = [group for group in run.groups("gradient_enrichment") if group.startswith("frequency:")]
     bins = {group: run.tangent("gradient_enrichment", group, of="update", fit=REFIT) for group in groups}
