@@ -468,6 +468,32 @@ def test_a_plain_module_with_a_loss_of_the_user_has_autograds_gradients_of_value
         assert_rows(found, site, g.flatten(2).transpose(1, 2).flatten(0, 1))
 
 
+def test_the_gradient_of_a_global_average_is_that_of_moving_all_its_positions_together() -> None:
+    torch.manual_seed(0)
+    model = PlainNet().double().eval()
+    x = pictures(4, 16)["pixel_values"]
+    layout = find_layout(model)
+    sites = layout.sites(["stage_mean"])
+    found = gradient_rows(
+        model,
+        {"pixel_values": x},
+        sites,
+        layout=layout,
+        loss=lambda net, inputs: net(inputs["pixel_values"]).exp().sum(),
+    )
+    assert [site.layer for site in sites] == [1, 2]
+    for site in sites:
+        moved, h = [], model.stem(x)
+        for number, stage in enumerate(model.stages, 1):
+            h = stage[1](h.clamp(min=0))
+            if number == site.layer:
+                moved.append(torch.zeros(len(x), h.shape[1], 1, 1, dtype=torch.float64, requires_grad=True))
+                h = h + moved[0]  # the average moves by as much, and the network goes on from the positions
+        total = model.head(h.clamp(min=0).mean((2, 3))).exp().sum()
+        (g,) = torch.autograd.grad(total, moved)
+        assert_rows(found, site, g.flatten(1))
+
+
 # -- sums do not depend on the batch
 
 BATCHES = ["ViTForImageClassification", "ViTForMaskedImageModeling", "Wav2Vec2ForCTC", "Wav2Vec2ForPreTraining"]

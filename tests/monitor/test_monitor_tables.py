@@ -140,4 +140,7 @@ def test_updates_are_in_the_table() -> None:
             if f"of={of};" in r["variant"] and "control" not in r["variant"] and "average" not in r["variant"]
         ]
         assert {r["step"] for r in mine} == {1, 2}
+        assert {"coordinates=standardised" in r["variant"] for r in mine} == {False, True}
+        aligned = monitor.table.where(metric="gradient_alignment").records()
+        assert {r["step"] for r in aligned if f"of={of}" in r["variant"].split(";")} == {1, 2}
         assert all(f"since step {r['step'] - 1}" in r["note"] for r in mine)

@@ -153,6 +153,12 @@ KNOWN_MEASURED: dict[str, KnownMeasured] = {
         0.5,
         of_rows=lambda x, g: tangent.proxy_overlap(principal(x), principal(g)),
     ),
+    "proxy_stability": KnownMeasured(
+        tangent.proxy_stability,
+        lambda: (axes(0, 1), torch.stack([axes(0, 1), axes(1, 2)])),
+        0.75,
+        of_rows=lambda x, g: tangent.proxy_stability(principal(x), torch.stack([principal(g), principal(x)])),
+    ),
     "concept_turn": KnownMeasured(
         tangent.concept_turn,
         lambda: (axes(0, 1), axes(1, 2)),

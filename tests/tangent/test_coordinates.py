@@ -13,7 +13,7 @@ from torch import Tensor
 from anisoscope.capture.gradient_pass import GradientPass, RowTokens, SiteRows
 from anisoscope.capture.row import Index
 from anisoscope.metrics.tangent import gradient_alignment, second_moment
-from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.results.query import FIRST_OUTLIER, options_of
 from anisoscope.tangent.plan import PLANS, TangentPlan
 from anisoscope.tangent.proxy import StepRows
@@ -91,7 +91,7 @@ def test_standardised_energies_and_alignments_are_their_definitions() -> None:
         assert row["value"] == pytest.approx(alignment(x, g, standardised=bool(variant)), rel=1e-9)
         assert row["low"] < row["value"] < row["high"] and len(row["replicates"]) == FOLDS
         for fold, value in enumerate(row["replicates"]):
-            part = x[fold_of(fit).numpy() != fold], g[fold_of(test).numpy() != fold]
+            part = x[even_folds(fit).numpy() != fold], g[even_folds(test).numpy() != fold]
             assert value == pytest.approx(alignment(*part, standardised=bool(variant)), rel=1e-9)
 
 
@@ -131,6 +131,40 @@ def test_standardised_energies_have_controls_of_their_own() -> None:
     assert found(records, "gradient_energy", variant=f"control=next;{STD}")["value"] < e
     for metric in ("gradient_p", "gradient_p_holm", "gradient_ratio"):
         found(records, metric, variant=STD)
+
+
+def shares_by_hand(x: np.ndarray, g: np.ndarray) -> tuple[float, float]:
+    """Spectral share and IsoScore* gain in standardised coordinates, from every matrix written out."""
+    s = x.std(0, ddof=1)
+    Q, *_ = np.linalg.svd(((x - x.mean(0)) / s).T)
+    Q, out, G = Q[:, :R], Q[:, R:], g * s
+    C = G.T @ G / len(G)
+    rest = C - np.trace(C) / D * np.eye(D)
+    share = (np.linalg.norm(Q.T @ rest @ Q) / np.linalg.norm(rest)) ** 2
+
+    def iso(C: np.ndarray) -> float:
+        shrunk = 0.8 * C + 0.2 * np.trace(C) / len(C) * np.eye(len(C))
+        values = np.linalg.eigvalsh(shrunk)
+        return float((values.sum() ** 2 / (values**2).sum() - 1) / (len(C) - 1))
+
+    return float(share), iso(out.T @ C @ out) - iso(C)
+
+
+def test_both_anisotropy_shares_are_given_in_standardised_coordinates_with_controls() -> None:
+    rows = made()
+    records, (x, g, *_) = TangentStudy(replace(PLAN, draws=999)).measure(rows), arrays(rows)
+    for metric, wanted in zip(("gradient_share", "gradient_isoscore_gain"), shares_by_hand(x, g), strict=True):
+        row = found(records, metric, variant=STD)
+        assert row["value"] == pytest.approx(wanted, rel=1e-9) and row["low"] < row["value"] < row["high"]
+        for control in ("random", "normal", "next"):
+            assert found(records, metric, variant=f"control={control};{STD}")["value"] != row["value"]
+    random = found(records, "gradient_share", variant=f"control=random;{STD}")["value"]
+    assert random == pytest.approx(R * (R + 1) / D**2, rel=0.3)
+    moved = TangentStudy(PLAN).measure(made(torch.exp(noise(D, 1, seed=9).squeeze(1))))
+    share = found(records, "gradient_share", variant=STD)["value"]
+    assert found(moved, "gradient_share", variant=STD)["value"] == pytest.approx(share, rel=1e-9)
+    plain = [found(each, "gradient_share")["value"] for each in (records, moved)]
+    assert abs(plain[0] / plain[1] - 1) > 0.05
 
 
 def test_alignment_is_one_when_unrelated_and_the_width_in_one_shared_direction() -> None:
@@ -211,5 +245,6 @@ def test_frozen_proxies_keep_the_coordinates_they_were_fitted_in() -> None:
     at_end = [row for row in records if row["step"] == 9]
     assert found(at_end, "gradient_energy", variant=variant)["value"] == pytest.approx(float(wanted), rel=1e-9)
     found(at_end, "gradient_p_holm", variant=variant)
+    assert found(at_end, "gradient_share", variant=variant)["value"] == pytest.approx(shares_by_hand(x, g)[0], rel=1e-6)
     twice = [{**row, "step": 0} for row in again.measure(made(step=9)) if row["step"] == 9]
     assert found(twice, "gradient_energy", variant=variant)["value"] == pytest.approx(float(wanted), rel=1e-9)

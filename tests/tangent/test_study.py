@@ -11,7 +11,7 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import equal_mass_bins
-from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.tangent.energy import EnergyRows, Grouping
 from anisoscope.tangent.proxy import Half, Label, balanced_rows, fit_proxies, permute_columns, rows_to_fit
 from anisoscope.tangent.tangent_study import TangentStudy
@@ -87,11 +87,11 @@ def test_pooled_and_row_energies_are_their_definitions_in_every_group() -> None:
         assert values[group, ""]["n"] == int(mask.sum())
 
 
-def test_replicates_leave_out_one_fold_of_contexts() -> None:
+def test_replicates_leave_out_one_even_folds_contexts() -> None:
     G, context = skewed(400), hashes(40).repeat_interleave(10)
     Q = subspace(D, R)
     columns = next(c for _, average, c in EnergyRows(half(G, context)).of(Q))
-    fold = fold_of(context)
+    fold = even_folds(context)
     wanted = [references.gradient_energy(G[fold != f].numpy(), Q.numpy()) for f in range(FOLDS)]
     assert columns["replicates"] == pytest.approx(wanted, rel=1e-10)
 
@@ -185,9 +185,9 @@ def test_a_balanced_fit_has_as_many_rows_of_every_bin() -> None:
     bins = equal_mass_bins(torch.tensor([50, 30, 20]), bins=3)
     x = token[:, None].double().expand(-1, D)
     rows = balanced_rows(half(noise(1000, D), hashes(100).repeat_interleave(10), x, token), bins, most=10_000)
-    assert rows is not None and rows[:, 0].long().bincount().tolist() == [100, 100, 100]
+    assert rows is not None and rows.x[:, 0].long().bincount().tolist() == [100, 100, 100]
     fewer = balanced_rows(half(noise(1000, D), hashes(100).repeat_interleave(10), x, token), bins, most=60)
-    assert fewer is not None and fewer[:, 0].long().bincount().tolist() == [20, 20, 20]
+    assert fewer is not None and fewer.x[:, 0].long().bincount().tolist() == [20, 20, 20]
 
 
 def test_a_bin_without_rows_leaves_no_balanced_fit_but_a_note() -> None:

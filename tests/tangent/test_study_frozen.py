@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from anisoscope.capture.gradient_pass import SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_energy
 from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent.frozen import IN_SAMPLE, FrozenProxies
 from anisoscope.tangent.plan import parse_window
 from anisoscope.tangent.proxy import key
-from anisoscope.tangent.tangent_study import IN_SAMPLE, FrozenProxies, TangentStudy
+from anisoscope.tangent.tangent_study import TangentStudy
 from support import references
 from support.gradients import skewed, subspace
 from support.planted_gradients import OTHER, PLAN, SITE, D, R, found, half, hashes, planted, variant
@@ -89,6 +91,33 @@ def test_a_frozen_proxy_is_the_one_fitted_by_hand_on_its_window() -> None:
         )
         assert found(records, "gradient_p", variant=name, step=step)["value"] == 1 / 100
     assert study.basis(SITE, proxy="pca", fit="frozen").shape == (D, R)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_masked_and_unmasked_rows_are_tested_on_frozen_directions_as_all_rows_are(saved: bool) -> None:
+    rows = {step: planted(step, share=0.5, seed=step, masked=True) for step in (0, 2, 8)}
+    study = TangentStudy(BY_STEPS, total_steps=10)
+    records = [r for step in (0, 2) for r in study.measure(rows[step])]
+    if saved:
+        assert study.frozen is not None
+        state, window = study.state(), {step: study.frozen.window_state(step) for step in (0, 2)}
+        study = TangentStudy(BY_STEPS, total_steps=10)
+        study.load(state, window)
+    records += study.measure(rows[8])
+    Q = study.basis(SITE, proxy="pca", fit="frozen").double().numpy()
+    for step, (name, mask) in itertools.product(rows, {"masked": 1, "unmasked": 0}.items()):
+        test = next(test for site, _, test in rows[step].halves() if site == SITE)
+        assert test.g is not None
+        g = test.g[test.masked == mask].numpy()
+        where: dict[str, Any] = {"group": name, "step": step}
+        row = found(records, "gradient_energy", variant=variant(fit="frozen"), **where)
+        assert row["value"] == pytest.approx(references.gradient_energy(g, Q), rel=1e-5)
+        assert row["low"] < row["value"] < row["high"] and row["n"] == len(g)
+        assert (IN_SAMPLE in row["note"]) == (step < 8)
+        for control in ("normal", "random", "next", "permuted"):
+            found(records, "gradient_energy", variant=variant(fit="frozen", control=control), **where)
+        for metric in ("gradient_p", "gradient_p_holm", "gradient_enrichment", "gradient_share"):
+            found(records, metric, variant=variant(fit="frozen"), **where)
 
 
 def test_a_run_that_ends_inside_its_window_still_gets_its_frozen_proxy() -> None:

@@ -337,7 +337,7 @@ class Capture:
             with _plain(x.device):
                 self.sink.rows(Rows(site, selection.rows(x), selection.index))
             if self.watch is not None:
-                self.watch(site, activation, lambda g: selection.rows(row.positioned(g, contexts, site)))
+                self.watch(site, activation, lambda g: selection.gradients(row.positioned(g, contexts, site)))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether pooling is meaningless at a site of frames, patches or a map; if so, adds a note."""

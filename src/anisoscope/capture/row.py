@@ -170,8 +170,21 @@ class RowSelection:
         flat = flat if flat.dtype == torch.float64 else flat.float()
         if self.segment is None or self.count is None:
             return flat
-        total = flat.new_zeros((self.count.numel(), *flat.shape[1:])).index_add_(0, self.segment, flat)
+        total = self._summed(flat, self.segment, self.count)
         return total / self.count.view(-1, *[1] * (total.dim() - 1))
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """The gradients [n, …] with respect to `rows(x)`, from those with respect to x [B, T, …].
+
+        A pooled row m = (1/P) Σₚ hₚ moves by δ when every hₚ that it averages does, so its gradient is their sum
+        Σₚ ∂L/∂hₚ; a loss that reads m alone has ∂L/∂hₚ = (1/P) ∂L/∂m, and the sum is ∂L/∂m.
+        """
+        flat = replace(self, segment=None).rows(g)
+        return flat if self.segment is None or self.count is None else self._summed(flat, self.segment, self.count)
+
+    @staticmethod
+    def _summed(flat: Tensor, segment: Tensor, count: Tensor) -> Tensor:
+        return flat.new_zeros((count.numel(), *flat.shape[1:])).index_add_(0, segment, flat)
 
 
 @dataclass

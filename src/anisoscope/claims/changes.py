@@ -186,4 +186,23 @@ RULE_CHANGES = (
         "undecided where some arms hold and others fail",
         "seen in docs/results/untrained: attention on short inputs does not sharpen at biases at which normed ones do",
     ),
+    RuleChange(
+        "2026-11-17",
+        (
+            *("tangent_energy", "anisotropy_share", "emerges_early_and_persists", "embedding_updates_aligned"),
+            *("frequent_most_enriched", "encoder_and_decoder", "semi_nmf_beats_pca", "frequency_intervention"),
+        ),
+        "intervals of test contexts, with the directions as they were fitted",
+        "intervals contain the fit, and a verdict is open where refits without an eighth of the contexts keep less "
+        "than .97 of the directions (`proxy_stability`)",
+        "95 % intervals covered the population's energy in 0–95 % of simulations, by spectrum; tables without "
+        "`proxy_stability` are judged as before",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("emerges_early_and_persists",),
+        "there at the start if its interval lies beyond 1.5 times chance",
+        "and if random subspaces do as well in at most 5 %, like the step of onset",
+        "an interval over contexts excludes 1 in 19–27 % of data without any relation",
+    ),
 )

@@ -40,20 +40,13 @@ from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns, loss_records
-from anisoscope.numerics.hashing import fold_of, half_of
+from anisoscope.numerics.hashing import even_folds, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.concepts import card_sites, cards
-from anisoscope.tangent.energy import (
-    Record,
-    fit_on_types,
-    holm_records,
-    input_role,
-    placed,
-    table_records,
-    weight_records,
-)
-from anisoscope.tangent.proxy import Label, Proxy, StepRows, take
+from anisoscope.tangent.energy import Record, holm_records, placed
+from anisoscope.tangent.proxy import Label, StepRows, take
+from anisoscope.tangent.tables import TypeFit, input_role, table_records, weight_records
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
@@ -207,14 +200,16 @@ class Instruments:
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
             records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
         updates = list(watch.updates())  # since the last measured step
-        proxies: dict[Label, Proxy] = {}
-        for name in study.plan.proxies[:2] if updates else ():
-            proxies |= fit_on_types(rows.fit_half(embed), Label(name, study.main_rank), site=embed, seed=self.seed)
-        if updates and not proxies:
+        if not updates:
+            return records
+        labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
+        how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
+        fitted = TypeFit.of(rows.fit_half(embed), labels, **how)
+        if fitted is None:
             self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
-        for of, types, change in updates if proxies else ():
-            unseen = (half_of(types) == 1).nonzero().squeeze(1)  # by the proxy
-            tested = table_records(change[unseen.to(change.device)], types[unseen], proxies, of=of, **sizes)
+            return records
+        for of, types, change in updates:
+            tested = fitted.records(change, types, of=of, **sizes)
             records += placed(embed, rows.step, [{**r, "note": f"since step {watch.step}"} for r in tested])
         return records
 
@@ -248,6 +243,7 @@ class ProbePiece:
     inputs: dict[str, Any]
     test: bool
     context: Tensor  # [B] hashes
+    fold: int = -1  # of the jackknife, −1 for contexts of several
 
 
 class Probe:
@@ -321,6 +317,7 @@ class Probe:
 
     def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
         """The contexts of each batch, in chunks, split by half (and fold); duplicates are dropped."""
+        chosen, contexts = [], []
         seen: set[int] = set()
         config = getattr(self.model, "config", None)
         for inputs in batches:
@@ -328,15 +325,22 @@ class Probe:
             hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
             fresh = {h: b for b, h in reversed([*enumerate(hashes.tolist())]) if h not in seen}
             seen |= fresh.keys()
-            chosen = torch.tensor(sorted(fresh.values()), dtype=torch.int64)
-            half = half_of(hashes[chosen]) if self.gradients else torch.zeros_like(chosen)
-            fold = fold_of(hashes[chosen]) if self.instruments.readers else torch.zeros_like(chosen)
-            fold = fold.where(half == 1, 0)  # contexts to fit on are not split by fold
-            folds = range(int(fold.max()) + 1 if len(fold) else 0)
-            for test, f in [(0, 0), *((1, f) for f in folds)]:
-                mine = chosen[(half == test) & (fold == f)]
-                for part in mine.split(self.batch_size) if len(mine) else ():
-                    yield ProbePiece(take(inputs, part), bool(test), hashes[part])
+            chosen.append(torch.tensor(sorted(fresh.values()), dtype=torch.int64))
+            contexts.append(hashes)
+        kept = torch.cat([hashes[mine] for hashes, mine in zip(contexts, chosen, strict=True)])
+        halves = half_of(kept) if self.gradients else torch.zeros_like(kept)
+        folds = torch.zeros_like(kept)  # contexts to fit on are not split by fold
+        if self.instruments.readers:
+            folds[halves == 1] = even_folds(kept[halves == 1])
+        sizes = [len(mine) for mine in chosen]
+        for inputs, mine, hashes, half, fold in zip(
+            batches, chosen, contexts, halves.split(sizes), folds.split(sizes), strict=True
+        ):
+            known = bool(self.instruments.readers)
+            for test, f in [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))]:
+                some = mine[(half == test) & (fold == f)]
+                for part in some.split(self.batch_size) if len(some) else ():
+                    yield ProbePiece(take(inputs, part), bool(test), hashes[part], f if known else -1)
 
     @property
     def objective(self) -> str:
@@ -423,12 +427,10 @@ class Probe:
             out.passes += [(found, piece.context, 1.0)] if splits else []
             if found.by_context is not None:
                 out.by_context.append((piece.context, *found.by_context))
-            folds = fold_of(piece.context)
-            fold = int(folds[0]) if len(folds.unique()) == 1 else -1
             if found.embedded is not None:
                 out.embedded.append(found.embedded)
             if found.weights:
-                out.weights.append((fold, found.weights))
+                out.weights.append((piece.fold, found.weights))
         return out
 
     def _forward(self, step: int, others: Sink | None) -> StepRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 FOLDS = 8  # context folds of the jackknife; fixed, so that two runs on the same contexts can be paired
@@ -41,6 +42,21 @@ def fold_of(context: Tensor) -> Tensor:
     True
     """
     return _shift_right(mix(context ^ _FOLD_SALT), 8) % FOLDS
+
+
+def even_folds(context: Tensor) -> Tensor:
+    """The jackknife fold of each context in folds of equal size: by the rank of its hash among those that are there.
+
+    Hashes alone give folds of unequal size, whose intervals are up to twice too wide with 16 contexts.
+
+    >>> import torch
+    >>> even_folds(torch.arange(18)).bincount().tolist()
+    [3, 3, 2, 2, 2, 2, 2, 2]
+    """
+    present, place = context.unique(return_inverse=True)
+    rank = torch.empty_like(present)
+    rank[mix(present ^ _FOLD_SALT).argsort()] = torch.arange(len(present), device=context.device)
+    return (rank % FOLDS)[place]
 
 
 def half_of(context: Tensor, *, split: int = 0) -> Tensor:

@@ -194,6 +194,16 @@ def leading_axes(X: Tensor, count: int, *, keep: int | None = None, seed: int = 
     return Leading(found.directions[..., :keep], found.scores[..., :keep], found.energies[..., :keep], passes)
 
 
+def orthonormal_columns(block: Tensor) -> Tensor:
+    """An orthonormal basis of the columns of each [..., d, r], as many as there are; a redundant column is 0.
+
+    >>> orthonormal_columns(torch.tensor([[2.0, 0.0], [0.0, 0.0]])).abs().sum(0).tolist()
+    [0.0, 1.0]
+    """
+    block = block.double()
+    return _orthogonal(block / norms_of(block.mT).mT, block[..., :0])
+
+
 def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
     """An orthonormal basis of the part of `block` that is orthogonal to `against`; a redundant column is 0."""
     for _ in range(2):  # the second round removes rounding errors

@@ -159,7 +159,7 @@ class FoldCovariance:
     """n, Σ(x−s) and Σ(x−s)(x−s)ᵀ by context fold, s the mean of all rows: covariances with and without each fold.
 
     >>> x = torch.randn(100, 3, dtype=torch.float64)
-    >>> torch.allclose(FoldCovariance.of(x, torch.arange(100)).covariance(), torch.cov(x.T))
+    >>> torch.allclose(FoldCovariance.of(x, torch.arange(100) % 8).covariance(), torch.cov(x.T))
     True
     """
 
@@ -168,9 +168,9 @@ class FoldCovariance:
     squares: Tensor  # [FOLDS, d, d]
 
     @classmethod
-    def of(cls, x: Tensor, context: Tensor) -> FoldCovariance:
+    def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
         rows = x.double() - x.double().mean(0)
-        fold = fold_of(context.cpu()).to(x.device)
+        fold = fold.to(x.device)
         parts = [rows[fold == f] for f in range(FOLDS)]
         n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
         squares = torch.stack([p.mT @ p for p in parts])
@@ -187,7 +187,7 @@ class FoldCovariance:
         """tr(CW) of the covariances without each fold in turn, for several symmetric W [k, d, d]: [k, FOLDS].
 
         >>> x = torch.randn(100, 3, dtype=torch.float64)
-        >>> folds, W = FoldCovariance.of(x, torch.arange(100)), torch.diag(torch.arange(3.0).double())
+        >>> folds, W = FoldCovariance.of(x, torch.arange(100) % 8), torch.diag(torch.arange(3.0).double())
         >>> torch.allclose(folds.weighted(W[None])[0, 2], (folds.covariance(2) @ W).trace())
         True
         """
@@ -203,6 +203,11 @@ class FoldCovariance:
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> FoldCovariance:
         return cls(state["n"].double(), state["sums"].double(), unpacked(state["squares"]))
+
+    def rescaled(self, kept: Tensor, scale: Tensor) -> FoldCovariance:
+        """That of x·scale at some of the coordinates [d']."""
+        squares = self.squares[:, kept[:, None], kept] * (scale[:, None] * scale)
+        return FoldCovariance(self.n, self.sums[:, kept] * scale, squares)
 
     def to(self, device: torch.device) -> FoldCovariance:
         return FoldCovariance(self.n.to(device), self.sums.to(device), self.squares.to(device))
@@ -224,21 +229,37 @@ class GradientMoments(Additive):
     counts: dict[str, int] = field(default_factory=dict)  # rows of each group
     still: int = 0  # rows whose gradient is zero
     contexts: int = 0
+    parts: dict[str, GradientMoments] = field(default_factory=dict)  # groups that are tested as all rows are
 
     @property
     def total(self) -> Tensor:
         return self.folds.sum(0)
 
-    def update(self, g: Tensor, *, context: Tensor, groups: Mapping[str, Tensor] | None = None) -> GradientMoments:
-        """Add gradients [n, d]; `groups` are masks [n] on the host. A context in two calls is counted twice."""
-        rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu())
+    def update(
+        self,
+        g: Tensor,
+        *,
+        context: Tensor,
+        groups: Mapping[str, Tensor] | None = None,
+        parts: Mapping[str, Tensor] | None = None,
+        fold: Tensor | None = None,
+    ) -> GradientMoments:
+        """Add gradients [n, d]; `groups` and `parts` are masks [n] on the host. A context in two calls counts twice.
+
+        `fold`: the folds of the rows, on the host, if they are not those of their hashes.
+        """
+        rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu()) if fold is None else fold
         folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
         still, contexts = int((norms == 0).sum()), int(context.unique().numel())
-        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts))
+        alone = {
+            name: GradientMoments().update(rows[mask.to(rows.device)], context=context[mask], fold=fold[mask])
+            for name, mask in (parts or {}).items()
+        }
+        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts, alone))
         return self
 
     def _add(self, other: GradientMoments) -> None:
@@ -246,6 +267,8 @@ class GradientMoments(Additive):
         for name, moment in other.groups.items():
             self.groups[name] = self.groups[name] + moment if name in self.groups else moment
             self.counts[name] = self.counts.get(name, 0) + other.counts[name]
+        for name, part in other.parts.items():
+            self.parts[name] = self.parts[name].merge(part) if name in self.parts else part
         self.still, self.contexts = self.still + other.still, self.contexts + other.contexts
 
     def rescaled(self, kept: Tensor, scale: Tensor) -> GradientMoments:
@@ -255,12 +278,14 @@ class GradientMoments(Additive):
             return moment[..., kept[:, None], kept] * (scale[:, None] * scale)
 
         groups = {name: of(moment) for name, moment in self.groups.items()}
-        return replace(self, folds=of(self.folds), unit=UNSET, groups=groups, counts=dict(self.counts))
+        parts = {name: part.rescaled(kept, scale) for name, part in self.parts.items()}
+        return replace(self, folds=of(self.folds), unit=UNSET, groups=groups, counts=dict(self.counts), parts=parts)
 
     def to(self, device: torch.device) -> GradientMoments:
         moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors().items()}
         groups = {name: moment.to(device) for name, moment in self.groups.items()}
-        return replace(self, **moved, groups=groups, counts=dict(self.counts))
+        parts = {name: part.to(device) for name, part in self.parts.items()}
+        return replace(self, **moved, groups=groups, counts=dict(self.counts), parts=parts)
 
     def state(self) -> dict[str, Tensor]:
         """Tensors by name: upper triangles in float32, whose rounding (6e-8) is far below the sampling error."""
@@ -269,7 +294,8 @@ class GradientMoments(Additive):
         sizes = torch.tensor([self.n, self.still, self.contexts])
         groups = {f"group:{name}": packed(moment) for name, moment in self.groups.items()}
         counts = {f"count:{name}": torch.tensor(self.counts[name]) for name in self.groups}
-        return {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes, **groups, **counts}
+        parts = {f"part:{name}:{key}": x for name, part in self.parts.items() for key, x in part.state().items()}
+        return {"folds": packed(self.folds), "unit": packed(self.unit), "sizes": sizes, **groups, **counts, **parts}
 
     @classmethod
     def load(cls, state: Mapping[str, Tensor]) -> GradientMoments:
@@ -279,7 +305,12 @@ class GradientMoments(Additive):
         groups = {name: unpacked(state[f"group:{name}"]) for name in names}
         counts = {name: int(state[f"count:{name}"]) for name in names}
         n, still, contexts = state["sizes"].tolist()
-        return cls(n, unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, still, contexts)
+        nested: dict[str, dict[str, Tensor]] = {}
+        for name in (name for name in state if name.startswith("part:")):
+            _, part, key = name.split(":", 2)
+            nested.setdefault(part, {})[key] = state[name]
+        parts = {name: cls.load(part) for name, part in nested.items()}
+        return cls(n, unpacked(state["folds"]), unpacked(state["unit"]), groups, counts, still, contexts, parts)
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:

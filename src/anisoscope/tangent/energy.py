@@ -1,35 +1,34 @@
 """Energies of subspaces with jackknife intervals, as records of the table for one site and one step.
 
 Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
-values; the proxy is not refitted, so intervals reflect the variation of test contexts only.
+values. Leaving out fold j takes its contexts away from both halves: the rows tested, and those that the proxy was
+fitted on, whose refit is `left_out[j]` (`tangent.refit`). Without refits the directions stay as they are, and intervals
+reflect the variation of test contexts only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from anisoscope.capture.gradient_pass import joined
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import Draws, Measured
-from anisoscope.numerics.hashing import FOLDS, half_of
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
-from anisoscope.tangent.plan import TangentPlan
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows, fit_controls, fit_proxies, rows_to_fit
+from anisoscope.tangent.proxy import Half, Label
 
 Record = dict[str, Any]
 _ENDS = ("value", "low", "high")
@@ -63,16 +62,18 @@ class EnergyRows:
             offset += len(grouping.names)
         self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
 
-    def of(self, Q: Tensor) -> Iterator[tuple[str, str, Record]]:
+    def of(self, Q: Tensor, left_out: Tensor | None = None) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns of the energy) for every group that has rows."""
-        inside = tangent.row_energies(self.g, Q.to(self.g.device))
+        lines = [Q.to(self.g.device), *([] if left_out is None else left_out.to(self.g.device, Q.dtype))]
+        inside = tangent.row_energies(self.g, torch.cat(lines, 1), blocks=len(lines))  # [lines, n]
         moving = self.norms > 0
         ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        columns = torch.stack([inside, self.norms, ratio, moving.double(), torch.ones_like(inside)])
-        total = columns.new_zeros(5, len(self.names) * FOLDS + 1)
+        columns = torch.cat([torch.stack([self.norms, moving.double(), torch.ones_like(self.norms)]), inside, ratio])
+        total = columns.new_zeros(len(columns), len(self.names) * FOLDS + 1)
         for code in self.codes:
             total.index_add_(1, code, columns)
-        energy, norm, share, nonzero, n = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # each [groups, FOLDS]
+        sums = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # [columns, groups, FOLDS]
+        (norm, nonzero, n), energy, share = sums[:3], sums[3 : 3 + len(lines)], sums[3 + len(lines) :]
         pooled, by_row = _ratios(energy, norm), _ratios(share, nonzero)
         for i, name in enumerate(self.names):
             if n[i].any():
@@ -82,10 +83,16 @@ class EnergyRows:
 
 
 def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
-    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds."""
+    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds.
+
+    The first of `top` is of the proxy; the others, if any, are those of its refits without each fold in turn.
+    """
+    whole = top[0]
+    one = np.stack([part[:, fold] for fold, part in enumerate(top[1:])], 1) if len(top) > 1 else whole
+    every = top[1:].sum(2).T if len(top) > 1 else whole.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = top.sum(1) / bottom.sum(1)
-        rest = (top.sum(1, keepdims=True) - top) / (bottom.sum(1, keepdims=True) - bottom)
+        value = whole.sum(1) / bottom.sum(1)
+        rest = (every - one) / (bottom.sum(1, keepdims=True) - bottom)
     rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows must not narrow an interval
     columns = []
     for one_value, replicates in zip(value.tolist(), rest.tolist(), strict=True):
@@ -193,13 +200,16 @@ class SubspaceTest:
         stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
         return tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
 
-    def records(self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0) -> Iterator[Record]:
+    def records(
+        self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0, left_out: Tensor | None = None
+    ) -> Iterator[Record]:
         """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets.
 
-        A fitted control has no enrichment, and no shares of groups.
+        A fitted control has no enrichment, and no shares of groups. `left_out` are the refits of the subspace.
         """
         Q = Q.to(self.moments.folds.device)
-        energies = {(group, average): columns for group, average, columns in self._energies(Q, label)}
+        left_out = None if left_out is None else left_out.to(Q)
+        energies = {(group, average): columns for group, average, columns in self._energies(Q, label, left_out)}
         for (group, average), columns in energies.items():
             if average and self.rows is None:
                 yield record("gradient_energy", columns, label, average=average)
@@ -210,24 +220,29 @@ class SubspaceTest:
             where: dict[str, Any] = {"group": group, "average": average, "shares": shares}
             yield from control_records(measured, Q, label, energies[group, average], **where)
         if shares:
-            yield from self._shares(Q, label)
+            yield from self._shares(Q, label, left_out)
+        if left_out is not None and not label.control:
+            yield record("proxy_stability", {"value": tangent.proxy_stability(Q, left_out)} | self.sizes, label)
 
-    def _energies(self, Q: Tensor, label: Label) -> Iterator[tuple[str, str, Record]]:
+    def _energies(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns); means over rows except in frequency bins."""
         moments = self.moments
         if self.rows is not None:
-            for group, average, columns in self.rows.of(Q):
+            for group, average, columns in self.rows.of(Q, left_out):
                 if not average or ":" not in group:
                     note = self.note if columns["value"] == columns["value"] else "no gradient reaches these rows"
                     yield group, average, columns | {"note": note}
-        elif label.control:
+        elif label.control and left_out is None:
             yield "", "", {"value": float(tangent.gradient_energy(moments.total, Q))} | self.sizes
         else:
-            inside = ((moments.folds @ Q) * Q).sum((-2, -1)).cpu()
             whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-            yield "", "", _ratios(inside[None].numpy(), whole[None].numpy())[0] | self.sizes
+            lines = [Q, *(() if left_out is None else left_out)]
+            inside = torch.stack([((moments.folds @ one) * one).sum((-2, -1)) for one in lines]).cpu()
+            yield "", "", _ratios(inside[:, None].numpy(), whole[None].numpy())[0] | self.sizes
+            if label.control:
+                return
             others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates
-            others |= {(group, ""): moment for group, moment in moments.groups.items()}
+            others |= {(group, ""): M for group, M in moments.groups.items() if group not in moments.parts}
             parts = tangent.gradient_energy(torch.stack([*others.values()]), Q).tolist() if others else []
             for (group, average), part in zip(others, parts, strict=True):
                 if average or part == part:  # NaN if no gradient reaches the group
@@ -240,10 +255,14 @@ class SubspaceTest:
             self._drawn[key] = (alike or draws_for(M, key[0], **self._draws)).of(M)
         return self._drawn[key]
 
-    def _shares(self, Q: Tensor, label: Label) -> Iterator[Record]:
+    def _shares(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[Record]:
         """Both anisotropy shares with jackknife intervals; of groups without."""
         moments, (d, r) = self.moments, Q.shape
-        share, level, gain = torch.stack(self.spread.held(Q)).tolist()
+        lines = Q
+        if left_out is not None:
+            refits = [left_out[fold] for fold in self.used] if self.lines > 1 else []
+            lines = torch.stack([Q, *refits, *[Q] * len(self.groups)])
+        share, level, gain = torch.stack(self.spread.held(lines)).tolist()
         note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
         few = few_rows(moments.n - moments.still, d)
         both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
@@ -261,16 +280,24 @@ class SubspaceTest:
 
 
 def alignment_records(
-    spread: FoldCovariance, moments: GradientMoments, *, standardised: bool, note: str = "", **options: str
+    spread: FoldCovariance,
+    moments: GradientMoments,
+    *,
+    standardised: bool,
+    note: str = "",
+    moved: bool = False,
+    **options: str,
 ) -> Iterator[Record]:
     """The alignment of gradients with the covariance of the rows fitted on; of groups without an interval.
 
     The jackknife leaves out one fold of contexts in both halves; standard deviations are those of the rows left.
+    `moved`: the moments are of updates, which move as rows do and are divided by these where gradients are multiplied.
     """
     C, M = spread.covariance(), moments.total
     options |= {"coordinates": "standardised"} if standardised else {}
     where = {"metric": "gradient_alignment", "variant": variant_name({k: v for k, v in options.items() if v})}
-    align = partial(tangent.gradient_alignment, standardised=standardised)
+    align = tangent.update_alignment if moved else tangent.gradient_alignment
+    align = partial(align, standardised=standardised)
     value, rest = float(align(C, M)), []
     tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
     used = ((spread.n > 0) | (tested > 0)).tolist()  # a fold without rows must not narrow an interval
@@ -302,108 +329,6 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
         for rows in families.values()
         for row, value in zip(rows, tangent.gradient_p_holm([r["value"] for r in rows]), strict=True)
     ]
-
-
-def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
-    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
-    width = embedded[0][1].shape[-1]
-    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
-    for ids, grads in embedded:
-        out.index_add_(0, ids, grads.double())
-    return out
-
-
-def table_records(
-    rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str, bins: Tensor | None, draws: int, seed: int
-) -> Iterator[Record]:
-    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency."""
-    if not len(rows) or not bool(rows.any()):
-        return
-    groupings = []
-    if bins is not None:
-        names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
-        groupings.append(Grouping(names, bin_of(types, bins)))
-    # each type is a context of its own, so that intervals resample types
-    half = Half.plain(rows.float() if rows.dtype != torch.float64 else rows, types)
-    moments = GradientMoments().update(rows, context=types)
-    test = SubspaceTest(moments, EnergyRows(half, groupings), draws=draws, seed=seed)
-    for label, proxy in proxies.items():
-        drawn = not label.control
-        yield from test.records(proxy.basis, replace(label, of=of), shares=drawn, controls=int(drawn))
-
-
-def fit_on_types(fit: Half, label: Label, *, site: Site, seed: int) -> dict[Label, Proxy]:
-    """A proxy of the embedding site fitted on rows of types of half 0, and its controls; {} if rows are too few."""
-    # a masked row shows [MASK] or noise, not the type it stands for
-    mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
-    rows = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)]
-    if len(rows) <= 2 * label.rank or len(fit.token[mine].unique()) < 2:
-        return {}
-    found = {label: fit_proxies({site: rows}, label, seed=seed)}
-    found |= fit_controls({site: rows}, label, found[label], seed=seed)
-    return {how: proxies[site] for how, proxies in found.items()}
-
-
-def weight_records(
-    model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows, *, plan: TangentPlan, rank: int, seed: int
-) -> Iterator[Record]:
-    """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
-
-    W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
-    """
-    fits = {site: rows.fit_half(site) for site in readers if site in rows.fit}
-    inputs = {site: rows_to_fit(fit, most=plan.fit_rows) for site, fit in fits.items()}
-    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
-    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
-    for proxy in plan.proxies[:2]:
-        label = Label(proxy, rank, of="weight")
-        found = fit_proxies(inputs, label, seed=seed)
-        controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
-        for site, mine in found.items():
-            folds = gradients[site]
-            if folds is None or not bool(folds.any()):
-                continue
-            Q, folds = mine.basis.to(folds.device), folds.double()
-            note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
-            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
-            columns = _energy_columns(folds, Q) | sizes
-            records = list(energy_records(columns, Q, label))
-            total = folds.sum(0)
-            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
-            records += control_records(draws.of(total.T @ total), Q, label, columns)
-            for control, others in controls.items():
-                value = {"value": _energy(total, others[site].basis.to(folds.device))}
-                records.append(record("gradient_energy", value | sizes, control))
-            yield from placed(site, rows.step, records)
-
-
-def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
-    """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
-    found: dict[int, Tensor] = {}
-    for fold, gradients in rows.weights:
-        part = joined(model, names, gradients)
-        if part is not None:
-            found[fold] = found[fold] + part if fold in found else part
-    if not found:
-        return None
-    like = next(iter(found.values()))
-    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
-
-
-def _energy_columns(folds: Tensor, Q: Tensor) -> Record:
-    """The energy with its jackknife interval over the folds that have a gradient."""
-    total = folds.sum(0)
-    used = [f for f in range(FOLDS) if bool(folds[f].any())]
-    value = _energy(total, Q)
-    rest = {f: _energy(total - folds[f], Q) for f in used} if len(used) > 1 else {}
-    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
-    replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
-    return {"value": value, "low": low, "high": high, "replicates": replicates}
-
-
-def _energy(G: Tensor, Q: Tensor) -> float:
-    """‖GQ‖² / ‖G‖² from G itself, which is cheaper than its second moment."""
-    return float((G @ Q).square().sum() / G.square().sum())
 
 
 @dataclass(frozen=True)
@@ -461,7 +386,7 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
         raise AnisoscopeError(f"contexts have shape {tuple(number.shape)} for {len(rows)} rows; expected one for each.")
     half = Half.plain(rows[finite], number[finite.cpu()], dropped=int((~finite).sum()))
     label = Label("given", rank)
-    moments = GradientMoments().update(half.x, context=half.context)
+    moments = GradientMoments().update(half.x, context=half.context, fold=half.fold)
     test = SubspaceTest(moments, EnergyRows(half), draws=draws, seed=seed)
     by_name: dict[tuple[str, ...], Record] = {}
     for row in test.records(Q, label, shares=True, controls=1):

@@ -20,7 +20,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
-from anisoscope.numerics.hashing import fold_of, half_of, row_hash
+from anisoscope.numerics.hashing import even_folds, half_of, row_hash
 from anisoscope.numerics.linalg import orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
 
@@ -37,6 +37,7 @@ class Half:
     target: Tensor  # −1 where there is none
     masked: Tensor  # 1 masked, 0 not, −1 where nothing is masked by design
     dropped: int = 0  # rows with NaN or infinity
+    folds: Tensor | None = None  # [n] of the jackknife, if some contexts are no longer here
 
     @classmethod
     def joined(cls, parts: list[tuple[SiteRows, float]]) -> Half:
@@ -46,6 +47,7 @@ class Half:
         g = torch.cat(scaled) if len(scaled) == len(parts) else None
         labels = [_labels(rows) for rows, _ in parts]
         columns = {name: torch.cat([part[name].cpu().long() for part in labels]) for name in labels[0]}
+        columns["folds"] = even_folds(columns["context"])  # of all contexts, so that they are the same at every site
         good = x.isfinite().all(1) if g is None else x.isfinite().all(1) & g.isfinite().all(1)
         if dropped := int((~good).sum()):
             keep = good.nonzero().squeeze(1)
@@ -61,7 +63,7 @@ class Half:
 
     @property
     def fold(self) -> Tensor:
-        return fold_of(self.context)
+        return even_folds(self.context) if self.folds is None else self.folds
 
     @property
     def contexts(self) -> int:
@@ -78,7 +80,7 @@ class Half:
     def at(self, rows: Tensor) -> Half:
         """Some of the rows, by their indices."""
         names, there = ("context", "position", "token", "target", "masked"), rows.to(self.x.device)
-        labels = {name: getattr(self, name)[rows] for name in names}
+        labels = {name: getattr(self, name)[rows] for name in names} | {"folds": self.fold[rows]}
         return replace(self, x=self.x[there], g=None if self.g is None else self.g[there], **labels)
 
     def fewer(self, most: int) -> Half:
@@ -261,13 +263,15 @@ class Scale:
 class Proxy:
     """A subspace with its concepts: `basis` d×r orthonormal, `directions` k×d, both about `centre`, the mean.
 
-    With `scale` all three are in standardised coordinates.
+    With `scale` all are in standardised coordinates. `left_out` are the bases of the same fit without each fold of
+    contexts, NaN where too little is left, with zero columns where the rows left span less.
     """
 
     basis: Tensor
     directions: Tensor
     centre: Tensor
     scale: Scale | None = None
+    left_out: Tensor | None = None  # [FOLDS, d, r]
 
 
 def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict[Site, Proxy]:
@@ -397,7 +401,7 @@ def rows_to_fit(half: Half, *, most: int) -> Tensor:
     return half.fewer(most).x
 
 
-def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:
+def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Half | None:
     """Equally many rows of every frequency bin (those with the smallest hashes); None if a bin has too few."""
     label, order = bin_of(half.token, bins), half.order().argsort()
     by_bin = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
@@ -405,8 +409,7 @@ def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Tensor | None:
     least = min(least, most // max(1, len(by_bin)))
     if least < 2:
         return None
-    chosen = torch.cat([rows[:least] for rows in by_bin]).sort().values
-    return half.x[chosen.to(half.x.device)]
+    return half.at(torch.cat([rows[:least] for rows in by_bin]).sort().values)
 
 
 def key(site: Site) -> tuple[int, str, str, str]:
@@ -420,6 +423,8 @@ def proxy_state(proxies: Mapping[Site, Proxy]) -> dict[Any, dict[str, Tensor]]:
     for site, proxy in proxies.items():
         if proxy.scale is not None:
             saved[key(site)] |= {name: value.cpu() for name, value in vars(proxy.scale).items()}
+        if proxy.left_out is not None:
+            saved[key(site)]["left_out"] = proxy.left_out.cpu()
     return saved
 
 
@@ -427,5 +432,5 @@ def load_proxies(state: Mapping[Any, Mapping[str, Tensor]]) -> dict[Site, Proxy]
     found = {}
     for k, parts in state.items():
         scale = Scale(parts["kept"], parts["deviation"]) if "kept" in parts else None
-        found[Site(*k)] = Proxy(parts["basis"], parts["directions"], parts["centre"], scale)
+        found[Site(*k)] = Proxy(parts["basis"], parts["directions"], parts["centre"], scale, parts.get("left_out"))
     return found

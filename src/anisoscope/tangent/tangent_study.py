@@ -30,154 +30,13 @@ from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
 from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
-from anisoscope.tangent.plan import TangentPlan, parse_window
+from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
+from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
+from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
 
 DEFAULT_RANK = 16
-WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
-IN_SAMPLE = "in-sample"
-MOST_OPEN = 64  # steps whose moments are kept where the window is known at the end only
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
-STANDARDISED = "standardised"
-
-
-@dataclass
-class FrozenProxies:
-    """The frozen proxies: collects rows and moments while the window is open, then fits and tests."""
-
-    plan: TangentPlan
-    total_steps: int | None
-    source: str = ""
-    measured_steps: Sequence[int] | None = None  # all that will be measured, where they are known
-    rank: int = 0
-    window: dict[int, dict[Any, Any]] = field(default_factory=dict)  # moments by site, packed, on the host
-    pool: dict[Site, list[Tensor]] = field(default_factory=dict)
-    proxies: dict[Label, dict[Site, Proxy]] = field(default_factory=dict)  # and their fitted controls
-    device: torch.device | None = None
-
-    @property
-    def closes(self) -> float:
-        """The last step of the window; infinite where it is known at the end only."""
-        unit, share = parse_window(self.plan.window)
-        if unit == "steps":
-            return math.inf if self.total_steps is None else share * self.total_steps
-        if not self.measured_steps:
-            return math.inf
-        return sorted(self.measured_steps)[self._inside(len(self.measured_steps)) - 1]
-
-    def _inside(self, count: int) -> int:
-        """How many of so many measured steps are inside the window."""
-        return max(1, int(parse_window(self.plan.window)[1] * count + 1e-9))
-
-    @property
-    def overfull(self) -> bool:
-        """Whether more moments would have to wait for the end than there is room for."""
-        return math.isinf(self.closes) and len(self.window) >= MOST_OPEN
-
-    def missed(self, step: int) -> bool:
-        """Whether the window ended without a measured step, so that there is nothing to fit on."""
-        return not self.proxies and not self.pool and step > self.closes
-
-    def offer(
-        self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
-    ) -> list[Record]:
-        """Add a step to the window, or test the frozen proxies on it; returns records."""
-        self.rank, self.device = rank, next(iter(moments.values())).total.device
-        if not self.proxies and step <= self.closes:
-            self.window[step] = {fitting.key(site): moment.state() for site, moment in moments.items()}
-            for site, fit in fits.items():
-                self.pool.setdefault(site, []).append(fitting.rows_to_fit(fit, most=WINDOW_ROWS).cpu())
-            return []
-        earlier = [] if self.proxies else self._fit(self.device)
-        return earlier + self._test(step, moments, note=IN_SAMPLE if step <= self.closes else "")
-
-    def label(self, proxy: str, control: str = "", coordinates: str = "") -> Label:
-        return Label(proxy, self.rank, "frozen", control=control, batch=self.source, coordinates=coordinates)
-
-    def _fit(self, device: torch.device) -> list[Record]:
-        """Fit on the rows of the window and test the steps that were kept: those inside it, or all at the end."""
-        steps, closes = sorted(self.window), self.closes
-        if math.isinf(closes):
-            closes = steps[self._inside(len(steps)) - 1]
-            self.pool = {site: parts for site, parts in self.pool.items() if len(parts) == len(steps)}
-        inside = sum(step <= closes for step in steps)
-        rows = {site: torch.cat(parts[:inside]).to(device) for site, parts in self.pool.items()}
-        seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
-        self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
-        how: dict[str, Any] = {"seed": seed, "covariances": fitting.covariances_of(rows)}
-        for label in labels:
-            self.proxies |= fitting.fit_controls(rows, label, self.proxies[label], **how)
-        if self.plan.standardised:
-            labels = [replace(label, coordinates=STANDARDISED) for label in labels]
-            self.proxies |= fitting.fit_standardised(rows, labels, **how)
-        records: list[Record] = []
-        for step, state in sorted(self.window.items()):
-            moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}
-            records += self._test(step, moments, note=IN_SAMPLE if step <= closes else "")
-        self.window, self.pool = {}, {}
-        return records
-
-    def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
-        records: list[Record] = []
-        draws: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed}
-        for site, moment in moments.items():
-            tests = {"": SubspaceTest(moment, **draws)}
-            for label, proxies in self.proxies.items():
-                if site not in proxies:
-                    continue
-                proxy, coordinates = proxies[site], label.coordinates
-                if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
-                    tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
-                how: dict[str, Any] = {"shares": not coordinates, "controls": int(not label.control)}
-                records += energy.placed(site, step, tests[coordinates].records(proxy.basis, label, **how))
-        records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
-        return records + energy.holm_records(records)
-
-    def state(self) -> dict[str, Any]:
-        """The state for saving, as plain values and tensors."""
-        saved = {label: fitting.proxy_state(found) for label, found in self.proxies.items()}
-        return {
-            "rank": self.rank,
-            "window": sorted(self.window),  # their moments are large and are saved in separate files
-            "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
-            **{
-                f"{coordinates}{name}": {
-                    self._saved_name(label): found
-                    for label, found in saved.items()
-                    if label.coordinates == coordinates and bool(label.control) == (name == "controls")
-                }
-                for coordinates in ("", STANDARDISED)
-                for name in ("proxies", "controls")
-            },
-        }
-
-    def _saved_name(self, label: Label) -> str:
-        """The name of a proxy or a control in the state; controls of the first proxy have none of a proxy."""
-        of = "" if label.proxy == self.plan.proxies[0] else f" {label.proxy}"
-        return f"{label.control}{of}" if label.control else label.proxy
-
-    def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
-        self.rank = state["rank"]
-        self.window = {step: dict(window[step]) for step in state["window"]}
-        self.pool = {Site(*k): list(parts) for k, parts in state["pool"].items()}
-        main, saved = self.plan.proxies[0], {}
-        for space in ("", STANDARDISED):
-            for proxy, found in state.get(f"{space}proxies", {}).items():
-                saved[self.label(proxy, coordinates=space)] = found
-            for name, found in state.get(f"{space}controls", {}).items():
-                control, _, proxy = name.partition(" ")
-                saved[self.label(proxy or main, control, space)] = found
-        self.proxies = {label: fitting.load_proxies(found) for label, found in saved.items()}
-
-    def window_state(self, step: int) -> dict[Any, Any] | None:
-        """The moments of one step inside the open window."""
-        return self.window.get(step)
-
-    def finish(self) -> list[Record]:
-        """Fit and test now if the run ended inside the window, or if it is known only now; returns records."""
-        if self.proxies or not self.window:
-            return []
-        return self._fit(torch.device("cpu") if self.device is None else self.device)
 
 
 STILL = 1e-6  # share of the variance below which growth is rounding
@@ -192,21 +51,6 @@ class Kept:
     bases: dict[str, Tensor]  # by proxy
     directions: Tensor  # of semi-NMF
     folds: FoldCovariance  # of the test half
-
-
-@dataclass(frozen=True)
-class FitRows:
-    """The rows of one site that proxies are fitted on, and their covariance, which fits and alignments share."""
-
-    x: Tensor
-    spread: FoldCovariance
-    covariance: Tensor
-
-    @classmethod
-    def of(cls, half: Half, most: int) -> FitRows:
-        rows = half.fewer(most)
-        spread = FoldCovariance.of(rows.x, rows.context)
-        return cls(rows.x, spread, spread.covariance())
 
 
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
@@ -243,7 +87,7 @@ class TangentStudy:
         proxies = self._fit(halves, fits[""])
         other = self._readings(fits)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        folds = {site: FoldCovariance.of(test.x, test.context) for site, (_, test) in halves.items()}
+        folds = {site: FoldCovariance.of(test.x, test.fold) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
@@ -333,12 +177,13 @@ class TangentStudy:
 
     def _refit(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
         """Both main proxies and the fitted controls of the first."""
-        rows = {site: mine.x for site, mine in fits.items()}
-        how: dict[str, Any] = {"seed": self.plan.seed, "covariances": {s: f.covariance for s, f in fits.items()}}
+        seed, rows = self.plan.seed, {site: mine.x for site, mine in fits.items()}
+        how: dict[str, Any] = {"seed": seed, "covariances": {s: f.covariance for s, f in fits.items()}}
         if labels[0].coordinates:
-            return fitting.fit_standardised(rows, labels, **how)
-        found = {label: fitting.fit_proxies(rows, label, seed=self.plan.seed) for label in labels}
-        return found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
+            return standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
+        found = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
+        found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
+        return with_refits(fits, found, seed=seed)
 
     def _other_records(
         self,
@@ -364,7 +209,7 @@ class TangentStudy:
     def _reading(
         self, test: Half, moment: GradientMoments, proxies: Mapping[Label, Proxy], *, note: str
     ) -> Iterator[Record]:
-        """Energies in proxies of one reading of the rows, without shares, and controls of all rows."""
+        """Energies and shares in proxies of one reading of the rows, and controls of all rows."""
         assert test.g is not None
         scale = next(iter(proxies.values())).scale  # of the same rows, so one for all
         if scale is not None:
@@ -372,14 +217,17 @@ class TangentStudy:
         sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
         tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
         for label, proxy in proxies.items():
-            yield from tests.records(proxy.basis, label, shares=False, controls=int(not label.control))
+            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
+            yield from tests.records(proxy.basis, label, shares=True, **how)
 
     def _moments(self, test: Half) -> GradientMoments:
         """The second moments of a site's gradients, by fold and in groups."""
         assert test.g is not None
         groups = {name: mask for grouping in self.groupings(test) for name, mask in grouping.masks().items()}
         groups = {name: mask for name, mask in groups.items() if not name.startswith("target")}
-        return GradientMoments().update(test.g, context=test.context, groups=groups)
+        # masked or not: frozen proxies are tested on these as on all rows
+        parts = {name: mask for name, mask in groups.items() if ":" not in name and self.frozen is not None}
+        return GradientMoments().update(test.g, context=test.context, fold=test.fold, groups=groups, parts=parts)
 
     def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
         """The second moments of a site's gradients, and the records of its proxies."""
@@ -394,7 +242,8 @@ class TangentStudy:
             controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
             if main and label.proxy == self.plan.proxies[0]:
                 controls = len(tests.targets)
-            records += tests.records(proxy.basis, label, shares=main or bool(label.control), controls=controls)
+            how: dict[str, Any] = {"shares": main or bool(label.control), "left_out": proxy.left_out}
+            records += tests.records(proxy.basis, label, controls=controls, **how)
         return moment, records
 
     def finish(self) -> list[Record]:
@@ -459,16 +308,18 @@ class TangentStudy:
         main = labels[0]  # fitted controls are made for the main proxy only
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         found |= fitting.fit_controls(rows, main, found[main], **how, permuted=plan.permuted)
+        found = with_refits(fits, found, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
             }
-            enough = {site: x for site, x in even.items() if x is not None and len(x) > 2 * rank}
+            enough = {s: FitRows.of(half) for s, half in even.items() if half is not None and len(half) > 2 * rank}
             if len(enough) < len(even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
-                found[balanced] = fitting.fit_proxies(enough, balanced, seed=plan.seed)
+                fitted = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
+                found |= with_refits(enough, {balanced: fitted}, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:

@@ -36,6 +36,7 @@ ONE_MODEL = "for this model"
 CORRELATION = (-1.0, 1.0)  # bounds of a correlation or a cosine
 SHARE = (None, 1.0)  # bounds of an explained share
 ONE_SEED = f"one seed decides nothing: seeds are the replicates here, and {FEWEST_SEEDS} are needed"
+UNDETERMINED = "the proxy is not determined at this rank"
 TOO_FEW = f"too few contexts were tested: an interval needs them in {FEWEST_FOLDS} of the 8 folds at least"
 
 
@@ -73,7 +74,7 @@ class Part:
 
     @classmethod
     def of(cls, name: str, quantity: Quantity, *, margin: float = math.nan, **more: Any) -> Part:
-        """A part from a quantity."""
+        """A part from a quantity; it has a p only where a test is given, because else the interval decides alone."""
         low, high = quantity.interval_among(more.get("looks", 1))
         if math.isfinite(margin) and not math.isfinite(quantity.value):
             more.setdefault("reason", f"{name} has no number here")
@@ -247,6 +248,8 @@ def _pooled(parts: Sequence[Part]) -> Part:
     centre = sum(effects) / len(effects)
     few = len(effects) < FEWEST_SEEDS
     reason = f"it was measured in {len(effects)} seeds and a general claim needs {FEWEST_SEEDS}" if few else ""
+    if not few and all(part.reason.startswith(UNDETERMINED) for part in parts):
+        reason = first.reason  # seeds are fitted on the same contexts
     half, p = (math.nan, math.nan) if few else t_interval(effects, looks=first.looks)
     tested = any(part.tested for part in parts)
     if tested:

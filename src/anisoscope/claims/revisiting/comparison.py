@@ -17,6 +17,7 @@ from typing import Any
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
+from anisoscope.claims.revisiting.determined import METRIC, undetermined
 from anisoscope.claims.revisiting.frequency_arm import ARM, RATIO_MARGIN
 from anisoscope.claims.revisiting.period import (
     EARLY,
@@ -44,7 +45,7 @@ ENERGY_MARGIN = 0.02
 TOKENS = f"{evidence.MEASURE} where rows are tokens; frames, patches and positions have no frequency"
 
 
-@claim(of=models, source=SOURCE, metrics=("gradient_enrichment",), margin=RATIO_MARGIN, about="training")
+@claim(of=models, source=SOURCE, metrics=("gradient_enrichment", METRIC), margin=RATIO_MARGIN, about="training")
 def frequent_most_enriched(run: Run) -> Finding:
     """Gradients of the most frequent tokens are more enriched in the tangent directions than those of the rarest, early
     and late in training.
@@ -97,12 +98,14 @@ def _bin_parts(run: Run, found: Sequence[Period]) -> list[Part]:
     parts = []
     for period, (name, balanced) in itertools.product(found, _FITS.items()):
         means = list(_bin_means(run, balanced, period).values())
+        tested = run.tangent("gradient_enrichment", balanced=balanced, fit=REFIT)
+        open_ = undetermined(run, period.cells(tested), balanced=balanced, fit=REFIT)
         if len(means) < 2:
             gap = Missing(f"gradient_enrichment of frequency bins{' with balanced=1' if name != 'plain' else ''}")
             parts.append(Part.absent(f"{period.name}: {name}", gap, margin=RATIO_MARGIN))
             continue
         lead = means[0].over(means[-1]) - Quantity.constant(1.0)
-        parts.append(Part.of(f"{period.name}: {name}", lead, margin=RATIO_MARGIN))
+        parts.append(Part.of(f"{period.name}: {name}", lead, margin=RATIO_MARGIN, **open_))
     return parts
 
 
@@ -277,7 +280,7 @@ def _kinds_sentence(parts: Parts, part: Part) -> str:
 @claim(
     of=models,
     source="not in the paper: the comparison it leaves out",
-    metrics=("gradient_energy", "proxy_overlap"),
+    metrics=("gradient_energy", "proxy_overlap", METRIC),
     margin=ENERGY_MARGIN,
     about="training",
 )
@@ -296,7 +299,8 @@ def semi_nmf_beats_pca(run: Run) -> Finding:
         if not cells:
             raise Missing("gradient_energy of semi-NMF and PCA at the same site and step")
         gaps = evidence.differences(ours, theirs)
-        needed.append(Part.of(period.name, average(gaps, cells), margin=ENERGY_MARGIN))
+        doubts = [undetermined(run, cells, proxy=proxy, fit=period.fit) for proxy in ("semi_nmf", "pca")]
+        needed.append(Part.of(period.name, average(gaps, cells), margin=ENERGY_MARGIN, **(doubts[0] or doubts[1])))
         told |= {f"semi-NMF {period.name}": average(ours, cells), f"PCA {period.name}": average(theirs, cells)}
     parts = [*needed, *Part.describe_all(told)]
     if overlap := run.rows("proxy_overlap", rank=run.rank):

@@ -6,13 +6,14 @@ and late in training are judged apart (`revisiting.period`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine import evidence
-from anisoscope.claims.engine.claim import Finding, Part, Parts, claim
+from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Missing, Run, average, figure, models, step_records
+from anisoscope.claims.revisiting.determined import undetermined
 from anisoscope.claims.revisiting.period import (
     FIT_WORDS,
     REFIT,
@@ -27,6 +28,7 @@ from anisoscope.claims.revisiting.tangent import (
     CONTROL_WORDS,
     ENERGY_METRICS,
     MARGIN,
+    RANK_FREE,
     SOURCE,
     control_parts,
     described_energy,
@@ -113,19 +115,35 @@ def _formation_parts(run: Run) -> list[Part]:
     start_ = average(enrichment, [cell for cell in enrichment if cell.step == 0 and cell.site in sites])
     early_, late_ = average(enrichment, cells["early"]), average(ends, cells["late"])
     one = Quantity.constant(1.0)
+    open_ = [undetermined(run, cells[p.name], fit=p.fit) for p in (early, late)]
     tests = [
-        {"p": random_p(run, step=evidence.last_step(cells[p.name]), fit=p.fit), "tested": True} for p in (early, late)
+        {"p": random_p(run, step=evidence.last_step(cells[p.name]), fit=p.fit), "tested": True, **doubt}
+        for p, doubt in zip((early, late), open_, strict=True)
     ]
+    either = open_[1] or open_[0]
     controls = [part for period in (early, late) for part in control_parts(run, period)]
     return [
         Part.of("early over chance", early_ - one, margin=MARGIN, **tests[0]),
-        Part.of("early over the start", early_ - start_, margin=MARGIN),
+        Part.of("early over the start", early_ - start_, margin=MARGIN, **open_[0]),
         Part.of("late over chance", late_ - one, margin=MARGIN, **tests[1]),
-        Part.of("what is left of the early excess", (late_ - one) - (early_ - one) / (1 / KEPT), margin=0.0),
+        Part.of("what is left of the early excess", (late_ - one) - (early_ - one) / (1 / KEPT), margin=0.0, **either),
         *controls,
-        Part.of("at chance at the start", start_ - one, margin=START_MARGIN, guard=True, below=True),
+        _at_chance(run, start_),
         *Part.describe_all({"at the start": start_, "early": early_, "late": late_}),
     ]
+
+
+def _at_chance(run: Run, start: Quantity) -> Part:
+    """Whether enrichment is absent at the start: it must lie below chance plus the margin.
+
+    That it is there, above chance, is said only where random subspaces say so, too.
+    """
+    excess = start - Quantity.constant(1.0)
+    found = Part.of("at chance at the start", excess, margin=START_MARGIN, guard=True, below=True)
+    p = random_p(run, step=0, fit=REFIT)
+    if found.status == "fails" and p > ALPHA:
+        return replace(found, reason=f"random subspaces do as well at the start too often (p = {figure(p)})")
+    return found
 
 
 def _courses(run: Run) -> dict[str, Any]:
@@ -133,20 +151,26 @@ def _courses(run: Run) -> dict[str, Any]:
     courses: dict[str, Any] = {}
     for group in ("", "masked", "unmasked"):
         if found := run.tangent("gradient_enrichment", group):
-            layers = []
+            layers, tests = [], run.tangent("gradient_p_holm", group)
             for site in sorted({cell.site for cell in found}):
-                course = {cell.step: reading.quantity for cell, reading in found.items() if cell.site == site}
+                mine = {cell: reading for cell, reading in found.items() if cell.site == site}
+                course = {cell.step: reading.quantity for cell, reading in mine.items()}
+                chance = {cell.step for cell in mine if cell in tests and tests[cell].value > ALPHA}
                 peak = max(course, key=lambda step: course[step].value)
                 place = dict(zip(("stack", "layer", "kind"), site, strict=True))
-                layers.append({**place, "onset": onset(course), "peak_step": peak, "peak": course[peak].value})
-            whole = onset(evidence.means_by(found, lambda cell: cell.step))
+                layers.append({**place, "onset": onset(course, chance), "peak_step": peak, "peak": course[peak].value})
+            steps = evidence.means_by(found, lambda cell: cell.step)
+            whole = onset(steps, {step for step in steps if random_p(run, group, step=step) > ALPHA})
             courses[group or "all"] = {"steps": step_records(found), "onset": whole, "layers": layers}
     return courses
 
 
-def onset(course: dict[Any, Quantity]) -> int | None:
-    """The first step at which the interval exceeds the chance level by the margin; None if there is none."""
-    return next((step for step, q in course.items() if q.interval()[0] > 1 + MARGIN), None)
+def onset(course: dict[Any, Quantity], chance: Set[int | None] = frozenset()) -> int | None:
+    """The first step at which the interval exceeds the chance level by the margin; None if there is none.
+
+    At the steps of `chance` random subspaces do as well, so whatever the interval says nothing is above chance there.
+    """
+    return next((step for step, q in course.items() if step not in chance and q.interval()[0] > 1 + MARGIN), None)
 
 
 _LIMIT = f"{figure(1 + START_MARGIN)} times chance"
@@ -200,7 +224,7 @@ def amplified(run: Run) -> Finding:
     return Finding(parts, sentence, details, aspects=period_aspects(needed))
 
 
-@claim(of=models, source=SOURCE, metrics=ENERGY_METRICS, margin=MARGIN, about="training")
+@claim(of=models, source=SOURCE, metrics=(*ENERGY_METRICS, "gradient_alignment"), margin=MARGIN, about="training")
 def embedding_updates_aligned(run: Run) -> Finding:
     """Updates of the embedding table lie in the tangent directions more than in any control, early and late.
 
@@ -212,6 +236,9 @@ def embedding_updates_aligned(run: Run) -> Finding:
     if run.tangent("gradient_energy", of="update_raw", fit=REFIT):
         raw = described_energy(run, found, of="update_raw")
         parts += [replace(part, name=f"{part.name} with weight decay left in") for part in raw]
+    aligned = run.rows("gradient_alignment", of="update")
+    if late := found[-1].cells(aligned):
+        parts += Part.describe_all({RANK_FREE: average(aligned, late)})
     parts += reading_parts(lambda read: energy_parts(read(run), fit=REFIT, of="update"), [run], fit=REFIT)
     groups = [group for group in run.groups("gradient_enrichment") if group.startswith("frequency:")]
     bins = {group: run.tangent("gradient_enrichment", group, of="update", fit=REFIT) for group in groups}

@@ -17,6 +17,7 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import ONE_SEED, Finding, Part, Parts, claim
 from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, listed, step_records
 from anisoscope.claims.engine.learning import learned
+from anisoscope.claims.revisiting.determined import METRIC, undetermined
 from anisoscope.claims.revisiting.period import REFIT
 from anisoscope.claims.revisiting.reading import Read, depends_on_readings, reading_parts
 from anisoscope.claims.revisiting.tangent import SOURCE, trained
@@ -114,7 +115,7 @@ def bias(model: str) -> float:
 @claim(
     of=frequency_arms,
     source=f"{SOURCE}, named there as future work",
-    metrics=("gradient_enrichment", "average_cosine", *_ENTROPIES),
+    metrics=("gradient_enrichment", "average_cosine", METRIC, *_ENTROPIES),
     margin=RATIO_MARGIN,
     about="training",
 )
@@ -131,7 +132,7 @@ def frequency_intervention(arms: FrequencyArms) -> Finding:
     more, less = arms.ordered(arms.changed)
     late = _late_lead(arms)
     parts = [
-        Part.of("enrichment", late.lead, margin=RATIO_MARGIN),
+        Part.of("enrichment", late.lead, margin=RATIO_MARGIN, **(_open(more) or _open(less))),
         *_in_readings(arms),
         *Part.describe_all({"more bias": late.more, "less bias": late.less}),
     ]
@@ -158,12 +159,20 @@ def frequency_intervention(arms: FrequencyArms) -> Finding:
     return Finding(parts, _sentence_of(details), details, aspects=aspects, settle=depends_on_readings(), **how)
 
 
+def _open(run: Run) -> dict[str, str]:
+    """Why the directions of an arm leave it open late in training."""
+    cells = run.tangent("gradient_enrichment", fit=REFIT)
+    late = evidence.late(cell.step for cell in cells)
+    return undetermined(run, [cell for cell in cells if cell.step in late], fit=REFIT)
+
+
 def _in_readings(arms: FrequencyArms) -> list[Part]:
     """The lead late in training in other readings of the rows."""
 
     def needed(read: Read) -> list[Part]:
         other = replace(arms, natural=read(arms.natural), changed=read(arms.changed))
-        return [Part.of("enrichment", _late_lead(other).lead, margin=RATIO_MARGIN)]
+        doubt = _open(other.natural) or _open(other.changed)
+        return [Part.of("enrichment", _late_lead(other).lead, margin=RATIO_MARGIN, **doubt)]
 
     return reading_parts(needed, arms.runs, metric="gradient_enrichment", fit=REFIT)
 

@@ -25,6 +25,7 @@ from typing import Any
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, Sentence, claim, judge
 from anisoscope.claims.engine.evidence import Cell, Missing, Readings, Run, average, models, step_records
+from anisoscope.claims.revisiting import determined
 from anisoscope.claims.revisiting.period import (
     FIT_WORDS,
     REFIT,
@@ -50,11 +51,12 @@ SOURCE = "arXiv:2604.08764"
 CONTROLS = ("normal", "random", "next", "permuted")
 MARGIN = 0.5  # in units of the chance level; a smaller excess is not "unusually large"
 SHARE_MARGIN = 0.05
-ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm")
+ENERGY_METRICS = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", determined.METRIC)
 _ROWS = {"masked": "masked rows", "unmasked": "unmasked rows"}  # groups of a masked language model
 _CLASS = "at the class token"
 _GAIN, _LACKING = "IsoScore* gain", "sites and steps below average"
 _PCA = "with PCA"
+RANK_FREE = "alignment"  # of updates, which needs no rank
 CONTROL_WORDS = {
     "normal": "directions normal to them",
     "random": "random directions",
@@ -126,7 +128,7 @@ def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = ""
     cells = period.cells(run.needed("gradient_energy", group, **options))
     if not cells:
         raise Missing(f"{period.name} step outside the window of the frozen directions", "measure later steps")
-    parts = []
+    parts, open_ = [], determined.undetermined(run, cells, **options)
     for control in CONTROLS:
         name, found = f"{prefix or period.name}: {control}", differences(run, control, group, **options)
         if not any(cell in found for cell in cells):
@@ -134,10 +136,10 @@ def control_parts(run: Run, period: Period, group: str = "", *, prefix: str = ""
             gap = Missing(f"gradient_energy with {named}{f' for group {group}' if group else ''}")
             parts.append(Part.absent(name, gap, margin=MARGIN))
             continue
-        test: dict[str, Any] = {}
+        test: dict[str, Any] = dict(open_)
         if control == "random":
             step = evidence.last_step(cells)
-            test = {"p": random_p(run, group, step=step, **options), "tested": True}
+            test |= {"p": random_p(run, group, step=step, **options), "tested": True}
         parts.append(Part.of(name, average(found, cells), margin=MARGIN, **test))
     return parts
 
@@ -251,6 +253,8 @@ def energy_sentence(what: str, found: Sequence[Period]) -> Sentence:
         remarks = _beside_words(parts)
         remarks += [f"on {rows} late {parts[rows].number} times" for rows in _ROWS.values() if rows in parts]
         remarks += [f"{_CLASS}, which the mean leaves out, {parts[_CLASS].number} times"] if _CLASS in parts else []
+        if aligned := parts.get(RANK_FREE):
+            remarks.append(f"late their alignment with the activations, which needs no rank, is {aligned}, 1 by chance")
         if layers := parts.get("layers beyond the margin"):
             remarks.append(f"late the lead is beyond the margin in {_part_of(layers.effect)} layers")
         return told_by_period(parts, words) + (f" ({'; '.join(remarks)})" if remarks else "")
@@ -333,23 +337,28 @@ def cell_records(run: Run, **options: Any) -> list[dict[str, Any]]:
 
 
 def _layers(run: Run, period: Period) -> list[dict[str, Any]]:
-    """One record per site: its mean distance from each control in a period, and whether all exceed the margin."""
+    """One record per site: its mean distance from each control in a period, and whether all exceed the margin.
+
+    Beyond the margin is above chance, too, so at its last step random subspaces must not do as well.
+    """
     records: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tests = _at(run.tangent("gradient_p_holm", fit=period.fit), period.last)
+    lucky = {cell.site for cell, row in tests.items() if row.value > ALPHA}
     cells = set(period.cells(run.tangent("gradient_energy", fit=period.fit)))
     for control in CONTROLS:
         gaps = differences(run, control, fit=period.fit)
         for layer in evidence.layer_records({cell: gap for cell, gap in gaps.items() if cell in cells}):
             site = {name: layer.pop(name) for name in ("stack", "layer", "kind")}
             records.setdefault(tuple(site.values()), site)[control] = layer
-    for record in records.values():
-        record["beyond"] = all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
+    for place, record in records.items():
+        record["beyond"] = place not in lucky and all(record[c]["low"] > MARGIN for c in CONTROLS if c in record)
     return list(records.values())
 
 
 @claim(
     of=models,
     source=SOURCE,
-    metrics=("gradient_share", "gradient_isoscore_gain"),
+    metrics=("gradient_share", "gradient_isoscore_gain", determined.METRIC),
     margin=SHARE_MARGIN,
     about="training",
 )
@@ -395,11 +404,12 @@ def _share_parts(run: Run) -> list[Part]:
     for period in periods(run, "gradient_share"):
         share = run.tangent("gradient_share", fit=period.fit)
         cells = period.cells(share)
+        open_ = determined.undetermined(run, cells, fit=period.fit)
         for control in CONTROLS:
             gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
             name = f"{period.name}: {control}"
             if any(cell in gaps for cell in cells):
-                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN))
+                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN, **open_))
             else:
                 parts.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
     return parts

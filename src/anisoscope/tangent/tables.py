@@ -1,0 +1,185 @@
+"""Embedding tables and weights: their gradients and updates in proxies of what they hold or read, as records.
+
+Rows of a table belong to types, each a context of its own, so that intervals resample types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture.gradient_pass import joined
+from anisoscope.capture.sites.site import Site
+from anisoscope.metrics.frequency import bin_of
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
+from anisoscope.results.quantity import jackknife
+from anisoscope.stats.moments import FoldCovariance, GradientMoments
+from anisoscope.tangent.energy import (
+    EnergyRows,
+    Grouping,
+    Record,
+    SubspaceTest,
+    alignment_records,
+    control_records,
+    draws_for,
+    energy_records,
+    placed,
+    record,
+)
+from anisoscope.tangent.plan import TangentPlan
+from anisoscope.tangent.proxy import (
+    Half,
+    Label,
+    Proxy,
+    StepRows,
+    fit_controls,
+    fit_proxies,
+    fit_standardised,
+)
+from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+
+
+def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
+    width = embedded[0][1].shape[-1]
+    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
+    for ids, grads in embedded:
+        out.index_add_(0, ids, grads.double())
+    return out
+
+
+def table_records(
+    rows: Tensor, types: Tensor, proxies: Mapping[Label, Proxy], *, of: str, bins: Tensor | None, draws: int, seed: int
+) -> Iterator[Record]:
+    """Tests of gradients or updates of rows [m, d] of an embedding table that belong to these types, by frequency.
+
+    Proxies in standardised coordinates are those of updates: a row of the table moves as the rows of the stream do, so
+    its update is divided by their standard deviations; a gradient would be multiplied.
+    """
+    if not len(rows) or not bool(rows.any()):
+        return
+    groupings = []
+    if bins is not None:
+        names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
+        groupings.append(Grouping(names, bin_of(types, bins)))
+    rows = rows.float() if rows.dtype != torch.float64 else rows
+    tests: dict[str, SubspaceTest] = {}
+    for label, proxy in proxies.items():
+        if label.coordinates not in tests:  # one scale for all proxies
+            mine = rows if proxy.scale is None else proxy.scale.to(rows.device).rows(rows)
+            half = Half.plain(mine, types)
+            energies, moments = EnergyRows(half, groupings), _moments_of(half)
+            tests[label.coordinates] = SubspaceTest(moments, energies, draws=draws, seed=seed)
+        how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
+        yield from tests[label.coordinates].records(proxy.basis, replace(label, of=of), shares=not label.control, **how)
+
+
+def _moments_of(half: Half) -> GradientMoments:
+    return GradientMoments().update(half.x, context=half.context, fold=half.fold)
+
+
+@dataclass(frozen=True)
+class TypeFit:
+    """Proxies of the embedding site fitted on rows of half of the types, for updates of the other half."""
+
+    proxies: dict[Label, Proxy]
+    spread: FoldCovariance  # of the rows fitted on, by folds of types
+
+    @classmethod
+    def of(cls, fit: Half, labels: Sequence[Label], *, site: Site, seed: int, standardised: bool) -> TypeFit | None:
+        """Proxies with their controls, also in standardised coordinates; None if rows or types are too few."""
+        # a masked row shows [MASK] or noise, not the type it stands for
+        mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+        rows, types = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)], fit.token[mine]
+        if len(rows) <= 2 * labels[0].rank or len(types.unique()) < 2:
+            return None
+        fits = {site: FitRows.of_rows(rows, even_folds(types))}
+        found: dict[Label, dict[Site, Proxy]] = {}
+        for label in labels:
+            found[label] = fit_proxies({site: rows}, label, seed=seed)
+            found |= fit_controls({site: rows}, label, found[label], seed=seed)
+        found = with_refits(fits, found, seed=seed)
+        if standardised:
+            scaled = [replace(label, coordinates="standardised") for label in labels]
+            others = fit_standardised({site: rows}, scaled, seed=seed, covariances={site: fits[site].covariance})
+            found |= standardised_refits(fits, others, seed=seed)
+        return cls({how: proxies[site] for how, proxies in found.items() if site in proxies}, fits[site].spread)
+
+    def records(self, change: Tensor, types: Tensor, *, of: str, **sizes: Any) -> Iterator[Record]:
+        """Energies of updates [m, d] of types that were not fitted on, and their alignment, which needs no rank."""
+        unseen = (half_of(types) == 1).nonzero().squeeze(1)
+        rows, types = change[unseen.to(change.device)], types[unseen]
+        if not len(rows) or not bool(rows.any()):
+            return
+        yield from table_records(rows, types, self.proxies, of=of, **sizes)
+        moments = _moments_of(Half.plain(rows, types))
+        for standardised in (False, True):
+            yield from alignment_records(self.spread, moments, standardised=standardised, moved=True, of=of)
+
+
+def weight_records(
+    model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows, *, plan: TangentPlan, rank: int, seed: int
+) -> Iterator[Record]:
+    """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
+
+    W [out, d] reads x, so dL/dW = Σ δ xᵀ has its rows in the span of the inputs; leaving out a fold is a subtraction.
+    """
+    fits = {site: rows.fit_half(site) for site in readers if site in rows.fit}
+    used = {site: FitRows.of(fit, plan.fit_rows) for site, fit in fits.items()}
+    inputs = {site: mine.x for site, mine in used.items()}
+    seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
+    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
+    for proxy in plan.proxies[:2]:
+        label = Label(proxy, rank, of="weight")
+        found = with_refits(used, {label: fit_proxies(inputs, label, seed=seed)}, seed=seed)[label]
+        controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
+        for site, mine in found.items():
+            folds = gradients[site]
+            if folds is None or not bool(folds.any()):
+                continue
+            Q, folds = mine.basis.to(folds.device), folds.double()
+            note = f"{len(readers[site])} weights: {', '.join(n.removesuffix('.weight') for n in readers[site])}"
+            sizes = {"n": folds.shape[1], "contexts": len(seen), "note": note}
+            columns = _energy_columns(folds, Q, mine.left_out) | sizes
+            records = list(energy_records(columns, Q, label))
+            total = folds.sum(0)
+            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
+            records += control_records(draws.of(total.T @ total), Q, label, columns)
+            for control, others in controls.items():
+                value = {"value": _energy(total, others[site].basis.to(folds.device))}
+                records.append(record("gradient_energy", value | sizes, control))
+            yield from placed(site, rows.step, records)
+
+
+def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
+    """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
+    found: dict[int, Tensor] = {}
+    for fold, gradients in rows.weights:
+        part = joined(model, names, gradients)
+        if part is not None:
+            found[fold] = found[fold] + part if fold in found else part
+    if not found:
+        return None
+    like = next(iter(found.values()))
+    return torch.stack([found.get(f, torch.zeros_like(like)) for f in range(FOLDS)])
+
+
+def _energy_columns(folds: Tensor, Q: Tensor, left_out: Tensor | None) -> Record:
+    """The energy with its jackknife interval over the folds that have a gradient, the proxy refitted without each."""
+    total = folds.sum(0)
+    used = [f for f in range(FOLDS) if bool(folds[f].any())]
+    value, refits = _energy(total, Q), [Q] * FOLDS if left_out is None else left_out.to(Q)
+    rest = {f: _energy(total - folds[f], refits[f]) for f in used} if len(used) > 1 else {}
+    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
+    replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    return {"value": value, "low": low, "high": high, "replicates": replicates}
+
+
+def _energy(G: Tensor, Q: Tensor) -> float:
+    """‖GQ‖² / ‖G‖² from G itself, which is cheaper than its second moment."""
+    return float((G @ Q).square().sum() / G.square().sum())
