@@ -7,6 +7,7 @@ rows (not finite, all zero) and their counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -239,9 +240,11 @@ def _view(
                 parts[0] = parts[0].merge(stat)
             else:
                 parts.append(stat)
-    contexts = sum(count for (group, fold), count in stats.contexts.items() if is_chosen((group, REST, fold)))
+    sizes: Counter[int] = Counter()
+    for (group, fold), count in stats.contexts.items():
+        sizes[fold] += count if is_chosen((group, REST, fold)) else 0
     dropped = sum(count for cell, count in stats.bad.items() if is_chosen(cell))
-    return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
+    return View(folds, sample, graphs, contexts=sizes.total(), sizes=sizes, dropped=dropped)
 
 
 @dataclass
@@ -255,7 +258,12 @@ class HeadView(View):
     @classmethod
     def of(cls, view: View, head: int, share: int) -> HeadView:
         sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
-        counts: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "whole": view}
+        counts: dict[str, Any] = {
+            "contexts": view.contexts,
+            "sizes": view.sizes,
+            "dropped": view.dropped,
+            "whole": view,
+        }
         return cls(view.folds, sample, **counts, head=head, share=share)
 
     def pieces(self, need: type) -> list[Part]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ from anisoscope.metrics.engine import folds
 from anisoscope.metrics.engine.folds import Graph, Neighbours, Part, SampleLines, on_sample, once
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.stats.directions import Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
-_STARVED = 0.2  # largest share of rows that may lack neighbours when a fold is left out
 _WIDE = 128  # columns from which a spectrum is worth a thread
 Bounds = tuple[float | None, float | None]
 Remark = Callable[[float, int, dict[str, Any], list[Neighbours]], str]  # value, rows of one batch, options, graphs
@@ -82,6 +80,7 @@ class Declaration:
     remark: Remark | None = None  # text for the note of an estimate, such as its bias
     batch: Callable[..., Tensor] | None = None  # the function for statistics with leading dimensions; NaN if undefined
     left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None  # counts rows of its first statistic it cannot use
+    contributions: Callable[[Neighbours, dict[str, Any]], Tensor] | None = None  # of rows to an estimate of neighbours
     measured_by: tuple[str, ...] = ()  # commands that measure it, if it is not a function of statistics
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +127,7 @@ class View:
     graphs: Callable[[int], list[Graph]] | None = None  # wanted neighbours -> graphs
     without_first: bool = False
     contexts: int = 0
+    sizes: Mapping[int, int] = field(default_factory=dict)  # contexts of each fold; {}: folds of equal size
     dropped: int = 0
     interval: bool = True  # False: no replicates are computed
     _known: dict[Any, Any] = field(default_factory=dict)
@@ -263,9 +263,23 @@ def missing_estimate(view: View, error: TooFewRows) -> Estimate:
     return _estimate(view, [math.nan], bounds=None, left_out=0, note=str(error))
 
 
-def _estimate(view: View, values: list[float], *, bounds: Bounds | None, left_out: int, **about: Any) -> Estimate:
-    """The estimate from a value and its replicates (no interval if `bounds` is None); `left_out` rows were not used."""
+def _estimate(
+    view: View,
+    values: list[float],
+    *,
+    bounds: Bounds | None,
+    left_out: int,
+    folds: Sequence[int] | None = None,
+    **about: Any,
+) -> Estimate:
+    """The estimate from a value and what is left without each fold (no interval if `bounds` is None).
+
+    `left_out` rows were not used; `folds` are those left out, if they are not those of the view.
+    """
     value, *replicates = values
+    folds = view.present() if folds is None else folds
+    if view.sizes and len(folds) == len(replicates):
+        replicates = as_equal_folds(value, replicates, [view.sizes.get(fold, 0) for fold in folds])
     low, high = (math.nan, math.nan) if bounds is None else jackknife(value, replicates, bounds=bounds)
     about |= {"contexts": view.contexts, "dropped": view.dropped + left_out}
     return Estimate(value, low, high, replicates=tuple(replicates), **about)
@@ -328,50 +342,33 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     present = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
-    lines = [g.lines(without_first=rest, folds=[-1, *(present if len(present) > 1 else [])]) for g in graphs]
+    present = present if len(present) > 1 else []
     assert metric.batch is not None
-    found = [torch.cat([metric.batch(part, **options) for part in parts]).tolist() for parts in lines]
-    for graph, values in zip(graphs, found, strict=True):
+    lines = [g.lines(without_first=rest, folds=[-1, *present]) for g in graphs]
+    found = [metric.batch(part, **options).tolist() for part in lines]
+    whole = [g.left(without_first=rest) for g in graphs]
+    for graph, values in zip(whole, found, strict=True):
         if math.isnan(values[0]):
-            metric.function(graph.left(without_first=rest), **options)  # raises the error that explains the NaN
-    averages = [sum(line) / len(line) for line in zip(*found, strict=True)]
-    warning = _unstable(*averages) or (_starved(lines, read) if len(present) > 1 else "")
+            metric.function(graph, **options)  # raises the error that explains the NaN
+    value, *left = [sum(line) / len(line) for line in zip(*found, strict=True)]
+    if left and metric.contributions is not None:
+        parts = [_contributions(metric, options, graph, of) for graph, of in zip(whole, graphs, strict=True)]
+        wider = folds.widening([(psi, contexts, index[:, :read]) for psi, contexts, index in parts])
+        left = [value + wider * (replicate - value) for replicate in left]
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
-    notes = [f"{duplicates} duplicates removed" if duplicates else "", warning]
+    notes = [f"{duplicates} duplicates removed" if duplicates else ""]
     if metric.remark is not None:
-        whole = [g.left(without_first=rest) for g in graphs]
-        notes.append(metric.remark(averages[0], used // len(graphs), options, whole))
+        notes.append(metric.remark(value, used // len(graphs), options, whole))
     about: dict[str, Any] = {"note": "; ".join(filter(None, notes)), "sd": _sd([value for value, *_ in found])}
-    bounds = None if warning else metric.bounds
-    return _estimate(view, averages, bounds=bounds, n=used, left_out=duplicates, **about)
+    return _estimate(view, [value, *left], bounds=metric.bounds, folds=present, n=used, left_out=duplicates, **about)
 
 
-def _starved(lines: list[list[Neighbours]], read: int) -> str:
-    """A warning if leaving out one (very large) fold leaves many rows with too few neighbours; else "".
-
-    A graph holds spare neighbours, which suffice for folds of about equal size.
-    """
-    most = 0.0
-    for part in chain.from_iterable(lines):
-        lacking = (part.present & ~part.near(read)[1]).sum(-1)
-        most = max(most, float((lacking / part.present.sum(-1).clamp_min(1)).max()))
-    lack = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
-    return "" if most <= _STARVED else f"no interval: without one fold of contexts {lack}"
-
-
-def _unstable(value: float, *replicates: float) -> str:
-    """A warning if the value is far outside the range of its replicates; else "".
-
-    Near-duplicate rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ are no longer cut off.
-    """
-    live = [r for r in replicates if math.isfinite(r)]
-    if len(live) < 3:
-        return ""
-    least, most = min(live), max(live)
-    if max(least - value, value - most) <= max(most - least, 0.25 * abs(value)):
-        return ""
-    ends = f"{least:.3g} to {most:.3g}"
-    return f"unstable: leaving out any fold of contexts gives {ends}, so there is no interval; look at gride"
+def _contributions(
+    metric: Declaration, options: dict[str, Any], graph: Neighbours, of: Graph
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each distinct row of a batch contributes, its context, and its neighbours, on the host."""
+    assert metric.contributions is not None
+    return metric.contributions(graph, options).cpu(), of.contexts(), graph.index.cpu()
 
 
 def context_cosines(x: Tensor, context: Tensor) -> Tensor:

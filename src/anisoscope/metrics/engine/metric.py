@@ -153,8 +153,11 @@ def array_view(
         place = torch.arange(len(rows))
         sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens)
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
-        graphs = _graph_maker(sample, max(read, default=0), spare=interval)
-    return View(folds, sample, graphs, contexts=len(contexts.unique()), dropped=dropped, interval=interval)
+        graphs = _graph_maker(sample, max(read, default=0))
+    kinds = contexts.unique()
+    counts: dict[str, Any] = {"contexts": len(kinds), "dropped": dropped, "interval": interval}
+    sizes = dict(enumerate(torch.bincount(fold_of(kinds), minlength=FOLDS).tolist()))
+    return View(folds, sample, graphs, sizes=sizes, **counts)
 
 
 def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[int, Any]:
@@ -190,14 +193,14 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
     return out
 
 
-def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], list[Graph]]:
+def _graph_maker(sample: Sample, most: int) -> Callable[[int], list[Graph]]:
     """A function from a number of neighbours to graphs, from one search for the most that any metric reads."""
 
     @cache
     def graphs(wanted: int) -> list[Graph]:
         if wanted == most:
-            return sample_graphs(sample, wanted=most, batch=None, spare=spare)
-        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _lines={}) for graph in graphs(most)]
+            return sample_graphs(sample, wanted=most, batch=None, spare=False)  # no first positions to take out
+        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _known={}) for graph in graphs(most)]
 
     return graphs
 
