@@ -40,6 +40,8 @@ def test_folds_without_contexts_stay_missing() -> None:
     found = as_equal_folds(1.0, [2.0, math.nan, 0.0], [1, 0, 1])
     assert found[0] == 2.0 and math.isnan(found[1]) and found[2] == 0.0
     assert as_equal_folds(1.0, [2.0], [5]) == [2.0]
+    large = as_equal_folds(1.0, [2.0, math.nan, 0.0], [1, 9, 1])  # a fold without which nothing can be computed
+    assert large[0] == 2.0 and math.isnan(large[1])
 
 
 def test_intervals_of_unequal_folds_are_as_wide_as_the_values_spread() -> None:

@@ -28,10 +28,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.attention import PAIRS, row_sharpness
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.metrics.engine.folds import Neighbours, on_sample
-from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
+from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Attention, Coherence, Coordinates, Directions, Keys
+from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -40,6 +40,7 @@ ATTENTION_KINDS = (*_SELF, *vocabulary.ROTARY_KINDS, *_CROSS)
 DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *_SELF, *_CROSS)
 COUNTED = ("embed", "resid", "stage")  # kinds with one row per position
 _SCORES = ("scores", "cross_scores")
+_WITH_CONTEXTS = STREAM_KINDS - {"rows"}  # where variants stand beside a default metric: without heads, with contexts
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Plan:
 def applies(request: Request, kind: str) -> bool:
     """Whether a metric is measured at a kind of site: where declared, or, if requested by name, wherever possible."""
     metric = request.metric
+    if request.beside and kind not in _WITH_CONTEXTS:
+        return False
     if kind in metric.kinds:
         return True
     if not request.named or kind in _SCORES or metric.kinds <= {*_SCORES, *PAIRS}:
@@ -267,7 +270,9 @@ MOST_GROUPS = 32
 _MOST_QUEUED = 256 << 20  # bytes of rows on a device that may be queued before the host synchronises
 _SPLITS = 4  # cached at a time: sites of a batch alternate between a few indices (patches and class tokens)
 _SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # computed for all cells of a batch at once
-_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
+OF_CONTEXTS: frozenset[Any] = frozenset({Coherence, ContextPairs})  # of whole contexts, first position or not
+OF_CELLS = (Moments, Directions, Coordinates, Attention, *OF_CONTEXTS)
+_STATS: dict[str, Any] = {cls.__name__: cls for cls in OF_CELLS}
 
 
 @dataclass
@@ -380,8 +385,8 @@ class Bank:
             for (key, _), part in zip(split.cells, parts, strict=True):
                 cell = site.cells.setdefault(key, {})
                 cell[kind] = cell[kind].merge(part) if kind in cell else part
-        if Coherence in wanted:
-            _add_coherence(site, rows.x, split)
+        for kind in OF_CONTEXTS & wanted:
+            _add_contexts(kind, site, rows.x, split)
         if Sample in wanted:
             if site.sample is None:
                 site.sample = Sample(self.plan.sample_size, self.plan.seed)
@@ -467,16 +472,19 @@ def _queue_limit(device: torch.device) -> int:
     return 0 if device.type == "cpu" else _MOST_QUEUED
 
 
-def _add_coherence(site: SiteStats, x: Tensor, split: Split) -> None:
-    """The coherence of whole contexts, and of contexts without their first position."""
+def _add_contexts(kind: type, site: SiteStats, x: Tensor, split: Split) -> None:
+    """A statistic of whole contexts, and of contexts without their first position."""
     whole: dict[Cell, list[Tensor]] = {}
     for (group, part, fold), rows in split.cells:
         for name in (WHOLE, REST) if part == REST else (WHOLE,):
             whole.setdefault((group, name, fold), []).append(rows)
     for key, parts in whole.items():
         rows = torch.cat(parts)
-        cosines = context_cosines(x[rows.to(x.device)].flatten(1), split.sequence[rows])
-        site.stat(key, Coherence).update(cosines)
+        chosen, sequence = x[rows.to(x.device)], split.sequence[rows]
+        if kind is Coherence:
+            site.stat(key, kind).update(context_cosines(chosen.flatten(1), sequence))
+        else:
+            site.stat(key, kind).update(chosen, sequence)
 
 
 def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import COUNTED, FIRST, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
+from anisoscope.measurement.bank import COUNTED, FIRST, OF_CONTEXTS, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Estimate, Part, View
@@ -28,7 +28,7 @@ from anisoscope.numerics.hashing import FOLDS
 from anisoscope.option import Progress
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, variant_name
-from anisoscope.stats.directions import Coherence, Directions, Keys
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -121,7 +121,7 @@ class _Job:
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
         """(view, options) of the metrics that read spectra; none for heads, whose matrices are small."""
         for selection, request in self.tasks if not self.stats.heads else ():
-            if Moments in request.metric.needs:
+            if Moments in request.metric.given(request.options):
                 yield selection.view, request.options
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -233,7 +233,7 @@ def _view(
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for cell, kinds in stats.cells.items():
         for kind, stat in kinds.items() if is_chosen(cell) else ():
-            if kind is Coherence and cell[1] != contexts_of:
+            if kind in OF_CONTEXTS and cell[1] != contexts_of:
                 continue
             parts = folds[cell[2]].setdefault(kind, [])
             if parts and kind is Moments:  # merged now to hold one matrix; other statistics are merged when read
@@ -359,4 +359,5 @@ def row_counts(bank: Bank) -> dict[str, Any]:
 
 
 def _finite_rows(stats: SiteStats) -> int:
-    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in stats.cells.values())
+    rows = (kinds for (_, part, _), kinds in stats.cells.items() if part != WHOLE)  # whole contexts are in the others
+    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in rows)

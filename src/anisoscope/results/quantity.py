@@ -61,8 +61,13 @@ def as_equal_folds(value: float, left_out: Sequence[float], sizes: Sequence[int]
     live = [size for left, size in pairs if size > 0 and math.isfinite(left)]
     if len(live) < 2:
         return list(left_out)
-    scales = [math.sqrt((sum(live) / size - 1) / (len(live) - 1)) if size > 0 else 1.0 for _, size in pairs]
-    return [value + scale * (left - value) for (left, _), scale in zip(pairs, scales, strict=True)]
+
+    def scaled(left: float, size: int) -> float:
+        if not size > 0 or not math.isfinite(left):
+            return left
+        return value + math.sqrt((sum(live) / size - 1) / (len(live) - 1)) * (left - value)
+
+    return [scaled(left, size) for left, size in pairs]
 
 
 def _within(value: float, half: float, bounds: Bounds) -> tuple[float, float]:

@@ -193,6 +193,44 @@ class Coordinates(Sums):
 
 
 @dataclass
+class ContextPairs(Additive):
+    """What pairs of rows of the same context are to the average cosine; a context must come whole, in one update.
+
+    Notation: k_c the rows of context c that are not zero. `n` counts the rows, zero or not.
+
+    >>> rows = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]])
+    >>> found = ContextPairs().update(rows, torch.tensor([7, 7, 9]))
+    >>> round(found.inside.item(), 9), found.pairs.item()
+    (4.6, 5.0)
+    """
+
+    inside: Tensor = UNSET  # Σ_c ‖Σ_{i∈c} u‖²  [...]
+    pairs: Tensor = UNSET  # Σ_c k_c²            [...]
+
+    @classmethod
+    def split(cls, x: Tensor, context: Tensor, cell: Tensor, cells: int) -> list[Self]:
+        """The sums over the contexts of each cell; `context` [n] and `cell` [n] are those of each row."""
+        _, place = torch.unique(context, return_inverse=True)
+        number = int(place.max()) + 1
+        home = torch.zeros(number, dtype=torch.int64).scatter_(0, place, cell)  # all rows of a context are in one cell
+        counts = torch.bincount(cell, minlength=cells).tolist()
+        device = x.device if has_float64(x.device) else torch.device("cpu")
+        place, home = place.to(device), home.to(device)
+        units, directed = _zeros((number, *x.shape[1:]), place), _zeros((number, *x.shape[1:-1]), place)
+        for here, rows in _chunks(x):
+            norms = torch.linalg.vector_norm(rows, dim=-1)
+            _add_cells(directed, place[here], (norms > 0).to(rows))
+            _add_cells(units, place[here], rows.mul_(_inverse(norms)))
+        sums = [_cell_sums(home, cells, values) for values in (units.square().sum(-1), directed.square())]
+        return [cls(count, *(one[i] for one in sums)) for i, count in enumerate(counts)]
+
+    def update(self, x: Tensor, context: Tensor) -> Self:
+        if len(x):
+            self._add(self.split(x, context, torch.zeros(len(x), dtype=torch.int64), 1)[0])
+        return self
+
+
+@dataclass
 class Means(Additive):
     """Sums, and counts of values that are not NaN, of per-row quantities [n, …]; NaN values are left out.
 

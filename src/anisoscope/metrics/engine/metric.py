@@ -25,7 +25,7 @@ from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
-from anisoscope.stats.directions import Coherence, Coordinates, Directions, Sums
+from anisoscope.stats.directions import Coherence, ContextPairs, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -35,7 +35,13 @@ _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
-_BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # statistics of plain rows that are computed by fold
+_BY_FOLD = {
+    Moments,
+    Directions,
+    Coordinates,
+    ContextPairs,
+    Coherence,
+}  # statistics of plain rows that are computed by fold
 FiniteRows = tuple[Tensor, Tensor, Tensor, int]  # rows, their contexts and tokens, and the number of rows dropped
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,6 +71,7 @@ class Request:
     metric: Metric
     options: dict[str, Any] = field(default_factory=dict)
     named: bool = False
+    beside: bool = False  # a variant that stands beside a default metric
 
 
 def metric(*needs: type, batched: bool = False, **about: Any) -> Callable[[Callable[..., Any]], Metric]:
@@ -164,6 +171,9 @@ def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[i
     """One statistic for each fold that has rows."""
     if issubclass(need, Sums):
         return {j: part for j, part in enumerate(need.split(rows, fold, int(fold.max()) + 1)) if part.n}
+    if need is ContextPairs:
+        found = ContextPairs.split(rows, contexts, fold, int(fold.max()) + 1)
+        return {j: part for j, part in enumerate(found) if part.n}
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     if need is Moments:
         return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
