@@ -207,27 +207,30 @@ class ContextPairs(Additive):
     inside: Tensor = UNSET  # Σ_c ‖Σ_{i∈c} u‖²  [...]
     pairs: Tensor = UNSET  # Σ_c k_c²            [...]
 
-    @classmethod
-    def split(cls, x: Tensor, context: Tensor, cell: Tensor, cells: int) -> list[Self]:
-        """The sums over the contexts of each cell; `context` [n] and `cell` [n] are those of each row."""
-        _, place = torch.unique(context, return_inverse=True)
-        number = int(place.max()) + 1
-        home = torch.zeros(number, dtype=torch.int64).scatter_(0, place, cell)  # all rows of a context are in one cell
-        counts = torch.bincount(cell, minlength=cells).tolist()
-        device = x.device if has_float64(x.device) else torch.device("cpu")
-        place, home = place.to(device), home.to(device)
-        units, directed = _zeros((number, *x.shape[1:]), place), _zeros((number, *x.shape[1:-1]), place)
-        for here, rows in _chunks(x):
-            norms = torch.linalg.vector_norm(rows, dim=-1)
-            _add_cells(directed, place[here], (norms > 0).to(rows))
-            _add_cells(units, place[here], rows.mul_(_inverse(norms)))
-        sums = [_cell_sums(home, cells, values) for values in (units.square().sum(-1), directed.square())]
-        return [cls(count, *(one[i] for one in sums)) for i, count in enumerate(counts)]
-
     def update(self, x: Tensor, context: Tensor) -> Self:
         if len(x):
-            self._add(self.split(x, context, torch.zeros(len(x), dtype=torch.int64), 1)[0])
+            _, place = torch.unique(context.cpu(), return_inverse=True)
+            units, directed = context_units(x, place, int(place.max()) + 1)
+            home = torch.zeros(len(directed), dtype=torch.int64, device=units.device)
+            self._add(self.of_cells(units, directed, home=home, rows=[len(x)])[0])
         return self
+
+    @classmethod
+    def of_cells(cls, units: Tensor, directed: Tensor, *, home: Tensor, rows: Sequence[int]) -> list[Self]:
+        """The sums over contexts of each cell from `context_units`; `home` is the cell of each context."""
+        sums = [_cell_sums(home, len(rows), values) for values in (units.square().sum(-1), directed.square())]
+        return [cls(count, *(one[cell] for one in sums)) for cell, count in enumerate(rows)]
+
+
+def context_units(x: Tensor, place: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Σu [number, …, d], and how many rows are not zero [number, …], of rows [n, …, d] by place 0…number−1."""
+    place = place.to(x.device if has_float64(x.device) else "cpu")
+    units, directed = _zeros((number, *x.shape[1:]), place), _zeros((number, *x.shape[1:-1]), place)
+    for here, rows in _chunks(x):
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+        _add_cells(directed, place[here], (norms > 0).to(rows))
+        _add_cells(units, place[here], rows.mul_(_inverse(norms)))
+    return units, directed
 
 
 @dataclass

@@ -308,10 +308,8 @@ def _few(metric: Declaration, view: View, options: dict[str, Any]) -> str:
     """A warning where contexts are so few that what their rows share biases the value."""
     if not metric.leans or metric.given(options) != metric.needs or not 1 < view.contexts < FEW_CONTEXTS:
         return ""
-    beside = ":".join([metric.name, *(f"{key}={int(v) if v is True else v}" for key, v in metric.beside.items())])
-    return f"only {view.contexts} contexts: biased by what their rows share" + (
-        f", see {beside}" if metric.beside else ""
-    )
+    words = f"only {view.contexts} contexts: biased by what their rows share"
+    return words + "".join(f", see {key}={int(v) if v is True else v}" for key, v in metric.beside.items())
 
 
 def _join(*notes: str) -> str:

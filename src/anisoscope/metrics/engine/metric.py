@@ -171,13 +171,12 @@ def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[i
     """One statistic for each fold that has rows."""
     if issubclass(need, Sums):
         return {j: part for j, part in enumerate(need.split(rows, fold, int(fold.max()) + 1)) if part.n}
-    if need is ContextPairs:
-        found = ContextPairs.split(rows, contexts, fold, int(fold.max()) + 1)
-        return {j: part for j, part in enumerate(found) if part.n}
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     if need is Moments:
         return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
     chosen = {j: (rows[members.to(rows.device)], contexts[members]) for j, members in index.items()}
+    if need is ContextPairs:
+        return {j: ContextPairs().update(*part) for j, part in chosen.items()}
     return {j: Coherence().update(estimation.context_cosines(*part)) for j, part in chosen.items()}
 
 
