@@ -89,6 +89,7 @@ def drift(directions: Directions) -> Tensor:
     reference="ours: a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
     bounds=(0.0, 1.0),
+    leans=True,
 )
 def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
@@ -211,8 +212,8 @@ def average_cosine_centred(rows: Centred) -> Tensor:
     title="Explained by drift",
     formula="1 − A(centred) / A",
     reference="after Godey et al. 2024, arXiv:2401.12143",
-    convention="both on the same sample; at most 1, or 1 + 1/((n − 1) A) where centred rows are opposed by chance",
-    bounds=(None, 1.0),
+    convention="both on the same sample; about 1 + 1/((n − 1) A) where the mean explains all, because rows about their "
+    "own mean are opposed by chance",
     default=True,
 )
 def explained_by_drift(rows: Centred) -> Tensor:
