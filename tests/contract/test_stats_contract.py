@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anisoscope.stats.directions import Attention, Coherence, Coordinates, Directions, Keys, Means
+from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, Means
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -31,7 +31,7 @@ class Case:
     def fill(self, stat: Any, x: Tensor, number: Tensor) -> Any:
         if isinstance(stat, Sample):
             return stat.update(x, context=number // 4, position=number % 4, token=number % 3, group=number % 2)
-        return stat.update(x)
+        return stat.update(x, number) if isinstance(stat, ContextPairs) else stat.update(x)
 
 
 CASES = {
@@ -41,6 +41,8 @@ CASES = {
     "directions of heads": Case(Directions, (2, 3)),
     "coordinates": Case(Coordinates, (5,)),
     "coordinates of heads": Case(Coordinates, (2, 3)),
+    "pairs of contexts": Case(ContextPairs, (5,)),
+    "pairs of contexts of heads": Case(ContextPairs, (2, 3)),
     "keys": Case(Keys, (2, 3)),
     "means": Case(Means, (3,)),
     "attention": Case(Attention, (2, 7)),

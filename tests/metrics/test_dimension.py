@@ -28,7 +28,6 @@ from anisoscope.metrics.dimension import (
     two_nn,
     two_nn_bias,
 )
-from anisoscope.metrics.engine import estimation as evaluate
 from anisoscope.metrics.engine.folds import Neighbours
 
 ROWS = 2048
@@ -274,9 +273,3 @@ def test_near_copies_that_decide_two_nn_are_told() -> None:
     assert f"gives {robust.value:.3g}" in wrecked.note
     assert "next scale" not in anisoscope.two_nn(rows).note
     assert "next scale" not in anisoscope.two_nn(rng.normal(size=(2048, 1)) @ np.ones((1, 3))).note, "one dimension"
-
-
-def test_a_value_that_no_fold_comes_near_to_has_no_interval() -> None:
-    said = evaluate._unstable(0.30, 12.0, 12.0, 11.3, 11.8)
-    assert "11.3 to 12" in said and "no interval" in said
-    assert not evaluate._unstable(12.1, 12.0, 12.0, 11.3, 11.8) and not evaluate._unstable(0.3, 12.0, 11.0)

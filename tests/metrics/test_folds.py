@@ -1,8 +1,9 @@
-"""Leaving contexts out of a neighbour graph equals making it again without them, repeated rows and all."""
+"""Neighbour graphs without first positions, and with contexts that do not count, repeated rows and all."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ import torch
 import anisoscope
 from anisoscope.errors import TooFewRows
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine import folds as graphs
-from anisoscope.metrics.engine.folds import Graph, Neighbours
+from anisoscope.metrics.engine.folds import Graph, Neighbours, widening
 from anisoscope.numerics.hashing import fold_of
 from anisoscope.stats.sample import Sample
 
@@ -29,32 +29,19 @@ def repeated(noise: float = 0.0, *, kinds: int = 120, times: int = 4) -> Sample:
     return Sample(4096).update(rows, context=context, position=position, first=position == 0)
 
 
-def left_of(graph: Graph, *, without_first: bool = False, fold: int = -1) -> Neighbours:
-    """What is left of a graph, its rows numbered anew."""
-    left = graph.left(without_first=without_first, fold=fold)
-    if left.there is None:
-        return left
-    return Neighbours(left.distance[left.there], (left.there.cumsum(0) - 1)[left.index][left.there], left.wanted)
-
-
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.0), (3e-7, 2e-6)])
-@pytest.mark.parametrize("without_first", [False, True])
-def test_what_is_left_equals_a_new_search(noise: float, tolerance: float, without_first: bool) -> None:
+def test_what_is_left_without_first_positions_equals_a_new_search(noise: float, tolerance: float) -> None:
     sample = repeated(noise)
     graph = Graph.of(sample, wanted=2, tolerance=tolerance)
     assert graph.neighbours.duplicates > 300
-    for fold in sorted(set(graph.fold.tolist())):
-        mask = sample.fold != fold
-        if without_first:
-            mask &= ~sample.label("first").bool()
-        again, _ = Neighbours.of(sample.rows[mask], 2, tolerance=tolerance)
-        left = left_of(graph, without_first=without_first, fold=fold)
-        assert len(left) == len(again)
-        one, two = (near[usable].sort(0).values for near, usable in (left.near(2), again.near(2)))
-        assert torch.allclose(one, two, rtol=1e-5)  # another copy may stand for the row, equal but for the noise
+    again, _ = Neighbours.of(sample.rows[~sample.label("first").bool()], 2, tolerance=tolerance)
+    left = graph.left(without_first=True)
+    assert int(left.present.sum()) == len(again)
+    one, two = (near[usable].sort(0).values for near, usable in (left.near(2), again.near(2)))
+    assert torch.allclose(one, two, rtol=1e-5)  # another copy may stand for the row, equal but for the noise
 
 
-def test_a_row_goes_only_with_its_last_copy() -> None:
+def test_a_row_counts_until_its_last_copy_is_left_out() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(64, 4, generator=generator)
     context = torch.arange(64)
@@ -64,7 +51,8 @@ def test_a_row_goes_only_with_its_last_copy() -> None:
         Sample(999).update(torch.cat([rows, rows[:1]]), context=torch.cat([context, torch.tensor([other])])), wanted=2
     )
     fold = int(fold_of(torch.tensor([0]))[0])
-    assert len(left_of(twice, fold=fold)) == len(left_of(alone, fold=fold)) + 1
+    one, two = (graph.lines(without_first=False, folds=[fold]).present.sum() for graph in (alone, twice))
+    assert int(two) == int(one) + 1
 
 
 def test_many_copies_do_not_widen_the_interval() -> None:
@@ -81,8 +69,13 @@ def test_many_copies_do_not_widen_the_interval() -> None:
 # all folds at once
 
 
-def plain_value(name: str, near: np.ndarray, index: np.ndarray, option: int) -> float:
-    """The published formulas on the distances of one graph, row by row in NumPy."""
+def plain_value(name: str, graph: Neighbours, rows: torch.Tensor, option: int) -> float:
+    """The published formulas on the distances of some rows of a graph, row by row in NumPy."""
+    if name == "hubness":
+        usable = graph.distance[:, 9].isfinite().numpy()
+        counts = np.bincount(graph.index.numpy()[usable][:, :10].ravel(), minlength=len(rows))[rows.numpy()]
+        return float(np.mean(((counts - counts.mean()) / counts.std()) ** 3))
+    near = graph.distance[rows].numpy()
     if name == "two_nn":
         log_mu = np.sort(np.log(near[:, 1] / near[:, 0]))
         kept = min(math.floor(0.9 * len(log_mu)), len(log_mu) - 1)
@@ -92,10 +85,6 @@ def plain_value(name: str, near: np.ndarray, index: np.ndarray, option: int) -> 
         near = near[np.isfinite(near[:, 19])]
         inverse = [np.mean(np.log(near[:, k - 1 : k] / near[:, : k - 1]).sum(1) / (k - 1)) for k in range(10, 21)]
         return float(np.mean(1 / np.array(inverse)))
-    if name == "hubness":
-        usable = np.isfinite(near[:, 9])
-        counts = np.bincount(index[usable][:, :10].ravel(), minlength=len(near))
-        return float(np.mean(((counts - counts.mean()) / counts.std()) ** 3))
     k = option
     near = near[np.isfinite(near[:, 2 * k - 1])]
     log_mu = np.log(near[:, 2 * k - 1] / near[:, k - 1])
@@ -108,26 +97,41 @@ def plain_value(name: str, near: np.ndarray, index: np.ndarray, option: int) -> 
 
 
 @pytest.mark.parametrize("without_first", [False, True])
-@pytest.mark.parametrize("block", [2**22, 1])
-def test_lines_are_the_folds_left_out_one_by_one(
-    without_first: bool, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graphs, "_BLOCK", block)
+def test_lines_count_the_other_folds_with_the_neighbours_of_all_rows(without_first: bool) -> None:
     graph = Graph.of(repeated(kinds=300), wanted=20)
     folds = [-1, *range(8)]
+    left = graph.left(without_first=without_first)
+    lines = graph.lines(without_first=without_first, folds=folds)
+    assert lines.distance is left.distance, "nothing is searched again"
     for name, option in [("two_nn", {}), ("levina_bickel", {}), ("hubness", {}),
                          *(("gride", {"scale": k}) for k in (1, 2, 4, 8))]:  # fmt: skip
         metric = registry()[name]
         assert metric.batch is not None
-        lines = graph.lines(without_first=without_first, folds=folds)
-        assert len(lines) == (1 if block > 1 else 9)
-        values = torch.cat([metric.batch(part, **option) for part in lines]).tolist()
-        for value, fold in zip(values, folds, strict=True):
-            left = left_of(graph, without_first=without_first, fold=fold)
-            assert value == pytest.approx(metric.function(graph.left(fold=fold, without_first=without_first), **option))
-            assert value == pytest.approx(metric.function(left, **option), rel=1e-11)
-            twin = plain_value(name, left.distance.numpy(), left.index.numpy(), option.get("scale", 0))
+        values = metric.batch(lines, **option).tolist()
+        assert values[0] == pytest.approx(metric.function(left, **option), rel=1e-12)
+        for value, counted in zip(values, lines.present, strict=True):
+            twin = plain_value(name, left, counted, option.get("scale", 0))
             assert value == pytest.approx(twin, rel=1e-10)
+
+
+def test_rows_that_read_each_other_across_contexts_widen_the_interval() -> None:
+    """By the definition: every pair of rows, one context each, looked at one by one."""
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(120, 3, generator=generator, dtype=torch.float64)
+    context = torch.arange(120) // 4
+    graph = Graph.of(Sample(999).update(rows, context=context, position=torch.arange(120)), wanted=2, spare=False)
+    metric = registry()["two_nn"]
+    assert metric.contributions is not None
+    psi = metric.contributions(graph.left(), {"method": "ml"})
+    near, number = graph.neighbours.index[:, :2], graph.contexts()
+    found = widening([(psi, number, near)])
+    gaps = (psi - psi.mean()).tolist()
+    inside = sum(sum(g for g, c in zip(gaps, number.tolist(), strict=True) if c == one) ** 2 for one in range(30))
+    links = [(i, k) for i in range(120) for k in range(120)
+             if number[i] != number[k] and (k in near[i].tolist() or i in near[k].tolist())]  # fmt: skip
+    shared = sum(gaps[i] * gaps[k] for i, k in links)
+    assert found == pytest.approx(math.sqrt(1 + shared / inside + len(links) / (120 * 116)), rel=1e-12)
+    assert found > 1.02
 
 
 def test_a_line_with_too_few_rows_is_missing_and_alone_says_why() -> None:
@@ -140,10 +144,11 @@ def test_a_line_with_too_few_rows_is_missing_and_alone_says_why() -> None:
     for name in ("two_nn", "gride"):
         metric = registry()[name]
         assert metric.batch is not None
-        whole, left = metric.batch(graph.lines(without_first=False, folds=[-1, largest])[0]).tolist()
+        lines = graph.lines(without_first=False, folds=[-1, largest])
+        whole, left = metric.batch(lines).tolist()
         assert math.isfinite(whole) and math.isnan(left)
         with pytest.raises(TooFewRows, match=r"at least 32 distinct rows with [24] neighbours each, seen 30"):
-            metric.function(graph.left(fold=largest))
+            metric.function(replace(graph.left(), counted=lines.counted[1]))
 
 
 def test_lines_where_neighbours_are_all_equally_far_have_no_dimension() -> None:
@@ -152,6 +157,6 @@ def test_lines_where_neighbours_are_all_equally_far_have_no_dimension() -> None:
     for name in ("two_nn", "gride", "levina_bickel"):
         metric = registry()[name]
         assert metric.batch is not None
-        assert metric.batch(graph.lines(without_first=False, folds=[-1, 0])[0]).isnan().all()
+        assert metric.batch(graph.lines(without_first=False, folds=[-1, 0])).isnan().all()
         with pytest.raises(TooFewRows, match="equally far"):
             metric.function(graph.left())

@@ -161,3 +161,13 @@ def test_older_tables_are_read_under_the_current_names(tmp_path: Path) -> None:
     table = Table.read(tmp_path / "table.parquet")
     assert table.value(metric="gradient_cosine", variant="rows=batch") == 0.5
     assert table.value(metric="gradient_alignment") == 1.5
+
+
+def test_a_value_is_that_of_the_default_variant_unless_another_is_named() -> None:
+    rows = [{"metric": "drift", "value": 1.0, "variant": ""}, {"metric": "drift", "value": 2.0, "variant": "first=out"}]
+    table = Table.from_records(rows)
+    assert table.value(metric="drift") == 1.0 and table.value(metric="drift", first="out") == 2.0
+    with pytest.raises(LookupError, match="0 rows"):
+        table.value(metric="two_nn")
+    with pytest.raises(LookupError, match="2 rows"):
+        Table.from_records([*rows, rows[0]]).value(metric="drift")

@@ -34,6 +34,14 @@ def average_cosine(x: Array) -> float:
     return float(gram[~np.eye(n, dtype=bool)].mean())
 
 
+def average_cosine_between(x: Array, contexts: Array) -> float:
+    """The mean over all pairs of rows of different contexts, one pair at a time."""
+    u, there = unit(x), np.linalg.norm(as64(x), axis=1) > 0
+    labels = np.asarray(contexts)[there]
+    pairs = [(i, j) for i in range(len(u)) for j in range(len(u)) if labels[i] != labels[j]]
+    return float(np.mean([u[i] @ u[j] for i, j in pairs]))
+
+
 def average_cosine_centred(x: Array) -> float:
     return average_cosine(as64(x) - as64(x).mean(0))
 
@@ -112,6 +120,25 @@ def stable_rank(x: Array) -> float:
 def participation_ratio(x: Array) -> float:
     values = np.linalg.eigvalsh(np.cov(as64(x), rowvar=False).reshape(np.shape(x)[1], -1))
     return float(values.sum() ** 2 / (values**2).sum())
+
+
+def participation_ratio_clusters(x: Array, contexts: Array, *, centred: bool = True) -> float:
+    """(tr C)² / tr C², every product of expectations a mean over tuples of different contexts, one tuple at a time."""
+    x = as64(x) - as64(x).mean(0) if centred else as64(x)
+    parts = [x[contexts == c] for c in np.unique(contexts)]
+    sums, squares, sizes = [p.sum(0) for p in parts], [p.T @ p for p in parts], [len(p) for p in parts]
+
+    def mean(k: int, product: Any) -> float:
+        tuples = list(permutations(range(len(parts)), k))
+        return sum(product(*t) for t in tuples) / sum(np.prod([sizes[i] for i in t]) for t in tuples)
+
+    below = mean(2, lambda a, b: (squares[a] * squares[b]).sum())
+    above = mean(2, lambda a, b: np.trace(squares[a]) * np.trace(squares[b]))
+    if centred:
+        fours = mean(4, lambda a, b, c, d: (sums[a] @ sums[b]) * (sums[c] @ sums[d]))
+        below += fours - 2 * mean(3, lambda a, b, c: sums[a] @ squares[b] @ sums[c])
+        above += fours - 2 * mean(3, lambda a, b, c: np.trace(squares[b]) * (sums[a] @ sums[c]))
+    return float(above / below)
 
 
 def iso_score(x: Array) -> float:

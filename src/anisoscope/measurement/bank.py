@@ -28,10 +28,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.attention import PAIRS, row_sharpness
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.metrics.engine.folds import Neighbours, on_sample
-from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
+from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Attention, Coherence, Coordinates, Directions, Keys
+from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, context_units
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -40,6 +40,7 @@ ATTENTION_KINDS = (*_SELF, *vocabulary.ROTARY_KINDS, *_CROSS)
 DEFAULT_KINDS = ("embed", "resid", "stage", "stage_mean", "cls", "final", *_SELF, *_CROSS)
 COUNTED = ("embed", "resid", "stage")  # kinds with one row per position
 _SCORES = ("scores", "cross_scores")
+_WITH_CONTEXTS = STREAM_KINDS - {"rows"}  # where variants stand beside a default metric: without heads, with contexts
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Plan:
 def applies(request: Request, kind: str) -> bool:
     """Whether a metric is measured at a kind of site: where declared, or, if requested by name, wherever possible."""
     metric = request.metric
+    if request.beside and kind not in _WITH_CONTEXTS:
+        return False
     if kind in metric.kinds:
         return True
     if not request.named or kind in _SCORES or metric.kinds <= {*_SCORES, *PAIRS}:
@@ -231,8 +234,11 @@ class Split:
     contexts: Counter[tuple[str, int]]  # by (group, fold)
     group: Tensor
     fold: Tensor
+    first: Tensor  # 1 at the first position of a context
+    groups: Sequence[str]
     queries: QueryRows | None = None  # made when attention is first read
     _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
+    _whole: tuple[Tensor, Tensor, list[tuple[str, int]], Tensor] | None = None
 
     def pick(self, x: Tensor, number: int) -> Tensor:
         """The rows of one cell: a view where they are contiguous, as the rows of one context are."""
@@ -244,6 +250,20 @@ class Split:
         if at not in self._moved:
             self._moved[at] = rows.to(x.device, non_blocking=True)
         return x.index_select(0, self._moved[at])
+
+    def whole_contexts(self) -> tuple[Tensor, Tensor, list[tuple[str, int]], Tensor]:
+        """By row twice its context's number, plus 1 at a first position; by context its cell; cells, and their rows.
+
+        Cells are (group, fold) here; their rows [cells, 2] are those that are at no first position, and the others.
+        """
+        if self._whole is None:
+            contexts, number = torch.unique_consecutive(self.sequence, return_inverse=True)
+            codes, cell = torch.unique(self.group * FOLDS + self.fold, return_inverse=True)
+            home = torch.zeros(len(contexts), dtype=torch.int64).scatter_(0, number, cell)
+            rows = torch.bincount(2 * cell + self.first, minlength=2 * len(codes)).view(-1, 2)
+            cells = [(self.groups[code // FOLDS], code % FOLDS) for code in codes.tolist()]
+            self._whole = 2 * number + self.first, home, cells, rows
+        return self._whole
 
 
 def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
@@ -260,14 +280,16 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
     leads = torch.ones_like(sequence, dtype=torch.bool)
     leads[1:] = sequence[1:] != sequence[:-1]  # rows are in the order of their contexts
     contexts = Counter((groups[code // FOLDS], code % FOLDS) for code in (group * FOLDS + fold)[leads].tolist())
-    return Split(index, cells, cell, sequence, contexts, group, fold)
+    return Split(index, cells, cell, sequence, contexts, group, fold, first, groups)
 
 
 MOST_GROUPS = 32
 _MOST_QUEUED = 256 << 20  # bytes of rows on a device that may be queued before the host synchronises
 _SPLITS = 4  # cached at a time: sites of a batch alternate between a few indices (patches and class tokens)
 _SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # computed for all cells of a batch at once
-_STATS: dict[str, Any] = {cls.__name__: cls for cls in (Moments, Directions, Coordinates, Attention, Coherence)}
+OF_CONTEXTS: frozenset[Any] = frozenset({Coherence, ContextPairs})  # of whole contexts, first position or not
+OF_CELLS = (Moments, Directions, Coordinates, Attention, *OF_CONTEXTS)
+_STATS: dict[str, Any] = {cls.__name__: cls for cls in OF_CELLS}
 
 
 @dataclass
@@ -382,6 +404,8 @@ class Bank:
                 cell[kind] = cell[kind].merge(part) if kind in cell else part
         if Coherence in wanted:
             _add_coherence(site, rows.x, split)
+        if ContextPairs in wanted:
+            _add_pairs(site, rows.x, split)
         if Sample in wanted:
             if site.sample is None:
                 site.sample = Sample(self.plan.sample_size, self.plan.seed)
@@ -477,6 +501,21 @@ def _add_coherence(site: SiteStats, x: Tensor, split: Split) -> None:
         rows = torch.cat(parts)
         cosines = context_cosines(x[rows.to(x.device)].flatten(1), split.sequence[rows])
         site.stat(key, Coherence).update(cosines)
+
+
+def _add_pairs(site: SiteStats, x: Tensor, split: Split) -> None:
+    """Pairs of rows inside whole contexts, and inside contexts without their first position, of all cells at once."""
+    if not len(x):
+        return
+    place, home, cells, rows = split.whole_contexts()
+    units, directed = context_units(x, place, 2 * len(home))  # of each context the first position and the others
+    units, directed = units.unflatten(0, (-1, 2)), directed.unflatten(0, (-1, 2))
+    home = home.to(units.device, non_blocking=True)
+    for name, part, counts in ((WHOLE, slice(2), rows.sum(1)), (REST, slice(0, 1), rows[:, 0])):
+        found = ContextPairs.of_cells(units[:, part].sum(1), directed[:, part].sum(1), home=home, rows=counts.tolist())
+        for (group, fold), pairs in zip(cells, found, strict=True):
+            cell = site.cells.setdefault((group, name, fold), {})
+            cell[ContextPairs] = cell[ContextPairs].merge(pairs) if ContextPairs in cell else pairs
 
 
 def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:

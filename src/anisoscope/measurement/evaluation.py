@@ -7,6 +7,7 @@ rows (not finite, all zero) and their counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,7 +18,7 @@ import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import COUNTED, FIRST, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
+from anisoscope.measurement.bank import COUNTED, FIRST, OF_CONTEXTS, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Estimate, Part, View
@@ -27,7 +28,7 @@ from anisoscope.numerics.hashing import FOLDS
 from anisoscope.option import Progress
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, variant_name
-from anisoscope.stats.directions import Coherence, Directions, Keys
+from anisoscope.stats.directions import Directions, Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -120,7 +121,7 @@ class _Job:
     def spectra(self) -> Iterator[tuple[View, dict[str, Any]]]:
         """(view, options) of the metrics that read spectra; none for heads, whose matrices are small."""
         for selection, request in self.tasks if not self.stats.heads else ():
-            if Moments in request.metric.needs:
+            if Moments in request.metric.given(request.options):
                 yield selection.view, request.options
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -232,16 +233,18 @@ def _view(
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
     for cell, kinds in stats.cells.items():
         for kind, stat in kinds.items() if is_chosen(cell) else ():
-            if kind is Coherence and cell[1] != contexts_of:
+            if kind in OF_CONTEXTS and cell[1] != contexts_of:
                 continue
             parts = folds[cell[2]].setdefault(kind, [])
             if parts and kind is Moments:  # merged now to hold one matrix; other statistics are merged when read
                 parts[0] = parts[0].merge(stat)
             else:
                 parts.append(stat)
-    contexts = sum(count for (group, fold), count in stats.contexts.items() if is_chosen((group, REST, fold)))
+    sizes: Counter[int] = Counter()
+    for (group, fold), count in stats.contexts.items():
+        sizes[fold] += count if is_chosen((group, REST, fold)) else 0
     dropped = sum(count for cell, count in stats.bad.items() if is_chosen(cell))
-    return View(folds, sample, graphs, contexts=contexts, dropped=dropped)
+    return View(folds, sample, graphs, contexts=sizes.total(), sizes=sizes, dropped=dropped)
 
 
 @dataclass
@@ -255,7 +258,12 @@ class HeadView(View):
     @classmethod
     def of(cls, view: View, head: int, share: int) -> HeadView:
         sample = None if view.sample is None or not len(view.sample) else view.sample.head(head)
-        counts: dict[str, Any] = {"contexts": view.contexts, "dropped": view.dropped, "whole": view}
+        counts: dict[str, Any] = {
+            "contexts": view.contexts,
+            "sizes": view.sizes,
+            "dropped": view.dropped,
+            "whole": view,
+        }
         return cls(view.folds, sample, **counts, head=head, share=share)
 
     def pieces(self, need: type) -> list[Part]:
@@ -351,4 +359,5 @@ def row_counts(bank: Bank) -> dict[str, Any]:
 
 
 def _finite_rows(stats: SiteStats) -> int:
-    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in stats.cells.values())
+    rows = (kinds for (_, part, _), kinds in stats.cells.items() if part != WHOLE)  # whole contexts are in the others
+    return sum(max((stat.n for stat in kinds.values()), default=0) for kinds in rows)

@@ -1,7 +1,10 @@
 """Metrics of direction, drift and outliers.
 
 Notation: h a row, u = h/‖h‖, n rows, d dimensions, A the average cosine, m the mean of all sampled rows, m + δ their
-mean without one fold of contexts.
+mean without one fold of contexts. Over pairs of different contexts c of k_c rows, A is
+(‖Σu‖² − Σ_c ‖Σ_{i∈c} u‖²) / (n² − Σ_c k_c²): all ordered pairs, minus those inside contexts, the pairs of a row with
+itself among them. Its mean over draws of contexts is ‖E u‖² for any dependence inside contexts (of equal length, and
+nearly so otherwise), where A over all pairs leans towards the similarity inside them by about 1 / (number of contexts).
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine.folds import SampleLines, once, unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
 from anisoscope.numerics.linalg import as_float64
-from anisoscope.stats.directions import Coordinates, Directions
+from anisoscope.stats.directions import ContextPairs, Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -52,13 +55,24 @@ def _directed(directions: Directions) -> Tensor:
     title="Average cosine",
     formula="(‖Σ h/‖h‖‖² − n) / (n(n−1))",
     reference="Ethayarajh 2019, arXiv:1909.00512; closed form over all pairs",
-    convention="exact over all pairs, rows not centred; zero rows have no direction and are left out",
+    convention="exact over all pairs, rows not centred; zero rows have no direction and are left out; pairs=between "
+    "takes pairs of rows of different contexts alone, which few contexts do not bias",
     bounds=(-1.0, 1.0),
     left_out=without_direction,
+    instead={("pairs", "between"): (Directions, ContextPairs)},
+    beside={"pairs": "between"},
+    leans=True,
 )
-def average_cosine(directions: Directions) -> Tensor:
+def average_cosine(directions: Directions, same: ContextPairs | None = None, *, pairs: str = "all") -> Tensor:
     """Mean cosine similarity over all pairs of rows: 0 when directions are spread evenly, 1 in a narrow cone."""
-    return pair_cosines(directions.units, _directed(directions))
+    if pairs not in ("all", "between"):
+        raise unknown_name("choice of pairs", pairs, ("all", "between"))
+    n = _directed(directions)
+    if pairs == "all" or same is None:
+        return pair_cosines(directions.units, n)
+    apart = n * n - same.pairs
+    words = "pairs of different contexts need rows of at least 2 contexts that are not zero, seen fewer; give more"
+    return unless(apart <= 0, (directions.units.square().sum(-1) - same.inside) / apart, words)
 
 
 @_length(
@@ -75,6 +89,7 @@ def drift(directions: Directions) -> Tensor:
     reference="ours: a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
     bounds=(0.0, 1.0),
+    leans=True,
 )
 def relative_drift(directions: Directions) -> Tensor:
     """Norm of the mean row in units of the mean norm."""
@@ -197,8 +212,8 @@ def average_cosine_centred(rows: Centred) -> Tensor:
     title="Explained by drift",
     formula="1 − A(centred) / A",
     reference="after Godey et al. 2024, arXiv:2401.12143",
-    convention="both on the same sample; at most 1, or 1 + 1/((n − 1) A) where centred rows are opposed by chance",
-    bounds=(None, 1.0),
+    convention="both on the same sample; about 1 + 1/((n − 1) A) where the mean explains all, because rows about their "
+    "own mean are opposed by chance",
     default=True,
 )
 def explained_by_drift(rows: Centred) -> Tensor:

@@ -50,7 +50,8 @@ def parse_requests(names: Iterable[str] | str | None) -> list[Request]:
     for word in words:
         if word in ("default", "all"):
             chosen = (m for m in known.values() if not m.measured_by and (m.default or word == "all"))
-            requests += [Request(m) for m in chosen]
+            for m in chosen:
+                requests += [Request(m), *([Request(m, dict(m.beside), beside=True)] if m.beside else [])]
             continue
         name, _, rest = word.partition(":")
         if name not in known:
@@ -82,7 +83,8 @@ def measure_rows(
     >>> {name: round(estimate.value, 4) for name, estimate in found.items()}
     {'participation_ratio': 15.0, 'svd_ratio:centred=0': 0.0625}
     """
-    requests = [r for r in parse_requests(metrics) if r.named or is_of_rows(r.metric)]
+    given = parse_requests(metrics)
+    requests = [r for r in given if r.named or (is_of_rows(r.metric) and (contexts is not None or not r.beside))]
     if not requests:
         raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
     wanted = [(request.metric, request.options) for request in requests]

@@ -176,6 +176,17 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     return unless(~((below > 0.0) & (below < torch.inf)), above / below, _NO_DIMENSION)
 
 
+def _two_nn_contributions(graph: Neighbours, options: dict[str, Any]) -> Tensor:
+    """log μ of each row; of the slope, which does not read the largest, cut at the last one that it keeps."""
+    near, usable = graph.near(2)
+    log_mu = torch.where(usable, (near[:, 1] / near[:, 0]).log(), torch.nan)
+    if options.get("method", "slope") == "ml":
+        return log_mu
+    ordered = log_mu[usable].sort().values
+    kept = min(math.floor(options.get("keep", DEFAULT_KEEP) * len(ordered)), len(ordered) - 1)
+    return log_mu.clamp_max(float(ordered[max(0, kept - 1)]))
+
+
 @_dimension(
     title="Intrinsic dimension (TwoNN)",
     formula="slope through 0 of −log(1−F(μ)) on log μ, F(μ₍ᵢ₎) = i/N, first ⌊0.9 N⌋",
@@ -187,6 +198,7 @@ def _quotient(above: Tensor | float, below: Tensor) -> Tensor:
     default=True,
     neighbours=2,
     remark=_remarks,
+    contributions=_two_nn_contributions,
 )
 def two_nn(
     graph: Neighbours, *, method: str = "slope", keep: float = 0.9, per_context: bool = False, calibrated: bool = False
@@ -221,6 +233,21 @@ def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor
     return _quotient((x * y).sum(-1), x.square().sum(-1)), count
 
 
+def _log_ratios(near: Tensor) -> Tensor:
+    """log(rⱼ/r_k) of each row [n, k]; 0 for rows with fewer than k neighbours."""
+    return torch.where(near[:, -1:] < torch.inf, (near / near[:, -1:]).log(), 0.0)
+
+
+def _levina_bickel_contributions(graph: Neighbours, options: dict[str, Any]) -> Tensor:
+    """The mean over k of (1/(k−1)) Σ_{j<k} log(r_k/r_j) of each row."""
+    smallest, largest = options.get("smallest", 10), options.get("largest", 20)
+    near, usable = graph.near(largest)
+    logs = _log_ratios(near)
+    k = torch.arange(smallest, largest + 1, device=logs.device)
+    inverse = logs[:, smallest - 1 :] - logs.cumsum(1)[:, smallest - 2 : -1] / (k - 1)
+    return torch.where(usable, inverse.mean(1), torch.nan)
+
+
 @_dimension(
     title="Intrinsic dimension (Levina–Bickel)",
     formula="[mean over rows of (1/(k−1)) Σ_{j<k} log(r_k/r_j)]⁻¹, averaged over k = 10…20",
@@ -229,18 +256,28 @@ def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor
     + "; biased low above about 8: at 4096 rows a flat cloud of 20 dimensions gives 16.1 ± 0.1, one of 50 gives "
     "29.9 ± 0.1; less spread than TwoNN, more bias (docs/dimension.md)",
     neighbours=20,
+    contributions=_levina_bickel_contributions,
 )
 def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 20) -> Tensor:
     """Maximum-likelihood dimension from the distances to 10 to 20 neighbours: a wider scale than TwoNN."""
     if not 2 <= smallest <= largest:
         raise AnisoscopeError(f"levina_bickel has k from {smallest} to {largest}; expected 2 ≤ smallest ≤ largest")
     near, usable, count = _near(neighbours, largest)
-    logs = (near / near[..., -1:]).log_().masked_fill_(~usable.unsqueeze(-1), 0.0).sum(-2) / count.unsqueeze(-1)
+    logs = usable.double() @ _log_ratios(near) / count.unsqueeze(-1)
     # (1/(k−1)) Σ_{j<k} log(r_k/r_j) = log r_k − (1/(k−1)) Σ_{j<k} log r_j: one cumulative sum serves all k
     k = torch.arange(smallest, largest + 1, device=logs.device)
     inverse = logs[..., smallest - 1 :] - logs.cumsum(-1)[..., smallest - 2 : -1] / (k - 1)
     values = torch.where((inverse > 0.0) & inverse.isfinite(), 1.0 / inverse, torch.nan).mean(-1)
     return unless(values.isnan(), values, _NO_DIMENSION)
+
+
+def _gride_contributions(graph: Neighbours, options: dict[str, Any]) -> Tensor:
+    """The score of each row at the estimate: (k−1) log μ/(1 − μ^−δ) − (2k−1) log μ."""
+    scale = options.get("scale", 2)
+    near, usable = graph.near(2 * scale)
+    log_mu = (near[:, 2 * scale - 1] / near[:, scale - 1]).log()
+    inner = -log_mu / torch.expm1(-log_mu * gride.function(graph, scale=scale))
+    return torch.where(usable & (log_mu > 0), (scale - 1) * inner - (2 * scale - 1) * log_mu, torch.nan)
 
 
 @_dimension(
@@ -252,6 +289,7 @@ def levina_bickel(neighbours: Neighbours, *, smallest: int = 10, largest: int = 
     "rows a flat cloud of 50 dimensions gives 31.8, 30.2, 28.7 at k = 2, 4, 8 (docs/dimension.md); a dimension that "
     "falls steeply from k = 1 to 8 is noise at the smallest scale",
     neighbours=4,
+    contributions=_gride_contributions,
 )
 def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
     """Maximum-likelihood dimension from the neighbours k and 2k: the larger k, the wider the scale it looks at."""
@@ -299,14 +337,12 @@ def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
     """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""
     if k < 1:
         raise AnisoscopeError(f"hubness has k {k}; expected 1 or more")
-    _, usable, enough = _near(neighbours, k)
+    near, _, enough = _near(neighbours, k)
     there = neighbours.present
-    # one bincount for all lines: rows are numbered through all lines, and a last bin collects what does not count
-    first = torch.arange(0, there.numel(), there.shape[-1], device=there.device).view(*there.shape[:-1], 1, 1)
-    chosen = torch.where(usable.unsqueeze(-1), neighbours.index[..., :k] + first, there.numel())
-    counts = torch.bincount(chosen.flatten(), minlength=there.numel() + 1)[:-1].view(there.shape).double()
+    chosen = neighbours.index[near[:, -1] < torch.inf][:, :k]  # rows that do not count are still neighbours of others
+    counts = torch.bincount(chosen.flatten(), minlength=len(neighbours)).double()
     n = there.sum(-1).double()
-    gaps = torch.where(there, counts - (counts.sum(-1) / n).unsqueeze(-1), 0.0)
+    gaps = torch.where(there, counts - ((counts * there).sum(-1) / n).unsqueeze(-1), 0.0)
     variance = gaps.square().sum(-1) / n
     skewness = torch.where(variance > 0, gaps.pow(3).sum(-1) / n / variance.pow(1.5), 0.0)
     return torch.where(enough.isnan(), enough, skewness)

@@ -2,12 +2,25 @@
 
 Notation: σ singular values of the (centred) n×d rows, λ = σ², p = σ/Σσ. Clusters are found by k-means with K by
 silhouette, once on the sampled rows: K clusters of n_k rows, σ those of a cluster's rows about their own mean.
+
+Contexts, for the participation ratio that few of them do not bias: x rows minus the mean of all rows, so that they sum
+to 0; of context c the number n_c, S_c = Σx, Q_c = Σxxᵀ, q_c = tr Q_c, p_c = ‖S_c‖²; Q = ΣQ_c, B = Σ S_c S_cᵀ, q = tr Q,
+β = tr B; D_k the sum of n_a n_b … over k different contexts; C = M − mmᵀ the covariance, M = E[xxᵀ], m = E x. Then
+    tr C²   = tr M² − 2 mᵀMm + (mᵀm)²      (tr C)² = (tr M)² − 2 tr M mᵀm + (mᵀm)²
+and products of expectations are means over *different* contexts, which are independent whatever rows of one context
+share (U-statistics, Hoeffding 1948). Summed with Σ S_c = 0:
+    tr M²   of pairs:  (‖Q‖² − Σ‖Q_c‖²) / D₂            (tr M)²:   (q² − Σq_c²) / D₂
+    mᵀMm   of triples: (2 Σ S_cᵀQ_cS_c − tr BQ) / D₃     tr M mᵀm: (2 Σ q_c p_c − β q) / D₃
+    (mᵀm)² of fours:   (2‖B‖² − 6 Σ p_c² + β²) / D₄
+Without bias for contexts of equal length. Ours; for one row per context it is the estimator of Chen, Zhang and Zhong
+(2010) for tr C². Leaving a fold out moves the mean by δ: Q_c and S_c of x − δ follow from those of x and from Xδ.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -17,23 +30,26 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine.folds import SampleLines, once, unless
 from anisoscope.metrics.engine.metric import metric
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import largest_directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 _RIGID = ("rotation", "scale")
-_spectral = partial(metric, Moments, invariant=(*_RIGID, "shift"), batched=True)
+_spectral = partial(metric, Moments, invariant=(*_RIGID, "shift"), batched=True, leans=True)
 _portion = partial(_spectral, bounds=(0.0, 1.0))
 _rank = partial(_spectral, bounds=(1.0, None))
 _CENTRED = "rows centred on their mean (uncentred with centred=0)"
 _BATCHES = _CENTRED + "; over all rows, or with batches=1 the mean over shuffled batches of 4096 sampled rows"
 MOST_ROWS = 4096
+PRODUCT_ROWS = 2048  # rows whose products over different contexts are taken: more contexts matter, more rows hardly do
 SILHOUETTE_ROWS = 1024
 CHOICES = range(2, 11)
 FEWEST = 64  # rows
 _ITERATIONS = 25
 _POWERS = 12
 _SMALLEST = 3  # rows of a cluster that has a direction to speak of
+_LINES = (-1, *range(FOLDS))  # folds left out; −1: none
 PARTITIONS = ("clusters", "random", "none")
 Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every part [K, 1 + folds], the folds left out
 
@@ -80,15 +96,119 @@ def _participation(energies: Tensor) -> Tensor:
     return energies.sum(-1).square() / energies.square().sum(-1)
 
 
+@dataclass(frozen=True)
+class ContextRows(SampleLines):
+    """Sampled rows with their contexts, numbered from 0."""
+
+    context: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        chosen = sample if len(sample) <= PRODUCT_ROWS else sample.part(0, PRODUCT_ROWS)
+        return replace(super().of(chosen), context=torch.unique(chosen.label("context"), return_inverse=True)[1])
+
+    def participation(self, *, centred: bool) -> Tensor:
+        """(tr C)² / tr C² from products of different contexts, by line."""
+        below, above = once(self.known, centred, lambda: self._products(centred=centred))
+        lines = [_LINES.index(fold) for fold in self.left_out] if self.left_out else 0
+        words = "products of different contexts need rows that differ, of at least 4 contexts, seen fewer; give more"
+        return unless(~(below[lines] > 0), above[lines] / below[lines], words)
+
+    def _products(self, *, centred: bool) -> tuple[Tensor, Tensor]:
+        """tr C² and (tr C)² of all rows and without each fold [1 + FOLDS]; NaN with too few contexts."""
+        x = self.rows - self.rows.mean(0) if centred else self.rows
+        if bool(x.square().sum() <= 1e-28 * self.rows.square().sum()):  # equal rows: nothing but rounding is left
+            return x.new_zeros(len(_LINES)).cpu(), x.new_zeros(len(_LINES)).cpu()
+        at, number = self.context.to(x.device), int(self.context.max()) + 1
+        home = torch.zeros(number, dtype=torch.int64).scatter_(0, self.context, self.fold)  # the fold of each context
+        w = (home != torch.tensor(_LINES).unsqueeze(1)).to(x)  # [L, contexts]
+        sizes = torch.bincount(at, minlength=number).to(x)
+        S = x.new_zeros(number, x.shape[1]).index_add_(0, at, x)
+        shift = w @ S / (w @ sizes).clamp_min(1.0).unsqueeze(1) if centred else x.new_zeros(len(w), x.shape[1])  # δ
+        q, p, inner, squares = _of_contexts(x, S, at=at, shift=shift)
+        norms = []
+        for line, (Q, B) in enumerate(self._grams(x, S, home=home)):
+            mean, weights = shift[line], w[line] * sizes
+            cross, around = torch.outer(weights @ S, mean), torch.outer(mean, mean)
+            Q = Q - weights.sum() * around
+            B = B - cross - cross.T + weights @ sizes * around
+            norms.append(torch.stack([Q.square().sum(), B.square().sum(), (B * Q).sum()]))
+        of_q, of_b, product = torch.stack(norms, 1)
+        D2, D3, D4 = _different(w, sizes)
+        total, spread = (w * q).sum(1), (w * p).sum(1)
+        second, first = (of_q - (w * squares).sum(1)) / D2, (total.square() - (w * q.square()).sum(1)) / D2
+        if centred:
+            fours = (2 * of_b - 6 * (w * p.square()).sum(1) + spread.square()) / D4
+            second = second - 2 * (2 * (w * inner).sum(1) - product) / D3 + fours
+            first = first - 2 * (2 * (w * q * p).sum(1) - spread * total) / D3 + fours
+        return second.cpu(), first.cpu()
+
+    def _grams(self, x: Tensor, S: Tensor, *, home: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Q and B about 0 of each line; one line at a time, because they are wide."""
+        Q, B = x.T @ x, S.T @ S
+        yield Q, B
+        for fold in range(FOLDS):
+            rows, sums = x[(self.fold == fold).to(x.device)], S[(home == fold).to(x.device)]
+            yield Q - rows.T @ rows, B - sums.T @ sums
+
+
+def _of_contexts(x: Tensor, S: Tensor, *, at: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+    """q_c, p_c, S_cᵀQ_cS_c and ‖Q_c‖² of rows minus δ [L, d], by line and context [L, contexts]."""
+    sizes = torch.bincount(at, minlength=len(S)).to(x)
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(len(shift), len(S)).index_add_(1, at, values)
+
+    along, s = shift @ x.T, shift.square().sum(1, keepdim=True)  # xδ [L, n], ‖δ‖² [L, 1]
+    g, p0 = (x * S[at]).sum(1), S.square().sum(1)  # g: the row sums of XXᵀ, whose squared norm is that of Q_c
+    a, q0 = summed(along), summed(x.square().sum(1).expand(len(shift), -1))
+    row = g - sizes[at] * along - a[:, at] + s * sizes[at]
+    squares = (
+        _gram_squares(x, at, sizes=sizes) - 4 * summed(g * along) + 2 * s * p0 + 2 * sizes * summed(along.square())
+    )
+    squares = squares + 2 * a.square() - 4 * s * sizes * a + (s * sizes).square()
+    return q0 - 2 * a + sizes * s, p0 - 2 * sizes * a + sizes.square() * s, summed(row.square()), squares
+
+
+def _gram_squares(x: Tensor, at: Tensor, *, sizes: Tensor) -> Tensor:
+    """‖Q_c‖² of each context: the squared norm of XᵀX or XXᵀ, whichever is smaller; contexts of a size at once."""
+    counts = sizes.long()
+    order, starts, out = at.argsort(stable=True), counts.cumsum(0) - counts, torch.zeros_like(sizes)
+    for size in counts.unique().tolist():
+        mine = (counts == size).nonzero().squeeze(1)
+        part = x[order[starts[mine].unsqueeze(1) + torch.arange(size, device=x.device)]]  # [contexts, size, d]
+        gram = part @ part.mT if size < x.shape[1] else part.mT @ part
+        out[mine] = gram.square().sum((1, 2))
+    return out
+
+
+def _different(w: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """D₂, D₃, D₄ by line, from sums of powers (Newton's identities); NaN with fewer contexts."""
+    s1, s2, s3, s4 = (w @ sizes.pow(k) for k in (1, 2, 3, 4))
+    found = s1**2 - s2, s1**3 - 3 * s1 * s2 + 2 * s3, s1**4 - 6 * s1**2 * s2 + 3 * s2**2 + 8 * s1 * s3 - 6 * s4
+    enough = (w.sum(1) >= k for k in (2, 3, 4))
+    return tuple(torch.where(there, one, torch.nan) for there, one in zip(enough, found, strict=True))  # type: ignore[return-value]
+
+
 @_rank(
     title="Participation ratio",
     formula="(Σλ)² / Σλ²",
     reference="Gao et al. 2017, bioRxiv 214262",
-    convention=_CENTRED + "; corrected=1 removes the bias of a Gaussian sample of n rows",
+    convention=_CENTRED
+    + "; corrected=1 removes the bias of a Gaussian sample of n rows; clusters=1 that of few contexts, whose rows are "
+    "alike: (tr C)² / tr C² from products of different contexts, on 2048 sampled rows",
     default=True,
+    instead={("clusters", True): (ContextRows,)},
+    beside={"clusters": True},
 )
-def participation_ratio(moments: Moments, *, centred: bool = True, corrected: bool = False) -> Tensor:
+def participation_ratio(
+    moments: Moments | ContextRows, *, centred: bool = True, corrected: bool = False, clusters: bool = False
+) -> Tensor:
     """Number of directions that share the variance: d for a round cloud, 1 for a line."""
+    if isinstance(moments, ContextRows):
+        if corrected:
+            raise AnisoscopeError("participation_ratio has corrected=1 and clusters=1; expected one, drop the other")
+        return moments.participation(centred=centred)
     energies = _energies(moments, centred=centred)
     if not corrected:
         return _participation(energies)

@@ -18,7 +18,7 @@ from anisoscope.capture.objective import Classes, Objective, PositionClasses
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.proxy import StepRows
 
@@ -57,9 +57,10 @@ def loss_columns(total: float, tokens: int, parts: Iterable[ByContext]) -> Recor
     rest = (sums.sum() - sums) / (numbers.sum() - numbers)
     rest = rest + value - float(losses.sum()) / tokens  # a model's own loss differs from that of its logits by rounding
     replicates = rest.masked_fill(numbers == 0, math.nan).tolist()  # an empty fold must not narrow an interval
+    present = contexts[counts > 0].unique()
+    replicates = as_equal_folds(value, replicates, torch.bincount(fold_of(present), minlength=FOLDS).tolist())
     low, high = jackknife(value, replicates, bounds=(0.0, None))
-    present = int(contexts[counts > 0].unique().numel())
-    return columns | {"low": low, "high": high, "replicates": replicates, "contexts": present}
+    return columns | {"low": low, "high": high, "replicates": replicates, "contexts": len(present)}
 
 
 def constant_columns(

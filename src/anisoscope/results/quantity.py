@@ -4,6 +4,13 @@ Notation
     θ      a number measured on all contexts
     θ₍ⱼ₎   the same without context fold j, j = 1 … 8; NaN where fold j holds no context of θ
     G      number of live folds: those whose θ₍ⱼ₎ is a number, in all terms of a combined number
+    mⱼ     contexts of fold j, m their number in all live folds
+    rⱼ     what is kept as the leave-one-fold-out value: θ + √((m/mⱼ − 1)/(G − 1)) (θ₍ⱼ₎ − θ), which is θ₍ⱼ₎ where folds
+           are equal
+Folds are made by the hash of a context, which is known when it arrives, so they are not of equal size. The jackknife
+for unequal groups (Busing, Meijer and van der Leeden 1999) has the variance (1/G) Σ (m/mⱼ − 1) (θ₍ⱼ₎ − θ)²; on rⱼ the
+plain formula (G−1)/G Σ (rⱼ − r̄)² gives it (r̄ in place of θ costs under 1 % of it at 16 contexts). So every reader of
+the kept values uses the plain formula, and below θ₍ⱼ₎ means rⱼ. The factors depend on the contexts alone.
 The folds are the same contexts at every layer, step and proxy of a run. So the mean over layers of θ has the
 leave-one-fold-out values mean(θ₍ⱼ₎), and a difference θ − φ has θ₍ⱼ₎ − φ₍ⱼ₎: whatever the dependence between layers is,
 the jackknife of the combined number contains it. A fold is live for a combined number where it is for all its terms;
@@ -40,6 +47,27 @@ def jackknife(value: float, replicates: Sequence[float], *, bounds: Bounds) -> t
     if len(finite) < 2 or not math.isfinite(value):
         return math.nan, math.nan
     return _within(value, _T95[min(len(finite) - 1, len(_T95)) - 1] * _error(finite), bounds)
+
+
+def as_equal_folds(value: float, left_out: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """rⱼ: leave-one-fold-out values of folds with these numbers of contexts, as if the folds were equal.
+
+    >>> as_equal_folds(2.0, [2.5, 1.0], [3, 3])
+    [2.5, 1.0]
+    >>> as_equal_folds(0.0, [1.0, 1.0, 1.0], [9, 1, 1])[1]  # what a small fold changes counts for more
+    2.23606797749979
+    """
+    pairs = list(zip(left_out, sizes, strict=True))
+    live = [size for left, size in pairs if size > 0 and math.isfinite(left)]
+    if len(live) < 2:
+        return list(left_out)
+
+    def scaled(left: float, size: int) -> float:
+        if not size > 0 or not math.isfinite(left):
+            return left
+        return value + math.sqrt((sum(live) / size - 1) / (len(live) - 1)) * (left - value)
+
+    return [scaled(left, size) for left, size in pairs]
 
 
 def _within(value: float, half: float, bounds: Bounds) -> tuple[float, float]:

@@ -138,8 +138,10 @@ class Table:
         return Table(arrow, {**self.about, "models": entries} if entries else self.about)
 
     def value(self, **fields: Any) -> float:
-        """The value of the single row that matches; an error when there is none or more than one."""
+        """The value of the single row that matches, or of the one in its metric's default variant; else an error."""
         found = self.where(**fields)
+        if len(found) > 1 and "variant" not in fields:
+            found = found.where(variant="")
         if len(found) != 1:
             raise LookupError(f"{len(found)} rows match {fields}, expected exactly one")
         return float(found.arrow["value"][0].as_py())

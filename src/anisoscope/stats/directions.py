@@ -193,6 +193,47 @@ class Coordinates(Sums):
 
 
 @dataclass
+class ContextPairs(Additive):
+    """What pairs of rows of the same context are to the average cosine; a context must come whole, in one update.
+
+    Notation: k_c the rows of context c that are not zero. `n` counts the rows, zero or not.
+
+    >>> rows = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]])
+    >>> found = ContextPairs().update(rows, torch.tensor([7, 7, 9]))
+    >>> round(found.inside.item(), 9), found.pairs.item()
+    (4.6, 5.0)
+    """
+
+    inside: Tensor = UNSET  # Σ_c ‖Σ_{i∈c} u‖²  [...]
+    pairs: Tensor = UNSET  # Σ_c k_c²            [...]
+
+    def update(self, x: Tensor, context: Tensor) -> Self:
+        if len(x):
+            _, place = torch.unique(context.cpu(), return_inverse=True)
+            units, directed = context_units(x, place, int(place.max()) + 1)
+            home = torch.zeros(len(directed), dtype=torch.int64, device=units.device)
+            self._add(self.of_cells(units, directed, home=home, rows=[len(x)])[0])
+        return self
+
+    @classmethod
+    def of_cells(cls, units: Tensor, directed: Tensor, *, home: Tensor, rows: Sequence[int]) -> list[Self]:
+        """The sums over contexts of each cell from `context_units`; `home` is the cell of each context."""
+        sums = [_cell_sums(home, len(rows), values) for values in (units.square().sum(-1), directed.square())]
+        return [cls(count, *(one[cell] for one in sums)) for cell, count in enumerate(rows)]
+
+
+def context_units(x: Tensor, place: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Σu [number, …, d], and how many rows are not zero [number, …], of rows [n, …, d] by place 0…number−1."""
+    place = place.to(x.device if has_float64(x.device) else "cpu")
+    units, directed = _zeros((number, *x.shape[1:]), place), _zeros((number, *x.shape[1:-1]), place)
+    for here, rows in _chunks(x):
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+        _add_cells(directed, place[here], (norms > 0).to(rows))
+        _add_cells(units, place[here], rows.mul_(_inverse(norms)))
+    return units, directed
+
+
+@dataclass
 class Means(Additive):
     """Sums, and counts of values that are not NaN, of per-row quantities [n, …]; NaN values are left out.
 

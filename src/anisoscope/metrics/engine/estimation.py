@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from anisoscope.metrics.engine import folds
 from anisoscope.metrics.engine.folds import Graph, Neighbours, Part, SampleLines, on_sample, once
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.stats.directions import Keys
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
-_STARVED = 0.2  # largest share of rows that may lack neighbours when a fold is left out
+FEW_CONTEXTS = 32  # below, intervals of values that lean contain the population's value in 75 to 87 of 100 cases
 _WIDE = 128  # columns from which a spectrum is worth a thread
 Bounds = tuple[float | None, float | None]
 Remark = Callable[[float, int, dict[str, Any], list[Neighbours]], str]  # value, rows of one batch, options, graphs
@@ -75,13 +74,17 @@ class Declaration:
     invariant: frozenset[str] = frozenset()
     bounds: Bounds = (None, None)
     needs: tuple[type, ...] = ()
+    instead: Mapping[tuple[str, Any], tuple[type, ...]] = field(default_factory=dict)  # needs with a value of an option
     default: bool = False
+    beside: Mapping[str, Any] = field(default_factory=dict)  # options of a variant measured beside it by default
     kinds: frozenset[str] = frozenset()  # kinds of sites where it is measured unless it is requested by name
     options: dict[str, Any] = field(default_factory=dict)
     neighbours: int = 0  # number of nearest neighbours it reads
     remark: Remark | None = None  # text for the note of an estimate, such as its bias
     batch: Callable[..., Tensor] | None = None  # the function for statistics with leading dimensions; NaN if undefined
     left_out: Callable[[Any, dict[str, Any]], Tensor] | None = None  # counts rows of its first statistic it cannot use
+    leans: bool = False  # whether few contexts bias it, unless an option takes other statistics instead
+    contributions: Callable[[Neighbours, dict[str, Any]], Tensor] | None = None  # of rows to an estimate of neighbours
     measured_by: tuple[str, ...] = ()  # commands that measure it, if it is not a function of statistics
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -91,9 +94,15 @@ class Declaration:
                 raise unknown_name(f"option of {self.name}", key, self.options)
         return {key: _cast(value, self.options[key], f"{self.name}:{key}") for key, value in options.items()}
 
+    def given(self, options: dict[str, Any]) -> tuple[type, ...]:
+        """The statistics that its function is given with these options."""
+        chosen = {**self.options, **options}
+        return next((needs for (key, value), needs in self.instead.items() if chosen.get(key) == value), self.needs)
+
     def reads(self, options: dict[str, Any]) -> tuple[type, ...]:
         """The statistics it needs with these options; with batches, also the sample they are drawn from."""
-        return (*self.needs, Sample) if options.get("batches") and Sample not in self.needs else self.needs
+        needs = self.given(options)
+        return (*needs, Sample) if options.get("batches") and Sample not in needs else needs
 
     def variant(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options that differ from the defaults."""
@@ -128,6 +137,7 @@ class View:
     graphs: Callable[[int], list[Graph]] | None = None  # wanted neighbours -> graphs
     without_first: bool = False
     contexts: int = 0
+    sizes: Mapping[int, int] = field(default_factory=dict)  # contexts of each fold; {}: folds of equal size
     dropped: int = 0
     interval: bool = True  # False: no replicates are computed
     _known: dict[Any, Any] = field(default_factory=dict)
@@ -187,16 +197,17 @@ def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estima
         return _evaluate_graphs(metric, view, options)
     if options.get("batches"):
         return _evaluate_batches(metric, view, options)
-    if _is_empty(metric, view):
+    if _is_empty(metric, view, options):
         raise _no_rows(metric, view)
-    values, lead = _all_lines(metric, view, options), view.stat(metric.needs[0])
+    values, lead = _all_lines(metric, view, options), view.stat(metric.given(options)[0])
     left_out = 0 if metric.left_out is None else int(metric.left_out(lead, options))
     seen = len(lead) if isinstance(lead, Sample) else lead.n
-    return _estimate(view, values, bounds=metric.bounds, n=seen - left_out, left_out=left_out, note=_note(lead))
+    note = _join(_note(lead), _few(metric, view, options))
+    return _estimate(view, values, bounds=metric.bounds, n=seen - left_out, left_out=left_out, note=note)
 
 
-def _is_empty(metric: Declaration, view: View) -> bool:
-    return any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.needs))
+def _is_empty(metric: Declaration, view: View, options: dict[str, Any]) -> bool:
+    return any(not len(s) if isinstance(s, Sample) else not s.n for s in map(view.stat, metric.given(options)))
 
 
 def _no_rows(metric: Declaration, view: View) -> TooFewRows:
@@ -205,17 +216,18 @@ def _no_rows(metric: Declaration, view: View) -> TooFewRows:
 
 def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
     """The value, and the replicate without each fold if there are several folds."""
+    needs = metric.given(options)
     if metric.batch is not None:
-        find_spectra([(view, {**options, "batches": False})] if Moments in metric.needs else [])
-        found: list[float] = metric.batch(*map(view.lines, metric.needs), **options).tolist()
+        find_spectra([(view, {**options, "batches": False})] if Moments in needs else [])
+        found: list[float] = metric.batch(*map(view.lines, needs), **options).tolist()
         if math.isnan(found[0]):
-            metric.function(*map(view.stat, metric.needs), **options)  # raises the error that explains the NaN
+            metric.function(*map(view.stat, needs), **options)  # raises the error that explains the NaN
         return found
     present = view.present()
-    found = [metric.function(*map(view.stat, metric.needs), **options)]
+    found = [metric.function(*map(view.stat, needs), **options)]
     for j in present if len(present) > 1 else []:
         try:
-            found.append(metric.function(*(view.stat(need, without=j) for need in metric.needs), **options))
+            found.append(metric.function(*(view.stat(need, without=j) for need in needs), **options))
         except TooFewRows:
             found.append(math.nan)
     return found
@@ -223,7 +235,7 @@ def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list
 
 def by_head(metric: Declaration, options: dict[str, Any]) -> bool:
     """Whether all heads of a site can be evaluated in one batch."""
-    return metric.batch is not None and not options.get("batches") and not any(map(on_sample, metric.needs))
+    return metric.batch is not None and not options.get("batches") and not any(map(on_sample, metric.given(options)))
 
 
 def evaluate_heads(
@@ -231,15 +243,16 @@ def evaluate_heads(
 ) -> list[Estimate]:
     """An estimate for each head, or NaN with a note that says why; `share` query heads share one key head."""
     assert metric.batch is not None
-    if _is_empty(metric, view):
+    if _is_empty(metric, view, options):
         return [missing_estimate(view, _no_rows(metric, view))] * heads
-    shares = [share if need is Keys else 1 for need in metric.needs]
-    stats = [_spread(view.lines(need), times) for need, times in zip(metric.needs, shares, strict=True)]
+    needs = metric.given(options)
+    shares = [share if need is Keys else 1 for need in needs]
+    stats = [_spread(view.lines(need), times) for need, times in zip(needs, shares, strict=True)]
     values = metric.batch(*stats, **options).T.tolist()
-    whole = [view.stat(need) for need in metric.needs]
+    whole = [view.stat(need) for need in needs]
     left_out = torch.zeros(()) if metric.left_out is None else metric.left_out(whole[0], options)
     found = []
-    about: dict[str, Any] = {"bounds": metric.bounds, "note": _note(whole[0])}
+    about: dict[str, Any] = {"bounds": metric.bounds, "note": _join(_note(whole[0]), _few(metric, view, options))}
     for head, (lines, gone) in enumerate(zip(values, map(int, left_out.expand(heads).tolist()), strict=True)):
         try:
             if math.isnan(lines[0]):
@@ -263,9 +276,23 @@ def missing_estimate(view: View, error: TooFewRows) -> Estimate:
     return _estimate(view, [math.nan], bounds=None, left_out=0, note=str(error))
 
 
-def _estimate(view: View, values: list[float], *, bounds: Bounds | None, left_out: int, **about: Any) -> Estimate:
-    """The estimate from a value and its replicates (no interval if `bounds` is None); `left_out` rows were not used."""
+def _estimate(
+    view: View,
+    values: list[float],
+    *,
+    bounds: Bounds | None,
+    left_out: int,
+    folds: Sequence[int] | None = None,
+    **about: Any,
+) -> Estimate:
+    """The estimate from a value and what is left without each fold (no interval if `bounds` is None).
+
+    `left_out` rows were not used; `folds` are those left out, if they are not those of the view.
+    """
     value, *replicates = values
+    folds = view.present() if folds is None else folds
+    if view.sizes and len(folds) == len(replicates):
+        replicates = as_equal_folds(value, replicates, [view.sizes.get(fold, 0) for fold in folds])
     low, high = (math.nan, math.nan) if bounds is None else jackknife(value, replicates, bounds=bounds)
     about |= {"contexts": view.contexts, "dropped": view.dropped + left_out}
     return Estimate(value, low, high, replicates=tuple(replicates), **about)
@@ -275,6 +302,18 @@ def _note(lead: Any) -> str:
     if isinstance(lead, Moments) and lead.n <= lead.width:
         return f"{lead.n} rows in {lead.width} dimensions: the spectrum is limited by the rows"
     return ""
+
+
+def _few(metric: Declaration, view: View, options: dict[str, Any]) -> str:
+    """A warning where contexts are so few that what their rows share biases the value."""
+    if not metric.leans or metric.given(options) != metric.needs or not 1 < view.contexts < FEW_CONTEXTS:
+        return ""
+    words = f"only {view.contexts} contexts: biased by what their rows share"
+    return words + "".join(f", see {key}={int(v) if v is True else v}" for key, v in metric.beside.items())
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
@@ -287,7 +326,8 @@ def _evaluate_batches(metric: Declaration, view: View, options: dict[str, Any]) 
         raise _no_rows(metric, view)
     find_spectra([(view, options)] if Moments in metric.needs else [])
     values = [_all_lines(metric, part, options)[0] for part in parts]
-    note = "; ".join(filter(None, [f"mean over {len(parts)} batches", _note(parts[0].stat(metric.needs[0]))]))
+    about = _note(parts[0].stat(metric.needs[0]))
+    note = _join(f"mean over {len(parts)} batches", about, _few(metric, view, options))
     n, mean = sum(len(part.stat(Sample)) for part in parts), sum(values) / len(values)
     return _estimate(view, [mean], bounds=None, n=n, left_out=0, sd=_sd(values), note=note)
 
@@ -328,50 +368,33 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
     if not graphs:
         raise TooFewRows(f"{metric.name} needs rows, seen none; give more tokens")
     present = torch.cat([g.fold for g in graphs]).unique().tolist() if view.interval else []
-    lines = [g.lines(without_first=rest, folds=[-1, *(present if len(present) > 1 else [])]) for g in graphs]
+    present = present if len(present) > 1 else []
     assert metric.batch is not None
-    found = [torch.cat([metric.batch(part, **options) for part in parts]).tolist() for parts in lines]
-    for graph, values in zip(graphs, found, strict=True):
+    lines = [g.lines(without_first=rest, folds=[-1, *present]) for g in graphs]
+    found = [metric.batch(part, **options).tolist() for part in lines]
+    whole = [g.left(without_first=rest) for g in graphs]
+    for graph, values in zip(whole, found, strict=True):
         if math.isnan(values[0]):
-            metric.function(graph.left(without_first=rest), **options)  # raises the error that explains the NaN
-    averages = [sum(line) / len(line) for line in zip(*found, strict=True)]
-    warning = _unstable(*averages) or (_starved(lines, read) if len(present) > 1 else "")
+            metric.function(graph, **options)  # raises the error that explains the NaN
+    value, *left = [sum(line) / len(line) for line in zip(*found, strict=True)]
+    if left and metric.contributions is not None:
+        parts = [_contributions(metric, options, graph, of) for graph, of in zip(whole, graphs, strict=True)]
+        wider = folds.widening([(psi, contexts, index[:, :read]) for psi, contexts, index in parts])
+        left = [value + wider * (replicate - value) for replicate in left]
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
-    notes = [f"{duplicates} duplicates removed" if duplicates else "", warning]
+    notes = [f"{duplicates} duplicates removed" if duplicates else ""]
     if metric.remark is not None:
-        whole = [g.left(without_first=rest) for g in graphs]
-        notes.append(metric.remark(averages[0], used // len(graphs), options, whole))
-    about: dict[str, Any] = {"note": "; ".join(filter(None, notes)), "sd": _sd([value for value, *_ in found])}
-    bounds = None if warning else metric.bounds
-    return _estimate(view, averages, bounds=bounds, n=used, left_out=duplicates, **about)
+        notes.append(metric.remark(value, used // len(graphs), options, whole))
+    about: dict[str, Any] = {"note": _join(*notes), "sd": _sd([value for value, *_ in found])}
+    return _estimate(view, [value, *left], bounds=metric.bounds, folds=present, n=used, left_out=duplicates, **about)
 
 
-def _starved(lines: list[list[Neighbours]], read: int) -> str:
-    """A warning if leaving out one (very large) fold leaves many rows with too few neighbours; else "".
-
-    A graph holds spare neighbours, which suffice for folds of about equal size.
-    """
-    most = 0.0
-    for part in chain.from_iterable(lines):
-        lacking = (part.present & ~part.near(read)[1]).sum(-1)
-        most = max(most, float((lacking / part.present.sum(-1).clamp_min(1)).max()))
-    lack = f"{most:.0%} of the rows lack neighbours; give contexts of like size"
-    return "" if most <= _STARVED else f"no interval: without one fold of contexts {lack}"
-
-
-def _unstable(value: float, *replicates: float) -> str:
-    """A warning if the value is far outside the range of its replicates; else "".
-
-    Near-duplicate rows do that to TwoNN: once a tenth of the rows have one, their huge r₂/r₁ are no longer cut off.
-    """
-    live = [r for r in replicates if math.isfinite(r)]
-    if len(live) < 3:
-        return ""
-    least, most = min(live), max(live)
-    if max(least - value, value - most) <= max(most - least, 0.25 * abs(value)):
-        return ""
-    ends = f"{least:.3g} to {most:.3g}"
-    return f"unstable: leaving out any fold of contexts gives {ends}, so there is no interval; look at gride"
+def _contributions(
+    metric: Declaration, options: dict[str, Any], graph: Neighbours, of: Graph
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each distinct row of a batch contributes, its context, and its neighbours, on the host."""
+    assert metric.contributions is not None
+    return metric.contributions(graph, options).cpu(), of.contexts(), graph.index.cpu()
 
 
 def context_cosines(x: Tensor, context: Tensor) -> Tensor:

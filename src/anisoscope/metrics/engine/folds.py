@@ -23,7 +23,6 @@ from anisoscope.stats.sample import Sample
 Part = tuple[int, Any]  # fold, statistic
 _READ = 4  # neighbours that the warning in the note of TwoNN reads
 _ROUNDS = 8  # rounds of removing near-duplicates; each finds at most as many per row as it has neighbours
-_BLOCK = 2**22  # distances per batch of lines
 
 
 def unless(bad: Tensor, value: Tensor, why: str | Callable[[], str]) -> Tensor:
@@ -141,7 +140,7 @@ def on_sample(need: type) -> bool:
 
 
 def spared(wanted: int) -> int:
-    """Neighbours stored for a metric that reads `wanted`: enough in most cases when a fold is left out.
+    """Neighbours stored for a metric that reads `wanted`: enough in most cases without the first positions.
 
     >>> spared(2), spared(20)
     (9, 36)
@@ -153,15 +152,17 @@ def spared(wanted: int) -> int:
 class Neighbours:
     """The nearest-neighbour graph of distinct rows, distances ascending.
 
-    `wanted` is the number of neighbours that metrics read; the graph stores a few more, so that rows can be left out. A
-    leading dimension, if any, are lines: the same rows with some left out, which are at infinite distance.
+    `wanted` is the number of neighbours that metrics read; the graph stores a few more, so that rows can be taken out.
+    A row that is taken out is nobody's neighbour. A row that is not *counted* is still a neighbour of others; lines are
+    the same graph with other rows counted.
     """
 
-    distance: Tensor  # [..., n, k] float64
-    index: Tensor  # [..., n, k]
+    distance: Tensor  # [n, k] float64
+    index: Tensor  # [n, k]
     wanted: int
     duplicates: int = 0  # rows removed as duplicates
-    there: Tensor | None = None  # [..., n] whether a row was not left out; None if none was
+    there: Tensor | None = None  # [n] whether a row was not taken out; None if none was
+    counted: Tensor | None = None  # [lines, n] whether a row counts; None without lines
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -198,27 +199,26 @@ class Neighbours:
 
     @property
     def present(self) -> Tensor:
-        """Whether each row [..., n] was not left out."""
-        if self.there is not None:
-            return self.there
-        return torch.ones(self.index.shape[:-1], dtype=torch.bool, device=self.index.device)
+        """Whether each row [n], or each row of a line [lines, n], is there and counts."""
+        there = torch.ones(len(self), dtype=torch.bool, device=self.index.device) if self.there is None else self.there
+        return there if self.counted is None else there & self.counted
 
     def near(self, k: int) -> tuple[Tensor, Tensor]:
-        """Distances to the k nearest [..., n, k], and whether a row has that many [..., n]."""
-        near = self.distance[..., :k]
-        if near.shape[-1] < k:
-            near = torch.nn.functional.pad(near, (0, k - near.shape[-1]), value=torch.inf)
-        return near, near[..., -1] < torch.inf
+        """Distances to the k nearest [n, k], infinite where there are fewer; which rows have k and count [..., n]."""
+        near = self.distance[:, :k]
+        if near.shape[1] < k:
+            near = torch.nn.functional.pad(near, (0, k - near.shape[1]), value=torch.inf)
+        return near, (near[:, -1] < torch.inf) & self.present
 
-    def lines(self, there: Tensor) -> Neighbours:
-        """The graph of the rows to keep by a mask [n], or by each line of a mask [lines, n]; indices stay."""
-        left = there[..., self.index].logical_and_(there.unsqueeze(-1))
+    def without(self, there: Tensor) -> Neighbours:
+        """The graph of the rows to keep by a mask [n]; indices stay, rows taken out are at infinite distance."""
+        left = there[self.index].logical_and_(there.unsqueeze(-1))
         # the new column of each neighbour that is kept; an extra last column collects the others
         place = left.cumsum(-1).sub_(1).masked_fill_(left.logical_not_(), self.wanted).clamp_max_(self.wanted)
-        shape = (*left.shape[:-1], self.wanted + 1)
-        distance = self.distance.new_full(shape, torch.inf).scatter_(-1, place, self.distance.expand(left.shape))
-        index = self.index.new_zeros(shape).scatter_(-1, place, self.index.expand(left.shape))
-        return Neighbours(distance[..., : self.wanted], index[..., : self.wanted], self.wanted, there=there)
+        shape = (len(left), self.wanted + 1)
+        distance = self.distance.new_full(shape, torch.inf).scatter_(-1, place, self.distance)
+        index = self.index.new_zeros(shape).scatter_(-1, place, self.index)
+        return Neighbours(distance[:, : self.wanted], index[:, : self.wanted], self.wanted, there=there)
 
     def cut(self, wanted: int) -> Neighbours:
         """The graph that a search for fewer neighbours would give."""
@@ -228,41 +228,56 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Graph:
-    """One batch's neighbour graph of its distinct rows, with the folds and first-position flags of all copies."""
+    """One batch's neighbour graph of its distinct rows, with the labels of all copies."""
 
     neighbours: Neighbours
     stands: Tensor  # for every row of the batch, the index of the distinct row that represents it
     fold: Tensor
     first: Tensor
-    _lines: dict[Any, list[Neighbours]] = field(default_factory=dict, repr=False)
+    context: Tensor
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sample: Sample, *, wanted: int, tolerance: float = 0.0, spare: bool = True) -> Graph:
         neighbours, stands = Neighbours.of(sample.rows.flatten(1), wanted, tolerance=tolerance, spare=spare)
-        return cls(neighbours, stands, sample.fold, sample.label("first").bool())
+        return cls(neighbours, stands, sample.fold, sample.label("first").bool(), sample.label("context"))
 
-    def left(self, *, without_first: bool = False, fold: int = -1) -> Neighbours:
-        """The graph without the first rows of contexts, without a fold, or whole.
+    def left(self, *, without_first: bool = False) -> Neighbours:
+        """The graph without the first rows of contexts, or whole; a row goes only if all of its copies do."""
 
-        A row with several copies is removed only if all of its copies are.
+        def build() -> Neighbours:
+            there = self._there(without_first, [-1])[0]
+            return (
+                self.neighbours
+                if bool(there.all())
+                else self.neighbours.without(there.to(self.neighbours.index.device))
+            )
+
+        return once(self._known, without_first, build)
+
+    def lines(self, *, without_first: bool, folds: Sequence[int]) -> Neighbours:
+        """The graph with a line that does not count each of these folds (−1: all count).
+
+        The neighbours are those among all rows: the jackknife leaves out what the rows of a fold contribute, not what
+        they are to others. To search again without them would add the noise of other neighbours, and give intervals
+        that are 1.4 to 1.6 times too wide.
         """
-        there = self._there(without_first, [fold])[0]
-        return self.neighbours if bool(there.all()) else self.neighbours.lines(there.to(self.neighbours.index.device))
 
-    def lines(self, *, without_first: bool, folds: Sequence[int]) -> list[Neighbours]:
-        """The graph with a line without each of these folds (−1: none), in several parts if there are many rows."""
-        index = self.neighbours.index
+        def build() -> Neighbours:
+            counted = self._there(without_first, folds).to(self.neighbours.index.device)
+            return replace(self.left(without_first=without_first), counted=counted, known={})
 
-        def build() -> list[Neighbours]:
-            there = self._there(without_first, folds).to(index.device)
-            return [self.neighbours.lines(part) for part in there.split(max(1, _BLOCK // max(1, index.numel())))]
-
-        return once(self._lines, (without_first, *folds), build)
+        return once(self._known, (without_first, *folds), build)
 
     def rows(self, *, without_first: bool) -> tuple[int, int]:
         """The numbers of distinct rows and of rows removed as duplicates."""
         distinct = int(self._there(without_first, [-1]).sum())
         return distinct, int(self._rows(without_first, [-1]).sum()) - distinct
+
+    def contexts(self) -> Tensor:
+        """A context [n] of each distinct row: of its copies the one with the smallest key."""
+        found = torch.full((len(self.neighbours),), torch.iinfo(torch.int64).max)
+        return found.scatter_reduce_(0, self.stands, self.context, reduce="amin")
 
     def _there(self, without_first: bool, folds: Sequence[int]) -> Tensor:
         """Whether each distinct row remains without each of these folds: bool [folds, n]."""
@@ -274,12 +289,47 @@ class Graph:
         return stay & ~self.first if without_first else stay
 
 
+def widening(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> float:
+    """By how much intervals over contexts must be widened because rows of different contexts share neighbours.
+
+    Notation: ψᵢ what row i contributes to an estimate, minus the mean; c(i) its context; i ~ k where one of two rows of
+    different contexts is among the neighbours that the estimator reads of the other.
+    The jackknife over contexts has the variance Σ_c (Σ_{c(i)=c} ψᵢ)². Rows that read each other are dependent, so that
+    Σ_{i~k} ψᵢψₖ is missing from it (as in estimators for spatial dependence, Conley 1999); the share of pairs that are
+    linked is added, because the ψ sum to 0. √(1 + both), at least 1; ψ of several batches are summed by context.
+    `parts` are ψ [n] (NaN: row not used), contexts [n] and neighbours read [n, k] of each batch.
+    """
+    sums: dict[int, float] = {}
+    shared = links = apart = 0.0
+    for contributions, contexts, index in parts:
+        used = contributions.isfinite()
+        n = int(used.sum())
+        psi = torch.where(used, contributions - contributions[used].mean(), 0.0) / max(1, n)
+        kinds, place, sizes = torch.unique(contexts[used], return_inverse=True, return_counts=True)
+        for kind, total in zip(kinds.tolist(), psi.new_zeros(len(kinds)).index_add_(0, place, psi[used]).tolist()):
+            sums[kind] = sums.get(kind, 0.0) + total
+        i, k = _links(index, used, contexts)
+        shared, links = shared + 2.0 * float((psi[i] * psi[k]).sum()), links + 2.0 * len(i)
+        apart += n * n - float(sizes.square().sum())
+    within = sum(total * total for total in sums.values())
+    return max(1.0, 1.0 + shared / within + links / apart) ** 0.5 if within and apart else 1.0
+
+
+def _links(index: Tensor, used: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of used rows of different contexts, one of which has the other among its neighbours; each pair once."""
+    n, k = index.shape
+    one, two = torch.arange(n).repeat_interleave(k), index.flatten()
+    chosen = used[one] & used[two] & (contexts[one] != contexts[two])
+    pairs = torch.unique(torch.minimum(one, two)[chosen] * n + torch.maximum(one, two)[chosen])
+    return pairs // n, pairs % n
+
+
 def sample_graphs(
     sample: Sample, *, wanted: int, batch: int | None, tolerance: float = 0.0, spare: bool = True
 ) -> list[Graph]:
     """Graphs of consecutive batches of the sample, whose hash order is random; see `sample_batches`.
 
-    Rows closer than `tolerance` times their norm are one row; without `spare` no rows can be left out later.
+    Rows closer than `tolerance` times their norm are one row; without `spare` no rows can be taken out later.
     """
     parts = sample_batches(sample, batch or max(1, len(sample)))
     return [Graph.of(part, wanted=wanted, tolerance=tolerance, spare=spare) for part in parts]

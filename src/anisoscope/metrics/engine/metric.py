@@ -25,7 +25,7 @@ from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room, together
-from anisoscope.stats.directions import Coherence, Coordinates, Directions, Sums
+from anisoscope.stats.directions import Coherence, ContextPairs, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -35,7 +35,13 @@ _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
-_BY_FOLD = {Moments, Directions, Coordinates, Coherence}  # statistics of plain rows that are computed by fold
+_BY_FOLD = {
+    Moments,
+    Directions,
+    Coordinates,
+    ContextPairs,
+    Coherence,
+}  # statistics of plain rows that are computed by fold
 FiniteRows = tuple[Tensor, Tensor, Tensor, int]  # rows, their contexts and tokens, and the number of rows dropped
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,6 +71,7 @@ class Request:
     metric: Metric
     options: dict[str, Any] = field(default_factory=dict)
     named: bool = False
+    beside: bool = False  # a variant that stands beside a default metric
 
 
 def metric(*needs: type, batched: bool = False, **about: Any) -> Callable[[Callable[..., Any]], Metric]:
@@ -153,8 +160,11 @@ def array_view(
         place = torch.arange(len(rows))
         sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens)
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
-        graphs = _graph_maker(sample, max(read, default=0), spare=interval)
-    return View(folds, sample, graphs, contexts=len(contexts.unique()), dropped=dropped, interval=interval)
+        graphs = _graph_maker(sample, max(read, default=0))
+    kinds = contexts.unique()
+    counts: dict[str, Any] = {"contexts": len(kinds), "dropped": dropped, "interval": interval}
+    sizes = dict(enumerate(torch.bincount(fold_of(kinds), minlength=FOLDS).tolist()))
+    return View(folds, sample, graphs, sizes=sizes, **counts)
 
 
 def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[int, Any]:
@@ -165,6 +175,8 @@ def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[i
     if need is Moments:
         return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
     chosen = {j: (rows[members.to(rows.device)], contexts[members]) for j, members in index.items()}
+    if need is ContextPairs:
+        return {j: ContextPairs().update(*part) for j, part in chosen.items()}
     return {j: Coherence().update(estimation.context_cosines(*part)) for j, part in chosen.items()}
 
 
@@ -190,14 +202,14 @@ def _moments(rows: Tensor, index: Tensor) -> Moments:
     return out
 
 
-def _graph_maker(sample: Sample, most: int, *, spare: bool) -> Callable[[int], list[Graph]]:
+def _graph_maker(sample: Sample, most: int) -> Callable[[int], list[Graph]]:
     """A function from a number of neighbours to graphs, from one search for the most that any metric reads."""
 
     @cache
     def graphs(wanted: int) -> list[Graph]:
         if wanted == most:
-            return sample_graphs(sample, wanted=most, batch=None, spare=spare)
-        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _lines={}) for graph in graphs(most)]
+            return sample_graphs(sample, wanted=most, batch=None, spare=False)  # no first positions to take out
+        return [replace(graph, neighbours=graph.neighbours.cut(wanted), _known={}) for graph in graphs(most)]
 
     return graphs
 

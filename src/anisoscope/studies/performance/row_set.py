@@ -41,7 +41,7 @@ from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
 from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.results.query import variant_name
 from anisoscope.series.measurer import labelled_batch
 
@@ -340,8 +340,10 @@ class ProbeScores:
         total, size = float(sums.sum()), float(counts.sum())
         pairs = zip(sums.tolist(), counts.tolist(), strict=True)
         left = [(total - s) / (size - c) if c and size > c else math.nan for s, c in pairs]
+        contexts = self.key.unique()
+        left = as_equal_folds(total / size, left, torch.bincount(fold_of(contexts), minlength=FOLDS).tolist())
         low, high = jackknife(total / size, left, bounds=bounds)
-        counted = {"n": n, "contexts": int(self.key.unique().numel()), "dropped": dropped}
+        counted = {"n": n, "contexts": len(contexts), "dropped": dropped}
         return Estimate(total / size, low, high, **counted, note=note, replicates=tuple(left))
 
     def minus(self, other: ProbeScores) -> ProbeScores:
