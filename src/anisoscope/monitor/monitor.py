@@ -200,6 +200,7 @@ class Monitor:
         self.entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
         self.entry |= modality_words(self.model, list(self.depths), self.tokenizer, layout=self.layout)
         self.entry["layers"] = max(self.depths.values())
+        self.entry |= {"measured_on": "the training batches"} if self.probe is None else {}
         self.store = None if out is None else MonitorStore(out, resume=resume, about=self.options)
         folder = self.store.folder.path / "state" if self.store is not None else None
         run = folder.parent.name if folder is not None else ""
