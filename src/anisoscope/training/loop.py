@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anisoscope.monitor.sink import MonitorStore
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
-from anisoscope.results.folder import RunFolder
+from anisoscope.results.folder import RunFolder, writing
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
@@ -105,17 +105,18 @@ def train(
     folder = RunFolder.create(out, options_of(config, watch), resume=resume)
     if folder.about().get("status") == "complete":  # resumed, but complete already
         return folder.path
-    record = TrainingRecord(config, folder, command, watch or {})
-    record.begin()
-    try:
-        stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
-        record.describe_data(stream.about())
-        _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
-    except BaseException as error:
-        record.end(error)
-        raise
-    record.end()
-    MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
+    with writing(folder.path):
+        record = TrainingRecord(config, folder, command, watch or {})
+        record.begin()
+        try:
+            stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
+            record.describe_data(stream.about())
+            _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
+        except BaseException as error:
+            record.end(error)
+            raise
+        record.end()
+        MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
     return folder.path
 
 
