@@ -85,11 +85,11 @@ def plain() -> list[float]:
 
 
 def same(one: list[float], two: list[float]) -> bool:
-    return len(one) == len(two) == STEPS and all(torch.equal(a, b) or a.isnan() and b.isnan()
-                                                 for a, b in zip(torch.tensor(one), torch.tensor(two)))  # fmt: skip
+    known = (torch.tensor(losses).nan_to_num(9.0) for losses in (one, two))
+    return len(one) == STEPS and torch.equal(*known)
 
 
-# -- the disk -----------------------------------------------------------------------------------------------------------
+# -- the disk ----------------------------------------------------------------------------------------------------------
 
 
 def disk_that_fails(patch: pytest.MonkeyPatch, name: str, *, code: int = errno.ENOSPC) -> dict[str, bool]:
@@ -174,7 +174,7 @@ def test_a_run_folder_that_is_deleted_is_written_again(mode: str, tmp_path: Path
     assert any("deleted" in note and "step 2" in note for note in RunFolder(tmp_path / "run").about()["warnings"])
 
 
-# -- the model ----------------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 def clear(step: int, model: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_model_that_others_change_goes_on_training(disturb: Disturb, mode: str
         assert set(monitor.trace.arrow["step"].to_pylist()) == set(range(STEPS))
 
 
-# -- errors of our own --------------------------------------------------------------------------------------------------
+# -- errors of our own -------------------------------------------------------------------------------------------------
 
 
 def out_of_memory(*_: Any, **__: Any) -> Any:
@@ -324,28 +324,33 @@ def test_a_kind_of_fault_is_noted_once_and_counted(monkeypatch: pytest.MonkeyPat
     assert any("not one step was measured" in text for text in ours), "an empty table is never the silent end"
 
 
-# -- errors of the user ---------------------------------------------------------------------------------------------------
+# -- errors of the user ------------------------------------------------------------------------------------------------
 
 
 class Odd(Exception):
     pass
 
 
+def failing(error: BaseException, made: list[Monitor], **options: Any) -> None:
+    """A training that raises inside its second step."""
+    model = tiny("gpt2").train()
+    with Monitor(model, when=MEASURED, plan=PLAN, **options) as monitor:
+        made.append(monitor)
+        for step in range(2):
+            with monitor.step(step):
+                model(**batch_of("gpt2", *LENGTHS)).loss.backward()
+                if step:
+                    raise error
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("error", [Odd("mine"), KeyboardInterrupt(), SystemExit(3), StopIteration(), GeneratorExit()])
 def test_errors_of_the_training_pass_unchanged(error: BaseException, mode: str, tmp_path: Path) -> None:
-    model = tiny("gpt2").train()
-    with (
-        pytest.raises(type(error)) as found,
-        Monitor(model, when=MEASURED, plan=PLAN, out=tmp_path, **MODES[mode]) as m,
-    ):
-        with m.step(0):
-            model(**batch_of("gpt2", *LENGTHS)).loss.backward()
-        with m.step(1):
-            model(**batch_of("gpt2", *LENGTHS)).loss.backward()
-            raise error
+    monitors: list[Monitor] = []
+    with pytest.raises(type(error)) as found:
+        failing(error, monitors, out=tmp_path, **MODES[mode])
     assert found.value is error
-    assert set(m.table.arrow["step"].to_pylist()) >= {0}
+    assert set(monitors[0].table.arrow["step"].to_pylist()) >= {0}
     assert RunFolder(tmp_path).about()["status"] == "interrupted"
 
 
@@ -353,13 +358,10 @@ def test_an_error_of_the_training_is_not_replaced_by_one_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_that_fails(monkeypatch, "table.parquet")
-    error, model = Odd("mine"), tiny("gpt2").train()
+    error = Odd("mine")
     for strict in (False, True):
-        out = tmp_path / str(strict)
-        with pytest.raises(Odd) as found, Monitor(model, when=[0], plan=PLAN, out=out, strict=strict) as monitor:
-            with monitor.step(0):
-                model(**batch_of("gpt2", *LENGTHS)).loss.backward()
-            raise error
+        with pytest.raises(Odd) as found:
+            failing(error, [], out=tmp_path / str(strict), strict=strict)
         assert found.value is error
 
 
@@ -381,7 +383,7 @@ def test_a_step_after_the_end_only_warns() -> None:
         pass
 
 
-# -- nothing was seen -----------------------------------------------------------------------------------------------------
+# -- nothing was seen --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["live", "every"])
@@ -414,10 +416,8 @@ def test_a_probe_with_live_gradients_that_never_come_says_so() -> None:
 
 def test_a_monitor_without_a_measured_step_does_not_end_silently() -> None:
     model = tiny("gpt2")
-    with pytest.warns(MonitorWarning, match=r"2 steps were seen and 0 of them"), Monitor(model, when=[99]) as monitor:
-        for step in range(2):
-            with monitor.step(step):
-                model(**batch_of("gpt2", *LENGTHS)).loss.backward()
+    with pytest.warns(MonitorWarning, match=r"5 steps were seen and 0 of them"):
+        trained(when=[99])
     with pytest.warns(MonitorWarning, match=r"around every update"), Monitor(model, when=[0]):
         model(**batch_of("gpt2", *LENGTHS)).loss.backward()
     with pytest.raises(AnisoscopeError, match="not one step was measured"), Monitor(model, when=[0], strict=True):

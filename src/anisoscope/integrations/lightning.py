@@ -102,12 +102,11 @@ class LightningMonitorCallback(FollowerCallback):
                 self._follower.log(self._number, **self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
         with self._follower.guarded("save its state with a checkpoint"), tempfile.TemporaryDirectory() as folder:
             self._follower.save(Path(folder))
-            path = Path(folder) / SAVED
-            found = torch.load(path, weights_only=True) if path.is_file() else {}
-        return found
+            if (path := Path(folder) / SAVED).is_file():
+                return dict(torch.load(path, weights_only=True))
+        return {}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._follower.measure_last(trainer.global_step)
