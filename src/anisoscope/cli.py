@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from anisoscope.commands.claims import claims
-from anisoscope.commands.command import Debug, fail
+from anisoscope.commands.command import Debug, exit_code, fail, interruptible
 from anisoscope.commands.compare import compare
 from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
@@ -30,7 +30,6 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
     "study": ("The protocol of one paper, from data to verdicts.", studies()),
 }
-_INTERRUPTED = 130
 _ADVICE = {  # what to do after a command was aborted, by whether it has --resume
     True: "what was finished is in the run folder, and the same command with --resume goes on.",
     False: "nothing was written: run the same command again.",
@@ -75,19 +74,21 @@ app = _build()
 
 def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
-    try:
-        # in standalone mode click itself handles Ctrl-C and prints usage errors
-        code = run(standalone_mode=False, **_program_name())
-    except (KeyboardInterrupt, typer.Abort):
-        code = _INTERRUPTED
-    except _UsageError as error:
-        _fail_on_usage(error)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        fail(*_explain(error))
-    if code == _INTERRUPTED:
-        fail(f"interrupted; {_ADVICE[_can_resume()]}", code)
+    with interruptible() as received:
+        try:
+            # in standalone mode click itself handles Ctrl-C and prints usage errors
+            code = run(standalone_mode=False, **_program_name())
+            interrupted = 128 + received[0] if received else 0  # swallowed by somebody, and noticed too late
+        except (KeyboardInterrupt, typer.Abort) as error:
+            interrupted = exit_code(error)
+        except _UsageError as error:
+            _fail_on_usage(error)
+        except Exception as error:
+            if "--debug" in sys.argv:
+                raise
+            fail(*_explain(error))
+    if interrupted:
+        fail(f"interrupted; {_ADVICE[_can_resume()]}", interrupted)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 

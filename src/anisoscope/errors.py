@@ -18,6 +18,18 @@ class TooFewRows(AnisoscopeError):
     """There are fewer usable rows than the metric needs."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends a command; `code` is its exit code as shells count: 130 for SIGINT, 143 for SIGTERM.
+
+    >>> Interrupted(15).code
+    143
+    """
+
+    def __init__(self, number: int, text: str = "") -> None:
+        super().__init__(text)
+        self.code = 128 + number
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
     """An error for a name that is not in `known`; it suggests the most similar known name.
 

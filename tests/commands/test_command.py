@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from anisoscope.cli import app
-from anisoscope.commands.command import configured, declared_fields
+from anisoscope.cli import app, main
+from anisoscope.commands.command import configured, declared_fields, progress_shown
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import Option, distinct, layer_numbers, listed, listed_or_none, numbers, seed_numbers
 from anisoscope.studies.catalogue import STUDIES
@@ -90,3 +94,46 @@ def test_every_study_of_the_catalogue_has_its_command_and_all_its_options() -> N
         wanted = {f.name if f.option.argument else f.flag for f in declared_fields(entry.config).values()}
         assert wanted | {"--out", "--debug"} <= given
         assert ("--resume" in given) is entry.resumes and ("--jobs" in given) is bool(entry.jobs_help)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_signal_ends_a_command_with_its_code(
+    kind: int, code: int, swallowed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where some library swallows the interruption: the next sign of progress, or the end, tells."""
+
+    def interrupted(*, late: bool) -> None:
+        with progress_shown() as tell, contextlib.ExitStack() as stack:
+            if swallowed:
+                stack.enter_context(contextlib.suppress(BaseException))
+            os.kill(os.getpid(), kind)
+            time.sleep(1)
+        if not late:
+            tell("work", 1, 2)
+            pytest.fail("the interruption was forgotten")
+
+    before = signal.getsignal(kind)
+    for late in (False, True) if swallowed else (False,):
+        with pytest.raises(SystemExit) as ended:
+            main(lambda late=late, **_: interrupted(late=late))
+        assert ended.value.code == code
+        assert "interrupted" in capsys.readouterr().err
+    assert signal.getsignal(kind) == before
+
+
+def test_cleaning_up_after_an_interruption_may_report_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+
+    def command(**_: Any) -> None:
+        with progress_shown() as tell:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            finally:
+                tell("saving", 1, 1)
+                told.append("saved")
+
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert told == ["saved"] and ended.value.code == 143

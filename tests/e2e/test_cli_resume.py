@@ -113,7 +113,7 @@ def test_a_signal_ends_a_run_with_what_was_finished(tmp_path: Path, how: signal.
     time.sleep(6)
     process.send_signal(how)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + how
     assert "Traceback" not in err
     assert "--resume" in err
     run = RunFolder.open(tmp_path / "run")

@@ -157,7 +157,7 @@ def test_a_study_that_was_stopped_has_a_page_and_goes_on(command: Command, tmp_p
     with pytest.MonkeyPatch.context() as patch:
         interrupted(arch, patch)
         done = command("study", "revisiting", *STUDY, "--limit", 0.2, "--device", "cpu", "--out", out)
-    assert done.code == 130 and "--resume" in done.sentence
+    assert done.code == 143 and "--resume" in done.sentence
     assert RunFolder.open(out).about()["status"] == "interrupted"
     assert command("report", out).code == 0
     assert {0} <= set(RunFolder.open(out).table().where(model=arch).arrow["step"].to_pylist())

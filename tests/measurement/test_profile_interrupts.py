@@ -72,6 +72,28 @@ def test_an_interrupt_in_the_middle_of_a_batch_counts_no_row_twice(
     same(run(config(prose), out, resume=True), RunFolder.open(whole_profile).table())
 
 
+def test_a_model_killed_between_its_passes_and_its_own_part_keeps_its_name(
+    prose: Path, tmp_path: Path, whole_profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(profiles.ModelPasses, "_conclude", kill)
+        patch.setattr(profiles.Profiler, "_finish", lambda *_: None)
+        with pytest.raises(Killed):
+            run(config(prose), out)
+    assert list((out / "parts").glob("*.0.parquet")) and not (out / "table.parquet").exists()
+    table = run(config(prose), out, resume=True)
+    same(table, RunFolder.open(whole_profile).table())
+    for name in ("run", "model", "seed", "data"):
+        assert None not in table.arrow[name].to_pylist(), name
+
+
 def test_ctrl_c_waits_for_the_end_of_its_batch(
     prose: Path, tmp_path: Path, whole_profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

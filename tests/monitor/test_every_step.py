@@ -259,7 +259,7 @@ def test_re_entrant_checkpointing_is_refused_with_the_reason() -> None:
     model: Any = tiny("gpt2").train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     with pytest.raises(AnisoscopeError, match="re-entrant"):
-        follow(model, [batch_of("gpt2", *LENGTHS)])
+        follow(model, [batch_of("gpt2", *LENGTHS)], strict=True)
 
 
 def test_where_no_gradient_comes_there_is_no_number() -> None:

@@ -67,7 +67,7 @@ def test_a_step_outside_the_monitor_is_refused() -> None:
 
 def live_step(act: Any, **said: Any) -> Monitor:
     model = tiny("gpt2")
-    monitor = build(model, probe=None)
+    monitor = build(model, probe=None, strict=True)
     with monitor, monitor.step(0, **said):
         act(model)
     return monitor

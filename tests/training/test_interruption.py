@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, Interrupted
 from anisoscope.training import corpus as corpus_module
 from anisoscope.training import run_files as record_module
 from anisoscope.training.config import TrainConfig
@@ -152,6 +152,19 @@ def test_a_signal_saves_the_step_and_stops(kind: int, undisturbed: Path, tokenis
     out = train(tiny(dropout=0.1), tmp_path / "run", monitor=seen, corpus=tokenised, resume=True)
     assert losses(out) == losses(undisturbed) and seen.steps == list(range(13))
     assert not (out / "checkpoints" / "checkpoint-7").exists(), "it was only for resuming"
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_last_look_is_not_swallowed(kind: int, code: int, tokenised: Path, tmp_path: Path) -> None:
+    def trouble(step: int) -> None:
+        if step == 12:  # after the last update
+            os.kill(os.getpid(), kind)
+
+    with pytest.raises(Interrupted, match="after all 12 updates") as found:
+        train(tiny(), tmp_path / "run", monitor=Kept(trouble), corpus=tokenised)
+    assert found.value.code == code
+    out = train(tiny(), tmp_path / "run", monitor=Kept(), corpus=tokenised, resume=True)
+    assert about(out)["status"] == "complete"
 
 
 def test_a_resumed_run_does_not_tokenise_or_weight_again(

@@ -32,7 +32,7 @@ from anisoscope.models.forward import MASKED
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
 _HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
-_takers: dict[int, list[Take]] = {}  # by id of the module that calls the interface; several captures may share one
+_takers: dict[int, list[Callable[..., None]]] = {}  # by id of the module that calls; several captures may share one
 _lock = threading.Lock()
 _replaced: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and by how many captures
 
@@ -82,6 +82,12 @@ class Call:
 
 
 Take = Callable[[Call], None]
+Shield = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes of an observer one whose errors stay outside
+
+
+def as_it_is(act: Callable[..., Any]) -> Callable[..., Any]:
+    """The shield of observers that may raise."""
+    return act
 
 
 def head_scaling(scaling: float | Tensor | None, width: int) -> float | Tensor:
@@ -130,13 +136,13 @@ def around_calls(module: nn.Module, begin: Callable[..., None], end: Callable[..
 
 
 @contextlib.contextmanager
-def watched(module: nn.Module, take: Take) -> Iterator[None]:
+def watched(module: nn.Module, take: Take, shield: Shield = as_it_is) -> Iterator[None]:
     """Pass the attention call that a module computes to `take` while it runs."""
     active: list[_Watcher] = []
     chunked = bool(getattr(module, "local", False)) and hasattr(module, "attend_from_chunk_width")
 
     def begin(*_: Any) -> None:
-        active.append(_Watcher(take, chunked=chunked))
+        active.append(_Watcher(take, shield, chunked=chunked))
         active[-1].__enter__()
 
     def end(_: nn.Module | None = None, __: Any = None, output: Any = None) -> None:
@@ -146,7 +152,7 @@ def watched(module: nn.Module, take: Take) -> Iterator[None]:
             if output is not None and (call := _joined(watcher.chunks)) is not None:
                 take(call)
 
-    with around_calls(module, begin, end):
+    with around_calls(module, shield(begin), shield(end)):
         yield
 
 
@@ -163,9 +169,10 @@ class _Product:
 class _Watcher(TorchFunctionMode):
     """Observes torch function calls and reports the attention call among them to `take`."""
 
-    def __init__(self, take: Take, *, chunked: bool) -> None:
+    def __init__(self, take: Take, shield: Shield, *, chunked: bool) -> None:
         super().__init__()
         self.take, self.chunked = take, chunked
+        self.before, self.after = shield(self._before), shield(self._after)
         self.products: list[_Product] = []
         self.chunks: list[Call] = []
         self.done = False
@@ -175,6 +182,13 @@ class _Watcher(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.done:
             return func(*args, **kwargs)
+        self.before(name, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self.after(name, args, kwargs, result)
+        return result
+
+    def _before(self, name: str, args: Any, kwargs: Any) -> None:
         if name == "scaled_dot_product_attention":
             self._finish(_fused(*args, **kwargs))
         elif name == "multi_head_attention_forward":
@@ -182,14 +196,13 @@ class _Watcher(TorchFunctionMode):
                 self._finish(call)
         elif name in ("softmax", "_softmax") and self.products:
             self._softmax((args or (kwargs.get("input"),))[0])
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor):
-            if name in _PRODUCTS and (pair := _factors(name, args, kwargs)) is not None:
-                alpha = kwargs.get("alpha", 1.0) if name == "baddbmm" else None
-                self.products.append(_Product(*pair, weakref.ref(result), alpha))
-            elif name in (*_MULTIPLIED, *_DIVIDED) and len(args) == 2:
-                self._scaled(name, args, result)
-        return result
+
+    def _after(self, name: str, args: Any, kwargs: Any, result: Tensor) -> None:
+        if name in _PRODUCTS and (pair := _factors(name, args, kwargs)) is not None:
+            alpha = kwargs.get("alpha", 1.0) if name == "baddbmm" else None
+            self.products.append(_Product(*pair, weakref.ref(result), alpha))
+        elif name in (*_MULTIPLIED, *_DIVIDED) and len(args) == 2:
+            self._scaled(name, args, result)
 
     def _scaled(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
         for product in self.products:
@@ -351,31 +364,31 @@ def _joined(chunks: Sequence[Call]) -> Call | None:
 
 
 @contextlib.contextmanager
-def watching(modules: Sequence[nn.Module], take: Take) -> Iterator[None]:
+def watching(modules: Sequence[nn.Module], take: Take, shield: Shield = as_it_is) -> Iterator[None]:
     """Pass every attention call of these modules to `take`, without changing their results."""
     with contextlib.ExitStack() as stack:
         for module in modules:
             classes = [base for part in module.modules() for base in type(part).__mro__]
             named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
-            stack.enter_context(_relayed(module, take) if named else watched(module, take))
+            stack.enter_context(_relayed(module, take, shield) if named else watched(module, take, shield))
         yield
 
 
 @contextlib.contextmanager
-def _relayed(module: nn.Module, take: Take) -> Iterator[None]:
+def _relayed(module: nn.Module, take: Take, shield: Shield) -> Iterator[None]:
     from transformers.modeling_utils import AttentionInterface
 
-    parts = [id(part) for part in module.modules()]
+    parts, seen = [id(part) for part in module.modules()], shield(lambda *args, **kwargs: take(_call(*args, **kwargs)))
     with _lock:
         for part in parts:
-            _takers.setdefault(part, []).append(take)
+            _takers.setdefault(part, []).append(seen)
     try:
         with replaced(AttentionInterface, "get_interface", _routed):
             yield
     finally:
         with _lock:
             for part in parts:
-                _takers[part].remove(take)
+                _takers[part].remove(seen)
                 if not _takers[part]:
                     del _takers[part]
 
@@ -391,8 +404,8 @@ def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    for take in tuple(_takers.get(id(module), ())):
-        take(_call(name, module, *args, **kwargs))
+    for seen in tuple(_takers.get(id(module), ())):
+        seen(name, module, *args, **kwargs)
     return function(module, *args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention_call import Call, around_calls, replaced, watching
+from anisoscope.capture.attention_call import Call, Shield, around_calls, as_it_is, replaced, watching
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Scores
 from anisoscope.capture.sites.block import rotary_functions
 from anisoscope.capture.sites.layout import StackPass
@@ -155,6 +155,7 @@ class AttentionReader:
     show: Callable[[Scores], None]
     choice: PositionChoice
     above: Callable[[], Contexts | None]  # contexts of the stack that cross-attention reads
+    shield: Shield = as_it_is
     _noted: set[Any] = field(default_factory=set)
     _masks: tuple[Any, Any, tuple[Tensor, Tensor | None]] | None = None  # last call: cache key, tensors, result
     _padded: Tensor | None = None  # the mask that was last checked for attention to padding
@@ -169,14 +170,14 @@ class AttentionReader:
                 for path in dict.fromkeys(self.running.stack.blocks):
                     block = model.get_submodule(path)
                     if hasattr(block, "window_size"):  # height and width of the map come with the call
-                        begin = functools.partial(self._begin_block, path)
+                        begin = self.shield(functools.partial(self._begin_block, path))
                         stack.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
                 for module in self._modules(model, "query"):
                     rotations = stack.enter_context(recorded_rotations(module)) if kinds & set(ROTARY_KINDS) else []
                     take = functools.partial(self._within, rotations=rotations)
-                    stack.enter_context(watching([module], take))
+                    stack.enter_context(watching([module], take, self.shield))
             if kinds & set(CROSS_KINDS):
-                stack.enter_context(watching(self._modules(model, "cross_query"), self._across))
+                stack.enter_context(watching(self._modules(model, "cross_query"), self._across, self.shield))
             yield
 
     def _modules(self, model: nn.Module, kind: str) -> list[nn.Module]:

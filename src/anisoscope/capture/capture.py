@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
@@ -125,6 +126,7 @@ class Capture:
         self._finished = 0
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
+        self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -196,8 +198,41 @@ class Capture:
             f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
         )
 
+    def lost(self) -> list[str]:
+        """The paths of modules that were replaced or taken out since the hooks were attached, or lost their hooks."""
+        there = {(path, id(module)) for path, module, _ in self._registered()}
+        there = {(path, number) for path, number in there if id(_module_at(self.model, path)) == number}
+        return list(dict.fromkeys(path or "the model" for path, m, _ in self._hooked if (path, id(m)) not in there))
+
+    def reattach(self) -> None:
+        """Attach all hooks anew, to the modules that the model has now."""
+        self.detach()
+        self.__enter__()
+
+    def detach(self) -> None:
+        """Take all hooks off, also those that came along when a module was copied into the place of another."""
+        acts = {id(act) for _, _, act in self._registered()}
+        self._stack.close()
+        for module in self.model.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for number in [number for number, act in hooks.items() if id(act) in acts]:
+                    del hooks[number]
+        self._hooked.clear()
+        self._passes.clear()
+
+    def _registered(self) -> Iterator[tuple[str, nn.Module, Any]]:
+        """Path, module and function of every hook that is still registered."""
+        for path, module, handle in self._hooked:
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and handle.id in hooks:
+                yield path, module, hooks[handle.id]
+
+    def _shielded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook as it is attached; captures of a user's training catch its errors."""
+        return act
+
     def _attach(self) -> None:
-        self._hook(self.model, self._begin, before=True)
+        self._hook("", self._begin, before=True)
         owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
         # the stack whose positions a named module has; "" if they are those of the model's own arguments
         within = {
@@ -215,15 +250,18 @@ class Capture:
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # hooks run in the order of registration, so the pass ends after everything else has been read
-        self._hook(self.model, self._end, always_call=True)
+        self._hook("", self._end, always_call=True)
 
-    def _hook(self, module: nn.Module, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
+    def _hook(self, path: str, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
         """Register a hook until exit; if the capture may be idle, it is kept out of the graph of torch.compile."""
-        act = act if self.idle is None else torch.compiler.disable(act)
+        module, act = self.model.get_submodule(path), self._shielded(act)
+        act = act if self.idle is None else torch.compiler.disable(_only_of(module, act))
         if before:
-            self._stack.callback(module.register_forward_pre_hook(act, with_kwargs=True).remove)
+            handle = module.register_forward_pre_hook(act, with_kwargs=True)
         else:
-            self._stack.callback(module.register_forward_hook(act, **options).remove)
+            handle = module.register_forward_hook(act, **options)
+        self._stack.callback(handle.remove)
+        self._hooked.append((path, module, handle))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
@@ -250,20 +288,20 @@ class Capture:
             self._finished += 1 if self._outer is None else 0
             running.end()
 
-        self._hook(owner, begin, before=True)
+        self._hook(stack.owner, begin, before=True)
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
         if stack.tokens is not None:  # no family states which positions are patches: count those of convolutions
             inside = tuple(f"{path}." for path in stack.blocks)
             for path, part in owner.named_modules(prefix=stack.owner):
                 if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
-                    self._hook(part, running.cut)
+                    self._hook(path, running.cut)
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
         if kinds & set(CALLED_KINDS):
             emit, encoder = functools.partial(self._emit, running=running), lambda: self._above
-            reader = AttentionReader(running, self._wanted, emit, self._show, self.choice, encoder)
+            reader = AttentionReader(running, self._wanted, emit, self._show, self.choice, encoder, self._shielded)
             self._stack.enter_context(reader.watching(self.model))
         fixed = {Site(layer, kind, stack.name): place for (layer, kind), place in stack.fixed.items()}
         for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():
@@ -271,7 +309,7 @@ class Capture:
                 emit = functools.partial(self._emit, site, running=running)
                 self._on(place.path, place.side, emit, last=site.kind == "final")
         if stack.owner:  # "" is the model itself, whose hook ends the pass
-            self._hook(owner, end, always_call=True)
+            self._hook(stack.owner, end, always_call=True)
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         for path in dict.fromkeys(stack.blocks):
@@ -293,20 +331,19 @@ class Capture:
             self._on(path, "out", leave)
 
     def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
-        module = self.model.get_submodule(path)
         if side == "in":
 
             def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
                 act(first_tensor(path, *args, *named, *kwargs.values()))
 
-            self._hook(module, before, before=True)
+            self._hook(path, before, before=True)
         else:
 
             def after(_: nn.Module, __: Any, output: Any) -> None:
                 act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
 
-            self._hook(module, after)
+            self._hook(path, after)
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
@@ -380,6 +417,24 @@ class Capture:
     def _channels_last(self, site: Site, shape: torch.Size) -> bool:
         stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
+
+
+def _only_of(module: nn.Module, act: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of one module: copies of the module, such as averaged weights, have copies of its hooks."""
+
+    @functools.wraps(act)
+    def here(called: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return act(called, *args, **kwargs) if called is module else None
+
+    return here
+
+
+def _module_at(model: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path; None where there is none any more."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 @contextlib.contextmanager

@@ -10,9 +10,11 @@ Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +33,7 @@ from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
+Report = Callable[[Exception], None]
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
 
@@ -122,10 +125,31 @@ class LossScale:
         return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
+def _raised(error: Exception) -> None:
+    raise error
+
+
+@contextlib.contextmanager
+def known_to_compile() -> Iterator[None]:
+    """Make torch.compile tell a model with hooks from one of the same class without.
+
+    Its cache is by the code of a class, and by default it does not look at hooks: what it compiled for another model
+    of the class would be used for this one, and no hook would fire.
+    """
+    import torch._dynamo as dynamo  # takes seconds
+
+    if sum(dynamo.utils.counters["frames"].values()):  # something was compiled before
+        torch.compiler.reset()
+    with dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        yield
+
+
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink.
+    It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink. An error in a hook
+    goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go on;
+    what `report` raises goes through them.
     """
 
     batches: list[Any]  # the passes of the current step
@@ -139,7 +163,9 @@ class StepCapture(Capture, ABC):
         layout: Layout,
         rows: Rule | None,
         kept: PositionChoice | None,
+        report: Report | None = None,
     ) -> None:
+        self.report, self.failed = report or _raised, False
         both = [*sites, *extra]  # those in `extra` get no gradients
         words: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
         super().__init__(model, both, self, **words, **(kept.options() if kept is not None else {}))
@@ -148,6 +174,31 @@ class StepCapture(Capture, ABC):
     def drop(self) -> None:
         """Stop recording and discard the passes."""
         self.batches, self.active = [], False
+
+    def _shielded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(act)
+        def safe(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return act(*args, **kwargs)
+            except Exception as error:
+                self._give_up()
+                self.report(error)
+
+        return safe
+
+    def __exit__(self, *error: Any) -> None:
+        self.drop()
+        self.detach()
+
+    def _give_up(self) -> None:
+        self.failed = True
+        self.drop()
+        for running in self._passes.values():
+            running.end()
+
+    def _attach(self) -> None:
+        self._stack.enter_context(known_to_compile())
+        super()._attach()
 
     @abstractmethod
     def rows(self, rows: Rows) -> None: ...
@@ -169,7 +220,7 @@ class StepCapture(Capture, ABC):
         batch = self.batches[-1]
         if activation.requires_grad:
             batch.awaited.add(site)
-            activation.register_hook(lambda g: batch.receive(site, rows_of(g)))
+            activation.register_hook(self._shielded(lambda g: batch.receive(site, rows_of(g))))
         else:
             batch.unreached.append(site)
 
@@ -189,15 +240,16 @@ class LiveGradients(StepCapture):
         scaled: bool = True,
         rows: Rule | None = None,
         kept: PositionChoice | None = None,
+        report: Report | None = None,
     ) -> None:
-        super().__init__(model, sites, extra, layout=layout, rows=rows, kept=kept)
+        super().__init__(model, sites, extra, layout=layout, rows=rows, kept=kept, report=report)
         self.scaled, self.geometry = scaled, False
         self._reading: LabelConvention | None = None
         self._shared: bool | None = None
 
     def begin(self, *, geometry: bool = False) -> None:
         """Record every pass from now on; with `geometry` also keep rows and scores for metrics of activations."""
-        self.batches, self.active, self.geometry = [], True, geometry
+        self.batches, self.active, self.geometry, self.failed = [], True, geometry, False
 
     def end(self) -> list[MicroBatch]:
         """Stop recording and return the micro-batches."""
@@ -236,7 +288,7 @@ class LiveGradients(StepCapture):
         def arrived(g: Tensor) -> None:
             batch.seed = float(g)
 
-        loss.register_hook(arrived)
+        loss.register_hook(self._shielded(arrived))
 
     def _tokenless(self, batch: MicroBatch) -> bool:
         """Whether the model read sounds, pictures or other numbers, and no tokens."""
@@ -407,18 +459,15 @@ class SampledRows(StepCapture):
         most: int = 2048,
         rows: Rule | None = None,
         kept: PositionChoice | None = None,
+        report: Report | None = None,
     ) -> None:
-        super().__init__(model, sites, layout=layout, rows=rows, kept=kept)
+        super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
 
-    def __exit__(self, *error: Any) -> None:
-        self.drop()
-        super().__exit__(*error)
-
     def begin(self, step: int) -> None:
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
-        self.batches, self._number, self.active = [], 0, True
+        self.batches, self._number, self.active, self.failed = [], 0, True, False
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:

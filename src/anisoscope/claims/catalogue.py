@@ -19,6 +19,7 @@ from anisoscope.claims.inherent import attention, drift, intervention, modalitie
 from anisoscope.claims.revisiting import comparison, formation, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import unknown_name
+from anisoscope.results.live import by_training_batches
 from anisoscope.results.query import Table
 
 # in the order of pages and documentation
@@ -51,7 +52,7 @@ def evaluate_claims(
     the p of its decision, and that corrected over the grid of claims × models (`error_control`). With `robust` it is
     evaluated again under every alternative that the table offers (`robustness`).
     """
-    known = claims()
+    table, known = by_training_batches(table), claims()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     for name in wanted:
         if name not in known:

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import signal
 import sys
+import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from anisoscope.errors import Interrupted
 from anisoscope.option import Option
 
 if TYPE_CHECKING:
@@ -121,20 +123,48 @@ def configured(
     return decorate
 
 
+_received: list[int] = []  # signals of the running command
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Around a command: SIGTERM interrupts it as Ctrl-C does, saving results; yields the signals that came."""
+
+    def stop(number: int, _: object) -> None:
+        _received.append(number)
+        raise Interrupted(number)
+
+    _received.clear()
+    mine = threading.current_thread() is threading.main_thread()
+    kinds = [kind for kind in (signal.SIGINT, signal.SIGTERM) if mine and signal.getsignal(kind) != signal.SIG_IGN]
+    before = {kind: signal.signal(kind, stop) for kind in kinds}
+    try:
+        yield _received
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler or signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars around long work; yields their callback. SIGTERM interrupts as Ctrl-C does, saving results."""
+    """Progress bars around long work; yields their callback, which raises an interruption that somebody swallowed."""
     from anisoscope.view.console import progress_bars
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    with progress_bars() as tell:
 
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        with progress_bars() as tell:
-            yield tell
-    finally:
-        signal.signal(signal.SIGTERM, old)
+        def heard(what: str, done: int, total: int) -> None:
+            if _received and not isinstance(sys.exception(), KeyboardInterrupt):  # not while it is being dealt with
+                raise Interrupted(_received[0])
+            tell(what, done, total)
+
+        yield heard
+
+
+def exit_code(error: BaseException | None) -> int:
+    """The exit code of an interrupted command: by its signal, 130 if that is not known."""
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__cause__ or error.__context__
+    return error.code if isinstance(error, Interrupted) else 128 + signal.SIGINT
 
 
 @contextlib.contextmanager

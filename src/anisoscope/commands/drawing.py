@@ -30,6 +30,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.live import by_training_batches
 from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
@@ -44,7 +45,7 @@ COMPARISON = "comparison.json"
 
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
-    about, table, stored = folder.about(), folder.table(), _stored(folder)
+    about, table, stored = folder.about(), by_training_batches(folder.table()), _stored(folder)
     spectra: dict[str, Any] = {}
     cka = stored.get("cka", {})
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
@@ -257,7 +258,8 @@ def _run_names(paths: Sequence[str]) -> list[str]:
 
 def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> Any:
     """An interactive figure of one metric (or the main ones) over layers."""
-    return profiles.profile_figure(table, metric, catalogue=registry() if catalogue is None else catalogue)
+    read = by_training_batches(table)
+    return profiles.profile_figure(read, metric, catalogue=registry() if catalogue is None else catalogue)
 
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:

@@ -21,7 +21,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.option import Progress
-from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.folder import RunFolder, slug, writing
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
@@ -66,6 +66,13 @@ def _carry_out(
     request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
 ) -> FinishedRun:
     """Run, evaluate claims, write the page; a run that fails still gets a page of what it had finished."""
+    with writing(request.out, request.note):
+        return _locked(request, run, judge)
+
+
+def _locked(
+    request: RunRequest, run: Callable[[], Any], judge: Callable[[RunFolder], None] | None = None
+) -> FinishedRun:
     from anisoscope.commands.drawing import report_runs, write_comparison
 
     folder, page, tell = request.out, None, request.progress or (lambda what, done, total: None)

@@ -111,6 +111,10 @@ class Follower:
             opened.__enter__()
         self._step = opened
 
+    def guarded(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Around what a callback does for the monitor: an error is noted, or raised by a strict one."""
+        return contextlib.nullcontext() if self.monitor is None else self.monitor.guard.catching(what)
+
     def close_step(self) -> None:
         """Call after the last backward pass of an update."""
         opened, self._step = self._step, None
@@ -141,9 +145,14 @@ class Follower:
 
     def save(self, folder: Path) -> None:
         """Save the monitor's state with a checkpoint of the training, if results are written to disk."""
-        if self.running and self.monitor is not None and self.options.get("out") is not None and folder.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder) as beside:  # a kill must not leave half a file
-                self.monitor.save(Path(beside))
+        if not self.running or self.monitor is None or self.options.get("out") is None or not folder.is_dir():
+            return
+        with (
+            self.guarded("save its state with a checkpoint"),
+            tempfile.TemporaryDirectory(dir=folder) as beside,  # a kill must not leave half a file
+        ):
+            self.monitor.save(Path(beside))
+            if (Path(beside) / SAVED).is_file():
                 (Path(beside) / SAVED).replace(folder / SAVED)
 
     def log(self, step: int, **numbers: float) -> None:

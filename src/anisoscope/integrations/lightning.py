@@ -87,23 +87,26 @@ class LightningMonitorCallback(FollowerCallback):
         if self._follower.live and all(p.grad is None for p in pl_module.parameters()):
             self._follower.drop_step()  # training_step returned None: the batch is skipped
         self._follower.close_step()
-        if self.monitor is not None and self._number in self.monitor.done:
+        if self.monitor is None or self._number not in self.monitor.done:
+            return
+        with self._follower.guarded("log numbers"):
             self._numbers["gradient_norm"] = gradient_norm(p.grad for p in pl_module.parameters() if p.grad is not None)
             self._numbers["learning_rate"] = learning_rate(optimizer.param_groups)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:  # already divided by the number of micro-batches
-            self._numbers["loss"] = self._numbers.get("loss", 0.0) + float(loss)
-        if not self._follower.inside:
-            self._follower.log(self._number, **self._numbers)
+        with self._follower.guarded("log numbers"):
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:  # already divided by the number of micro-batches
+                self._numbers["loss"] = self._numbers.get("loss", 0.0) + float(loss)
+            if not self._follower.inside:
+                self._follower.log(self._number, **self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
+        with self._follower.guarded("save its state with a checkpoint"), tempfile.TemporaryDirectory() as folder:
             self._follower.save(Path(folder))
-            path = Path(folder) / SAVED
-            found: dict[str, Any] = torch.load(path, weights_only=True) if path.is_file() else {}
-        return found
+            if (path := Path(folder) / SAVED).is_file():
+                return dict(torch.load(path, weights_only=True))
+        return {}
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._follower.measure_last(trainer.global_step)

@@ -229,7 +229,7 @@ class ModelPasses:
             done = self.folder.part(f"{self.key}.{number}")
             if done is not None:  # a pass that was finished before an interruption
                 counts = done.about
-                records += [{k: v for k, v in row.items() if k != "schema"} for row in done.records()]
+                records += [{k: v for k, v in row.items() if k != "schema" and v is not None} for row in done.records()]
             else:
                 fresh, counts = self._measure(self._resumed(number, sites, planned.plan), records)
                 records += fresh
@@ -382,8 +382,8 @@ def _whole_batch(work: _Pass) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-    if received:
-        signal.raise_signal(received[0])
+        if received:  # also where the batch failed
+            signal.raise_signal(received[0])
 
 
 def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:

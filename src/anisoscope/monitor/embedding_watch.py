@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class EmbeddingWatch:
     seen: Tensor | None = None  # [V] bool: types read since the interval began
     closed: Tensor | None = None  # `seen` of the interval that just ended
     paused: bool = False  # true while a probe runs, whose reads do not count
+    shield: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda act: act  # keeps errors from the training
     _shrunk: Tensor | None = None  # weight decay of the current update
     _handles: list[Any] = field(default_factory=list)
 
@@ -72,11 +73,12 @@ class EmbeddingWatch:
             if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
                 self.seen[ids] = True
 
-        self._handles.append(outer.register_forward_pre_hook(torch.compiler.disable(read), with_kwargs=True))
+        reading = torch.compiler.disable(self.shield(read))
+        self._handles.append(outer.register_forward_pre_hook(reading, with_kwargs=True))
         if self.group is not None and self.optimizer is not None:
             # two hooks: with optimizer.step(closure) forward, backward and measurement run between them
-            self._handles.append(self.optimizer.register_step_pre_hook(self._shrink))
-            self._handles.append(self.optimizer.register_step_post_hook(self._decay))
+            self._handles.append(self.optimizer.register_step_pre_hook(self.shield(self._shrink)))
+            self._handles.append(self.optimizer.register_step_post_hook(self.shield(self._decay)))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -85,7 +87,7 @@ class EmbeddingWatch:
 
     @torch.no_grad()
     def _shrink(self, *_: Any) -> None:
-        table, group = self.table, self.group
+        self._shrunk, table, group = None, self.table, self.group
         if table is not None and group is not None and not self.paused:
             # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
             decayed = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
@@ -102,6 +104,8 @@ class EmbeddingWatch:
         table = self.table
         if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
             return
+        if table.shape != self.before.shape or len(table) != len(self.closed):  # the vocabulary was changed
+            return
         types = self.closed.nonzero().squeeze(1)
         change = table.detach().double() - self.before
         if self.group is not None:
@@ -111,9 +115,10 @@ class EmbeddingWatch:
 
     def close(self) -> None:
         """End the interval before the batch of this step is read; later reads belong to the next interval."""
-        if self.seen is not None:
+        table = self.table
+        if self.seen is not None and table is not None:
             self.closed = self.seen.clone()
-            self.seen.zero_()
+            self.seen = torch.zeros(len(table), dtype=torch.bool, device=table.device)
 
     def remember(self, step: int) -> None:
         """Begin a new interval with the current table."""

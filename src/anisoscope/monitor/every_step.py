@@ -126,6 +126,7 @@ class EveryStep:
             raise AnisoscopeError(f"every_step takes {taken} rows of a pass; expected 2 or more.")
         self.folder = folder
         self.blocks: list[StepBlock] = []
+        self._unsaved: list[StepBlock] = []
         self._groups: list[_Group] = []
         self._replaced: list[_Group] = []  # replaced when a new site joined; not read yet
         self._homes: dict[Site, tuple[int, torch.device]] = {}
@@ -141,6 +142,17 @@ class EveryStep:
         self._rows.__exit__()
         self.flush()
 
+    @property
+    def seen(self) -> bool:
+        """Whether it has seen a step."""
+        return self._newest >= 0
+
+    def lost(self) -> list[str]:
+        return self._rows.lost()
+
+    def reattach(self) -> None:
+        self._rows.reattach()
+
     def begin(self, step: int) -> None:
         """Call before the passes of a step."""
         self._rows.begin(step)
@@ -155,7 +167,14 @@ class EveryStep:
     def end(self, step: int, *, scale: float = 1.0) -> None:
         """Call after the passes of a step; gradients are divided by `scale`."""
         self._rows.end()
+        if self._rows.failed:  # which was reported
+            self.drop()
         if all(group.sums is None for group in self._groups):
+            if not self.seen and not self._rows.failed:
+                raise AnisoscopeError(
+                    f"every_step saw no training pass in step {step}; run the model's forward and loss.backward() "
+                    "inside `with monitor.step(…)`, and attach the monitor before torch.compile."
+                )
             return
         if step <= self._newest:  # the training was rewound: later steps are measured again
             self.rewind(step)
@@ -188,8 +207,14 @@ class EveryStep:
         fresh = [block for group in (*self._replaced, *self._groups) if (block := group.read()) is not None]
         self._replaced = []
         self.blocks += fresh
-        if fresh:
-            self._save(min(int(block.steps[0]) for block in fresh), fresh)
+        self._unsaved += fresh
+        if not self._unsaved:
+            return
+        try:
+            self._save(min(int(block.steps[0]) for block in self._unsaved), self._unsaved)
+            self._unsaved = []
+        except Exception as error:  # they are in memory, and saved with the next
+            self._rows.report(error)
 
     def _save(self, first: int, blocks: Sequence[StepBlock]) -> None:
         plain = [([key(site) for site in block.sites], block.steps, block.values) for block in blocks]
@@ -203,8 +228,10 @@ class EveryStep:
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
         for path in self.folder.glob("every-*.pt") if self.folder is not None else ():
             path.unlink()
+        self._unsaved = list(self.blocks)
         if self.blocks:
             self._save(0, self.blocks)
+            self._unsaved = []
 
     def _load(self, *, resume: bool) -> None:
         for path in sorted(self.folder.glob("every-*.pt")) if self.folder is not None else ():

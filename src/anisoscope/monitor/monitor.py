@@ -8,6 +8,9 @@
 
 A step is measured before its update: step 0 is the initialisation. With `probe=` a fixed held-out batch is measured in
 separate passes; without it, or with `live=True`, the training batch itself, by hooks that do not affect training.
+
+Arguments that cannot work are refused when the monitor is made or entered. From then on nothing of ours stops the
+training (`monitor.guard`): what fails is noted, and the next step is measured again.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +31,18 @@ from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import LiveGradients, LossScale, MicroBatch
+from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
+from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant
 from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
+from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink
 from anisoscope.option import Progress
@@ -49,7 +54,6 @@ from anisoscope.tangent.row_map import RowMap, write_map
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
-_NO_WIDTH = 1 << 30  # stands for an unknown width
 
 
 class Monitor:
@@ -79,6 +83,7 @@ class Monitor:
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`, if there is a folder.
     `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
+    `strict` raises what otherwise is noted with a warning: a full disk, a step in which nothing was seen.
     `sinks` receive every row as well, for experiment trackers: see `monitor.sink`. `progress` is called with
     ("metrics", sites done, sites in all) while the metrics of a measured step are computed.
     """
@@ -117,8 +122,10 @@ class Monitor:
         every_step: bool | int = False,
         sinks: Sequence[ResultSink] = (),
         resume: bool = False,
+        strict: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        self.guard = FaultGuard(strict)
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
             refuse_compiled(model)
@@ -133,11 +140,11 @@ class Monitor:
             self.plan = replace(self.plan, splits=tuple(splits))
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
-        _check(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
+        refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
         setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
-        self.watch = EmbeddingWatch(self.model, optimizer, model)
+        self.watch = EmbeddingWatch(self.model, optimizer, model, shield=self._shield)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
         skips = {"skip_first": skip_first, "skip_special": skip_special}
@@ -155,9 +162,13 @@ class Monitor:
         self.concepts: list[dict[str, Any]] = []
         self.done: set[int] = set()
         self.logged: set[tuple[int, str]] = set()  # (step, name) of training numbers kept already
-        self.resumed = -1
+        self.resumed = self._next = -1
         self.seconds = 0.0
-        self._entered, self._fresh = False, True
+        self._entered, self._fresh, self._ended = False, True, False
+        self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
+
+    def _shield(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        return self.guard.hook("follow the embedding table", act)
 
     def _study(self, source: str) -> TangentStudy | None:
         if self.plan is None:
@@ -182,6 +193,7 @@ class Monitor:
         if self.live_wanted:
             extra = [s for s in i.setup.captured if s not in i.sites] if i.requests and probe is None else []
             words: dict[str, Any] = {"extra": extra, "scaled": i.study is not None, "rows": i.rows, "kept": i.kept}
+            words["report"] = partial(self.guard.caught, "read the training batch")
             self.live = LiveGradients(self.model, i.sites, layout=self.layout, **words)
             if probe is not None and (study := self._study("live")) is not None:
                 self.studies["live"] = study
@@ -200,6 +212,7 @@ class Monitor:
         self.entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
         self.entry |= modality_words(self.model, list(self.depths), self.tokenizer, layout=self.layout)
         self.entry["layers"] = max(self.depths.values())
+        self.entry |= {"measured_on": "the training batches"} if self.probe is None else {}
         self.store = None if out is None else MonitorStore(out, resume=resume, about=self.options)
         folder = self.store.folder.path / "state" if self.store is not None else None
         run = folder.parent.name if folder is not None else ""
@@ -208,6 +221,7 @@ class Monitor:
         if rows_taken:
             i = self.instruments
             words: dict[str, Any] = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept}
+            words["report"] = partial(self.guard.caught, "follow every step")
             self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
         if row_map and folder is not None and self.probe is not None:
             self.map = RowMap(sites=sites, folder=folder)
@@ -219,7 +233,10 @@ class Monitor:
             if state is not None:
                 self._restore(state)
                 self.resumed = state["step"]
-            self.store.describe("running", self.entry, **self._data())
+            self.store.begin()
+            if self.store.lock.note:
+                self.instruments.note(self.store.lock.note)
+            self._describe("running")
         self._send("start", self._manifest())
         self.watch.attach()
         for hooks in self._hooks:
@@ -228,24 +245,48 @@ class Monitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self._entered = False
-        self.watch.detach()
-        for hooks in self._hooks:
-            hooks.__exit__()
-        if kind is None:
-            self._finish()
-        self.entry["row_count"] = self.instruments.row_count
-        status = "complete" if kind is None else "interrupted"
-        entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
-        if self.store is not None:
-            path = self.store.folder.path
-            if self.every is not None and len(trace := self.trace):
-                replace_file(path / FILE, trace.write)
+        self._entered, self._ended, self.guard.place = False, True, "the end"
+        self.guard.strict &= kind is None  # an error of the training is not replaced by one of ours
+        attached = [self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)]
+        try:
+            for detach in attached:
+                self.guard.call("take its hooks off", detach)
+            if kind is None:
+                self.guard.call("finish", self._finish)
+            status = "complete" if kind is None else "interrupted"
+            entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
+            self.entry["row_count"] = self.instruments.row_count
+            if self.store is not None:
+                with self.guard.catching("write its results"):
+                    self._write_end(entries, complete=kind is None)
+            if kind is None and not self.done and not (self.every is not None and self.every.seen):
+                self.guard.caught("end with results", nothing_measured(self._steps, self._due, self.when))
+            self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
+            self.guard.call("write run.json", self._describe, status, **entries)
+        finally:
+            if self.store is not None:
+                self.store.end()
+
+    def _write_end(self, entries: dict[str, Any], *, complete: bool) -> None:
+        """Write the table and what else the folder has at the end, as much of it as possible."""
+        assert self.store is not None
+        path = self.store.folder.path
+        self._recover()
+        with self.guard.catching("write the steps that wait"):
+            self.store.flush()
+        with self.guard.catching("write table.parquet"):
             self.store.write_table(self.table, done=self.done)
-            if kind is None and self.map is not None:
-                labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
+        if self.every is not None:
+            with self.guard.catching(f"write {FILE}"):
+                if len(trace := self.trace):
+                    replace_file(path / FILE, trace.write)
+        if complete and self.map is not None:
+            labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
+            with self.guard.catching("write the map of rows"):
                 entries["map"] = write_map(path, self.map, **labels)
-        self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
+
+    def _describe(self, status: str, **entries: Any) -> None:
+        self.guard.fresh = False
         if self.store is not None:
             self.store.describe(status, self.entry, warnings=self.notes, **entries, **self._data())
 
@@ -292,50 +333,95 @@ class Monitor:
         If the loss is computed outside the model, give `loss="mean"` with the number of `tokens` that one micro-batch
         averages over, or `loss="sum"`; `scale` is the factor by which that loss is multiplied.
         """
-        if not self._entered:
+        if not self._entered and not self._ended:
             raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
-        if self._fresh and 0 <= self.resumed < step:  # updates of the table in between were not observed
-            self.watch.before = None
-        self._fresh = False
-        self.watch.paused = step < self.resumed  # steps measured before an interruption are repeated without measuring
-        if step <= self.resumed:
+        self.guard.place = f"step {step}"
+        if self._ended:
+            self.guard.note("not measured: the monitor has ended")
+        else:
+            self._follow(step)
+        if self._ended or step <= self.resumed:
             yield self
             return
-        table = self.watch.table
-        if table is not None and self.total_steps is not None and step % max(1, self.total_steps // SNAPSHOTS) == 0:
-            self.temporal.update(table)
-        due = bool(self.when(step)) and step not in self.done
-        if due:
-            self.watch.close()
-        records = self._timed(self._measure_probe, step) if due and self.probe is not None else []
-        bank = self.instruments.bank() if due and self.live is not None and self.probe is None else None
-        if due and self.live is not None:
-            self.live.begin(geometry=bank is not None)
-        if self.every is not None:
-            self.every.begin(step)
+        opened = self._begin_step(step)
         try:
             yield self
         except BaseException:
             for hooks in self._hooks:
-                hooks.drop()
+                self.guard.call("drop the step", hooks.drop)
             raise
-        if self.every is not None:
-            self.every.end(step, scale=scale)
-        if not due:
+        self._end_step(opened, LossScale(loss, tokens, scale))
+
+    def _follow(self, step: int) -> None:
+        """Keep track of what was seen, also at steps that are repeated after an interruption."""
+        if self._fresh and 0 <= self.resumed < step:  # updates of the table in between were not observed
+            self.watch.before = None
+        self._fresh = False
+        self._next = step + 1
+        self.watch.paused = step < self.resumed  # steps measured before an interruption are repeated without measuring
+
+    def _begin_step(self, step: int) -> OpenStep:
+        """Everything before the passes of a step: is it measured, the probe, and hooks that begin to record."""
+        opened, guard = OpenStep(step), self.guard
+        self._steps += 1
+        with guard.catching("look at the step"):
+            table = self.watch.table
+            often = max(1, (self.total_steps or 0) // SNAPSHOTS)
+            if table is not None and self.total_steps is not None and step % often == 0:
+                self.temporal.update(table)
+            opened.due = bool(self.when(step)) and step not in self.done
+        self._due += opened.due
+        if opened.due:
+            guard.call("close the interval of the embedding table", self.watch.close)
+            if self.probe is not None:
+                opened.add(guard.call("measure the probe", self._timed, self._measure_probe, step))
+        for hooks in list(self._hooks):
+            guard.call("go on reading the training", self._mend, hooks)
+        with guard.catching("record the training batch"):
+            if opened.due and self.live is not None and self.live in self._hooks:
+                opened.bank = self.instruments.bank() if self.probe is None else None
+                self.live.begin(geometry=opened.bank is not None)
+        if self.every is not None and self.every in self._hooks:
+            guard.call("follow every step", self.every.begin, step)
+        return opened
+
+    def _end_step(self, opened: OpenStep, scale: LossScale) -> None:
+        """Everything after the passes of a step."""
+        step, guard = opened.step, self.guard
+        if self.every is not None and self.every in self._hooks:
+            guard.call("follow every step", self.every.end, step, scale=scale.scale)
+        if opened.due and self.live in self._hooks and not self.live.failed:
+            opened.add(guard.call("measure the training batch", self._timed, self._measure_live, opened, scale))
+        if opened.due and self.every is not None:
+            opened.add(guard.call("follow every step", self._timed, self._trace_records, step))
+        if opened.measured:
+            guard.call("keep its results", self._timed, self._keep, step, opened.records)
+        if guard.fresh:
+            guard.call("write run.json", self._describe, "running")
+
+    def _mend(self, hooks: LiveGradients | EveryStep) -> None:
+        """Attach hooks again that somebody removed, or whose module was replaced; without them nothing is seen."""
+        lost = hooks.lost()
+        if not lost:
             return
-        if self.live is not None:
-            seen = self.live.end()
-            if seen or self.probe is None:
-                records += self._timed(self._measure_live, step, seen, bank, LossScale(loss, tokens, scale))
-        if self.every is not None:
-            records += self._timed(self._trace_records, step)
-        self._timed(self._keep, step, records)
+        named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+        what = f"hooks were removed, or modules replaced, at {named}"
+        try:
+            hooks.reattach()
+        except Exception as error:
+            self._hooks.remove(hooks)
+            hooks.__exit__()
+            raise AnisoscopeError(f"{what}, and the model has changed: {error}; this part is switched off") from error
+        if self.guard.strict:
+            raise AnisoscopeError(f"{what}; leave the hooks of a monitored model alone.")
+        self.guard.note(f"{what}; they were attached again")
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
-        result = function(*args)
-        self.seconds += time.perf_counter() - start
-        return result
+        try:
+            return function(*args)
+        finally:
+            self.seconds += time.perf_counter() - start
 
     def _measure_probe(self, step: int) -> list[Record]:
         assert self.probe is not None
@@ -343,21 +429,31 @@ class Monitor:
         self.watch.paused = True
         try:
             rows = self.probe.run(step, others=joined_sinks(bank, self.map))
+        except BaseException:
+            if self.map is not None:
+                self.map.drop()
+            raise
         finally:
             self.watch.paused = False
         if self.map is not None:
-            self.map.close(step, tokenizer=self.tokenizer)
+            with self.guard.catching("keep rows for the map"):
+                self.map.close(step, tokenizer=self.tokenizer)
         found = self.instruments.measure(rows, bank)
-        cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
-        self.concepts += cards
-        if self.store is not None:
-            self.store.write_concepts(step, cards)
+        with self.guard.catching("describe concepts"):
+            cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
+            self.concepts += cards
+            if self.store is not None:
+                self.store.write_concepts(step, cards)
         return found
 
-    def _measure_live(self, step: int, micro_batches: list[MicroBatch], bank: Any, scale: LossScale) -> list[Record]:
-        rows = self.instruments.live_rows(step, micro_batches, bank, scale)
+    def _measure_live(self, opened: OpenStep, scale: LossScale) -> list[Record]:
+        assert self.live is not None
+        step, seen = opened.step, self.live.end()
+        if not seen and self.probe is not None and self.done:  # an empty step after the last update
+            return []
+        rows = self.instruments.live_rows(step, seen, opened.bank, scale)
         if self.probe is None:
-            return self.instruments.measure(rows, bank)
+            return self.instruments.measure(rows, opened.bank)
         study = self.studies.get("live")
         return [] if study is None or self.instruments.left_out(rows) else study.measure(rows)
 
@@ -371,7 +467,9 @@ class Monitor:
         A loop without a probe may give `probe_loss` and `constant_loss`, from which claims tell whether it learned.
         """
         place = {"variant": "", "group": "", "kind": "training", "step": step}
-        self._log_records(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
+        self.guard.place = f"step {step}"
+        with self.guard.catching("log numbers"):
+            self._log_records(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
 
     def _log_records(self, step: int, records: list[Record]) -> None:
         fresh = [row for row in records if (step, row["metric"]) not in self.logged]
@@ -392,13 +490,32 @@ class Monitor:
         if not part:
             self.done.add(step)
             self.watch.remember(step)
-        if self.store is not None and part:
-            self.store.folder.write_part(part, table)
-        elif self.store is not None:
-            frozen = {name: study.frozen for name, study in self.studies.items()}
-            window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-            self.store.write_step(step, table, self._state(step), window)
+        if self.store is not None:
+            with self.guard.catching("write results; they wait in memory for the next step"):
+                self._recover()
+                self._write(step, table, part)
         self._send("write", table, step)
+
+    def _write(self, step: int, table: Table, part: str) -> None:
+        assert self.store is not None
+        if part:
+            self.store.write_part(part, table)
+            return
+        frozen = {name: study.frozen for name, study in self.studies.items()}
+        window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+        self.store.write_step(step, table, self._state(step), window)
+
+    def _recover(self) -> None:
+        """Write everything again if the run folder was deleted; stop writing if another process has it now."""
+        assert self.store is not None
+        try:
+            if self.store.recover():
+                self.guard.note("the run folder had been deleted; it is written again")
+                self._describe("running")
+        except AnisoscopeError:
+            self.store.end()
+            self.store = None
+            raise
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
@@ -427,7 +544,8 @@ class Monitor:
     def notes(self) -> list[str]:
         """What was left out, and why."""
         study = self.instruments.study
-        return [*self.instruments.notes, *(study.notes if study is not None else ()), *self.instruments.setup.notes]
+        beside = [*(study.notes if study is not None else ()), *self.instruments.setup.notes]
+        return [*self.guard.notes, *self.instruments.notes, *beside]
 
     def _state(self, step: int) -> dict[str, Any]:
         """The state that later steps need, for saving."""
@@ -461,28 +579,20 @@ class Monitor:
 
     def save(self, folder: Path) -> None:
         """Write the state into a folder, for training loops that store it with their own checkpoints."""
-        if self.every is not None:
-            self.every.flush()
-        state = self._state(max(self.done, default=-1))
-        replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
+        with self.guard.catching("save its state with a checkpoint"):
+            if self.every is not None:
+                self.every.flush()
+            state: dict[str, Any] = self._state(max(self.done, default=-1)) | {"next": self._next}
+            replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote; later steps are measured again and replaced."""
+        """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        newest = self.store.newest() if self.store is not None else None
+        following = {*state["done"], state.get("next")}
+        self.resumed = -1
+        if newest is not None and newest["step"] == state.get("next") and set(newest["done"]) == following:
+            state, self.resumed = newest, newest["step"]
         if self.store is not None:
             self.store.rewind(set(state["done"]))
         self._restore(state)
-        self.resumed = -1
-
-
-def _check(model: nn.Module, plan: TangentPlan | None, *, learns: bool) -> None:
-    """Raise an error if gradients are needed and all parameters are frozen, or if the rank is too large."""
-    if learns and not any(p.requires_grad for p in model.parameters()):
-        raise AnisoscopeError(
-            f"every parameter of {type(model).__name__} is frozen, so nothing learns and there are no gradients; "
-            "unfreeze some (parameter.requires_grad_(True)), or use `profile` for its geometry."
-        )
-    if plan is not None and plan.rank is not None:
-        config = getattr(model, "config", None)
-        width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-        check_rank(plan.rank, width=int(width or _NO_WIDTH))

@@ -1,22 +1,24 @@
 """Where the rows of a monitored run go: into its run folder, and to sinks such as experiment trackers.
 
-The folder is not a sink: it also holds the state that a resumed run needs, and a run that cannot be written must fail.
-It has a table for each measured step and the state needed for the next one. A step counts as measured when both exist;
-the table is written first, so a step without a state is measured again and its table replaced.
+The folder is not a sink: it also holds the state that a resumed run needs. It has a table for each measured step and
+the state needed for the next one. A step counts as measured when both exist; the table is written first, so a step
+without a state is measured again and its table replaced. What could not be written is written with the next step: a
+disk that was full for a while costs nothing but the states in between.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.folder import RunFolder, WriterLock, replace_file
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Query, Table
 
@@ -37,21 +39,68 @@ class ResultSink(Protocol):
 class MonitorStore:
     """The run folder of a monitor or a sweep; `about` are options that a resumed run must share with the first."""
 
+    _in_use: ClassVar[weakref.WeakValueDictionary[Path, MonitorStore]] = weakref.WeakValueDictionary()
+
     def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any]) -> None:
         self.folder, self.resume, self.about = RunFolder(Path(out)), resume, about
         self._options = _flat(json.loads(json.dumps(about, default=str)))
+        self._parts: dict[str, Table] = {}  # everything that belongs into parts/
+        self._waiting: dict[Path, Callable[[Path], Any]] = {}  # what could not be written yet
         try:
             self.folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AnisoscopeError(
                 f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
             ) from error
+        if self.folder.path.resolve() in self._in_use:
+            raise AnisoscopeError(
+                f"{str(out)!r} is being written by another monitor of this process; end that one, or give another."
+            )
+        self.lock = WriterLock(self.folder.path)
         for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
             path.unlink(missing_ok=True)  # partly written files of a killed process
         if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
             raise AnisoscopeError(
                 f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
             )
+
+    def begin(self) -> None:
+        """Call when a monitor begins to measure: no other of this process may write here until `end`."""
+        self._in_use[self.folder.path.resolve()] = self
+
+    def end(self) -> None:
+        if self._in_use.get(self.folder.path.resolve()) is self:
+            del self._in_use[self.folder.path.resolve()]
+        self.lock.release()
+
+    def recover(self) -> bool:
+        """Whether the folder was deleted in the meantime; if so, everything is written again with the next step.
+
+        An error if another process has begun a run in its place.
+        """
+        if not self.lock.renew():
+            return False
+        for name, table in self._parts.items():
+            self._waiting[self.folder.part_path(name)] = self._part_writer(table)
+        return True
+
+    def write_part(self, name: str, table: Table) -> None:
+        """Write a part of the table, after those that could not be written before."""
+        self._parts[name] = table
+        self._write(self.folder.part_path(name), self._part_writer(table))
+
+    def _part_writer(self, table: Table) -> Callable[[Path], Any]:
+        return lambda path: self.folder.write_part_to(path, table)
+
+    def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
+        self._waiting[path] = write
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; what fails again goes on waiting, and raises."""
+        for path, write in list(self._waiting.items()):
+            replace_file(path, write)
+            del self._waiting[path]
 
     def describe(self, status: str, model: Mapping[str, Any], **more: Any) -> None:
         """Write run.json, unless the folder is that of `anisoscope train`, which writes its own."""
@@ -72,9 +121,9 @@ class MonitorStore:
 
         States are numbered by step, or by `number` if steps may come in another order.
         """
-        self.folder.write_part(f"step-{step:09d}", table)
         if window is not None and any(found is not None for found in window.values()):
-            replace_file(self.folder.path / "state" / f"window-{step:09d}.pt", lambda p: torch.save(window, p))
+            self._waiting[self.folder.path / "state" / f"window-{step:09d}.pt"] = lambda path: torch.save(window, path)
+        self.write_part(f"step-{step:09d}", table)
         name = f"step-{step if number is None else number:09d}.pt"
         replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
         for _, old in sorted(self._states().items())[:-3]:  # keep three: a training may resume from an older checkpoint
@@ -135,12 +184,16 @@ class MonitorStore:
                 found.append((int(number), name != "step", path))  # measured before logged
             else:
                 path.unlink()
-        return [Table.read(path) for _, _, path in sorted(found)]
+        self._parts = {path.stem: Table.read(path) for _, _, path in sorted(found)}
+        self._waiting.clear()
+        return list(self._parts.values())
 
     def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
         """Write the cards of one step; `write_table` joins them into concepts.json."""
+        text = json.dumps(cards, ensure_ascii=False, allow_nan=False, default=str)
         if cards:
-            self.folder.write_json(f"parts/concepts-{step:09d}.json", cards)
+            path = self.folder.path / "parts" / f"concepts-{step:09d}.json"
+            self._write(path, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def write_table(self, table: Table, *, done: set[int]) -> None:
         """Write all results in one table, in an order that does not depend on interruptions, and concepts.json."""
@@ -154,11 +207,19 @@ class MonitorStore:
 
 
 def in_order(table: Table) -> Table:
-    """Sort rows by step, numbers logged by the training last; otherwise in the order written."""
+    """Sort rows by step, numbers logged by the training last and by name; otherwise in the order written.
+
+    A training may log its numbers in several calls, in whatever order; a resumed one reads them back from files.
+    """
     rows = Query(table)
     steps = np.nan_to_num(rows.numbers("step"), nan=-1.0)
-    logged = [kind == "training" for kind in rows.column("kind")]
-    return table.take(np.lexsort((logged, steps)))
+    logged = np.array([kind == "training" for kind in rows.column("kind")], dtype=bool)
+    names = [
+        f"{metric};{variant}" for metric, variant in zip(rows.column("metric"), rows.column("variant"), strict=True)
+    ]
+    order = {name: number for number, name in enumerate(sorted(set(names)))}
+    by_name = np.where(logged, [order[name] for name in names], 0)
+    return table.take(np.lexsort((by_name, logged, steps)))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

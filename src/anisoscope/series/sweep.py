@@ -155,7 +155,8 @@ class Sweeper:
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
         self.late = self._out_of_order() if error is None else {}
         columns = {"model": self._name(), "revision": ""}
-        table = in_order(Table.concat([*self.tables.values(), self._table(last, columns), self._flag_rows()]))
+        measured = [self.tables[key] for key in sorted(self.tables)]  # not as they came: some are measured again
+        table = in_order(Table.concat([*measured, self._table(last, columns), self._flag_rows()]))
         if self.tables:
             self.store.write_table(table, done=set(self.tables))
         if error is None and self.measurer.row_map is not None:

@@ -91,6 +91,7 @@ def training_monitor(
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
     options |= {"metrics": monitor, "rank": rank, "splits": splits, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
+    options["strict"] = True  # this training is ours: it goes on with --resume, and its table is to be whole
     options |= {"frozen_window": frozen_window}
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}

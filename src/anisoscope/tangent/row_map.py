@@ -107,6 +107,10 @@ class RowMap:
             replace_file(self._path(step), lambda path: torch.save(parts, path))
             self._steps[step] = None
 
+    def drop(self) -> None:
+        """Forget the rows since the last step: the pass that they came from failed."""
+        self._open = {}
+
     @property
     def steps(self) -> list[int]:
         return sorted(self._steps)

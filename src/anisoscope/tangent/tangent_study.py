@@ -99,7 +99,9 @@ class TangentStudy:
             spreads = {first: mine[site].spread for first, mine in fits.items() if site in mine}
             found += self._other_records(spreads, halves[site], moment, other.get(site, {}))
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
-            return moment, energy.placed(site, rows.step, [*found, *self._spread(fit, test)])
+            found += self._spread(fit, test)
+            live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
+            return moment, energy.placed(site, rows.step, live)
 
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from anisoscope.errors import Interrupted
 from anisoscope.monitor.sink import MonitorStore
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
-from anisoscope.results.folder import RunFolder
+from anisoscope.results.folder import RunFolder, writing
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
@@ -105,17 +106,18 @@ def train(
     folder = RunFolder.create(out, options_of(config, watch), resume=resume)
     if folder.about().get("status") == "complete":  # resumed, but complete already
         return folder.path
-    record = TrainingRecord(config, folder, command, watch or {})
-    record.begin()
-    try:
-        stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
-        record.describe_data(stream.about())
-        _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
-    except BaseException as error:
-        record.end(error)
-        raise
-    record.end()
-    MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
+    with writing(folder.path):
+        record = TrainingRecord(config, folder, command, watch or {})
+        record.begin()
+        try:
+            stream = recipe.stream(config, folder.path, corpus=corpus, progress=progress)
+            record.describe_data(stream.about())
+            _run(record, stream, recipe=recipe, monitor=monitor, progress=progress)
+        except BaseException as error:
+            record.end(error)
+            raise
+        record.end()
+        MonitorStore(folder.path, resume=True, about={}).drop_window()  # kept until the end for resuming
     return folder.path
 
 
@@ -192,7 +194,7 @@ class Trainer:
             self.start = restore(newest, self.model, self.optimizer, monitor=self.monitor)
         self.log.rewind(self.start)
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: StopRequest) -> None:
         """Run all remaining updates, then let the monitor measure the final state."""
         for step in range(self.start, self.config.steps):
             if step in self.checkpoints.scheduled and (step > self.start or step == 0):
@@ -202,12 +204,14 @@ class Trainer:
                 self.progress("train", step + 1, self.config.steps)
             if stop.is_set():
                 self.save(step + 1)
-                raise KeyboardInterrupt(f"stopped by a signal after {step + 1} updates, which were saved")
+                raise Interrupted(stop.number, f"stopped by a signal after {step + 1} updates, which were saved")
         if self.start < self.config.steps:
             self.save(self.config.steps)
         if self.monitor is not None:
             with self.monitor.step(self.config.steps):
                 pass
+        if stop.is_set():  # everything is done, but whoever sent it must hear of it
+            raise Interrupted(stop.number, f"stopped by a signal after all {self.config.steps} updates")
 
     def update(self, step: int) -> None:
         """One update, without device–host synchronisation."""
@@ -244,16 +248,23 @@ class Trainer:
         self.record.note(steps=step)
 
 
+class StopRequest(threading.Event):
+    """Set when a signal asked the training to stop."""
+
+    number: int = signal.SIGINT
+
+
 @contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
+def _signals() -> Iterator[StopRequest]:
     """Set an event on SIGINT or SIGTERM, so that the current step ends and is saved; a second signal acts at once."""
-    stop = threading.Event()
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
 
-    def request_stop(*_: Any) -> None:
+    def request_stop(number: int, _: Any) -> None:
+        stop.number = number
         stop.set()
         restore_handlers()
 

@@ -30,7 +30,7 @@ from anisoscope.view.words import Catalogue, listed, number, plural, shortened, 
 COLUMNS = [name for name in SCHEMA.names if name not in ("schema", "run", "depth", "head", "replicates")]
 STACK = re.compile(r"(encoder|decoder): ")
 SEED = re.compile(r" \(seed (\d+)\)$")
-WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is")
+WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is", "Measured on")
 PAGE_ROWS = 8_000  # limit for the table of a training run on the page
 NOTES = 60
 # parts of notes that are already visible in figures
@@ -163,6 +163,7 @@ def _facts(entry: Mapping[str, Any]) -> dict[str, str]:
         "Shape": ", ".join(part for part in shape if part),
         "Parameters": next(iter(units), numbers["Parameters"]),
         "A row is": ", ".join(row_is if several else row_is[:1]),
+        "Measured on": str(entry.get("measured_on") or ""),
         "Rows": numbers["Rows"],
         "Contexts": numbers["Contexts"],
     }
