@@ -127,7 +127,9 @@ Layers = Annotated[tuple[int, ...], Option("Layers such as 0,3,5-8; default: all
 Sites = Annotated[
     tuple[str, ...], Option("Places, comma-separated, or 'all'; see `anisoscope list sites`.", parse=distinct)
 ]
-Tokenizer = Annotated[str | None, Option("Folder or hub id of another tokenizer.")]
+Tokenizer = Annotated[
+    str | None, Option("Folder or hub id of a tokenizer, where the model has none or another is meant; or 'bytes'.")
+]
 RandomInit = Annotated[bool, Option("Fresh random weights.")]
 TrustRemoteCode = Annotated[bool, Option("Run code of the model.")]
 

@@ -428,7 +428,7 @@ def _undecodable(entry: FileEntry, encoding: str, *, first: int) -> AnisoscopeEr
     amount = f"{count} byte{'s' if count != 1 else ''} that {'are' if count != 1 else 'is'}"
     return AnisoscopeError(
         f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
-        f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
+        f"{first}); re-encode it to UTF-8 from the encoding that it was written in."
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from anisoscope.capture.row import Index, Rows, Scores
 from anisoscope.capture.sites import site as vocabulary
 from anisoscope.capture.sites.block import ABSENT
-from anisoscope.capture.sites.layout import Layout, find_layout
+from anisoscope.capture.sites.layout import Layout, find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.attention import PAIRS, row_sharpness
@@ -116,6 +116,7 @@ def prepare(
     more: Sequence[str] = (),
 ) -> Setup:
     """Find the sites to measure: the named ones, or those of the default ones and `more` that some metric reads."""
+    refuse_unhookable(model)
     if modules:
         return Setup(None, [], [], ["module"], {})
     layout = find_layout(model)

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from anisoscope.errors import unknown_name
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.manifest import WRONG_TEXT
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view.sections.findings import (
     badge_line,
@@ -92,10 +93,18 @@ def print_note(words: str, *, style: str | None = None) -> None:
     print_line(words, error=True, style=style)
 
 
-def print_warnings(about: Mapping[str, Any]) -> None:
-    """Print the warnings of a run."""
+def print_grave(about: Mapping[str, Any]) -> None:
+    """Print the warnings that must be read before any number."""
     for warning in about.get("warnings", []):
-        print_note(f"note: {warning}", style="yellow")
+        if WRONG_TEXT in warning:
+            print_note(f"warning: {warning}", style="red")
+
+
+def print_warnings(about: Mapping[str, Any]) -> None:
+    """Print the other warnings of a run."""
+    for warning in about.get("warnings", []):
+        if WRONG_TEXT not in warning:
+            print_note(f"note: {warning}", style="yellow")
 
 
 def print_json(value: Any, *, indent: int = 2) -> None:
@@ -108,6 +117,7 @@ def print_json(value: Any, *, indent: int = 2) -> None:
 def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[str, Any]) -> None:
     """Print the end of a profile: its short tables, warnings, duration, peak memory, path of the page."""
     about = folder.about()
+    print_grave(about)
     for shown in short_tables(folder.table(), catalogue=catalogue):
         console.print(shown)
     print_warnings(about)
@@ -199,6 +209,7 @@ def print_run_end(
 ) -> None:
     """Print the end of a run with verdicts: tables of a study, verdicts, warnings, seconds, path of the page."""
     about = folder.about()
+    print_grave(about)
     for shown in summary:
         if isinstance(shown, str):
             print_line(shown)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Seed, Text, check_least, listed
+from anisoscope.option import Device, Option, Seed, Text, Tokenizer, check_least, listed
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 SIGNALS = ("constant", "noise", "linear", "network")  # see `gradients.SIGNALS`
@@ -45,6 +45,7 @@ class CurvatureConfig:
         str | None, Option("Model in which β is measured first: a folder, a hub id, or a .gguf file; default: assumed.")
     ] = None
     data: Text = "embedded"  # what the model reads
+    tokenizer: Tokenizer = None
     manifolds: Annotated[tuple[str, ...], Option(f"Manifolds: {', '.join(MANIFOLDS)}; default: all.", parse=listed)] = (
         MANIFOLDS
     )

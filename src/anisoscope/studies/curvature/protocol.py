@@ -300,6 +300,7 @@ class Curvature(Study):
         used, model, about = Estimate(beta), "β", {}
         if c.model is not None:
             sizes: dict[str, Any] = {"data": c.data, "tokens": c.text_tokens, "device": c.device, "seed": c.seed}
+            sizes["tokenizer"] = c.tokenizer
             found = measure_exponent(c.model, **sizes, progress=self.progress)
             used, model = Estimate(found.used.value, found.used.low, found.used.high, n=found.used.types), c.model
             model, about = found.entry["name"], {"model": found.entry}
