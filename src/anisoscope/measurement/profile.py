@@ -42,13 +42,17 @@ from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.option import Progress
+from anisoscope.option import Progress, refuse_idle
 from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest, outcome
 from anisoscope.results.query import Table
 
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
+# options that a file of rows has no use for
+OF_MODELS = ("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field")
+OF_MODELS += ("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves")
+OF_MODELS += ("attention_rows", "trust_remote_code", "random_init")
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
 _MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
@@ -107,6 +111,9 @@ class Profiler:
             self.about, self.tables = old, [self.folder.table()]
             return self.tables[0]
         requests = parse_requests(self.config.metrics)
+        random = self.config.random_init
+        if all(parse_model(spec, random_init=random).kind == "rows" for spec in self.config.models):
+            refuse_idle(self.config, OF_MODELS, "for a file of rows, which is read as it is")
         for spec in self.config.models:  # a misspelt name fails before anything is measured
             parse_model(spec, random_init=self.config.random_init)
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)

@@ -83,6 +83,11 @@ def _failure(source: ModelSource, error: BaseException) -> str:
     reason = (text[:240] + "…") if len(text) > 240 else text or type(error).__name__
     if "trust_remote_code" in text or "custom code" in text:
         return f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code."
+    if "weights_only" in text or (isinstance(error, pickle.UnpicklingError) and "pickle" in text.lower()):
+        return (
+            f"{source.spec!r} holds more than weights, and unpickling that would run its code, which is never done; "
+            "get its weights as safetensors, or save its state_dict alone."
+        )
     if source.kind == "hub" and isinstance(error, OSError):
         return _hub_failure(source, text)
     if source.kind == "config" or source.overrides:

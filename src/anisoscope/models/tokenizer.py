@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special
 from anisoscope.models.source import hub_reachable, looks_like_path
 
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -130,6 +130,7 @@ def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = Fa
     """The tokenizer that the user names: a folder, a file, or a hub id with or without `@revision`."""
     path = Path(name).expanduser()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    refuse_special(path)
     if path.exists():
         return load_tokenizer(str(path), config=None, notes=notes, **options)
     if looks_like_path(name):

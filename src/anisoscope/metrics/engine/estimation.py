@@ -200,7 +200,9 @@ def _is_empty(metric: Declaration, view: View) -> bool:
 
 
 def _no_rows(metric: Declaration, view: View) -> TooFewRows:
-    return TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
+    return TooFewRows(
+        f"{metric.name} was given no finite row ({view.dropped} were not finite, or beyond 1e±60); look at them"
+    )
 
 
 def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
@@ -266,6 +268,8 @@ def missing_estimate(view: View, error: TooFewRows) -> Estimate:
 def _estimate(view: View, values: list[float], *, bounds: Bounds | None, left_out: int, **about: Any) -> Estimate:
     """The estimate from a value and its replicates (no interval if `bounds` is None); `left_out` rows were not used."""
     value, *replicates = values
+    if math.isinf(value):
+        raise TooFewRows("the value is infinite for these rows; look at them, or rescale them")
     low, high = (math.nan, math.nan) if bounds is None else jackknife(value, replicates, bounds=bounds)
     about |= {"contexts": view.contexts, "dropped": view.dropped + left_out}
     return Estimate(value, low, high, replicates=tuple(replicates), **about)
