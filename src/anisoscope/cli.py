@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -74,8 +76,12 @@ app = _build()
 
 def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of few letters shows ? for the others
+            stream.reconfigure(errors="replace")
     with interruptible() as received:
         try:
+            _refuse_unreadable(sys.argv[1:])
             # in standalone mode click itself handles Ctrl-C and prints usage errors
             code = run(standalone_mode=False, **_program_name())
             interrupted = 128 + received[0] if received else 0  # swallowed by somebody, and noticed too late
@@ -90,6 +96,17 @@ def main(run: Callable[..., Any] = app) -> None:
     if interrupted:
         fail(f"interrupted; {_ADVICE[_can_resume()]}", interrupted)
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _refuse_unreadable(words: Sequence[str]) -> None:
+    """Raise an error for an argument that is empty or no text: run.json, tables and pages could not name it."""
+    for before, word in zip(("", *words), words, strict=False):
+        if not word.strip():
+            after = f" after {before!r}" if before else ""
+            raise AnisoscopeError(f"the argument{after} is empty; name something, or leave it out.")
+        if any("\ud800" <= letter <= "\udfff" for letter in word) or "\0" in word:
+            shown = word.encode("utf-8", "backslashreplace").decode()
+            raise AnisoscopeError(f"the argument '{shown[:80]}' is not UTF-8 and cannot be recorded; rename it.")
 
 
 def _program_name() -> dict[str, str]:
@@ -121,6 +138,13 @@ def _explain(error: Exception) -> tuple[str, int]:
     text = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
         return f"{text}; make room or rights: {_ADVICE[_can_resume()]}", 1
+    if isinstance(error, OSError) and error.strerror:
+        named = f" ({str(error.filename)[:80]!r})" if error.filename is not None else ""
+        return f"{error.strerror}{named}; check the name, and what is there.", 1
+    if isinstance(error, UnicodeError):
+        return f"a name or a text is not UTF-8 ({text[:80]}); rename or re-encode it.", 1
+    if isinstance(error, pickle.UnpicklingError):
+        return "a saved state is damaged or holds more than numbers, and nothing of it was run; start a new run.", 1
     if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
         advice = "use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
         return f"out of memory ({text}); {advice}", 1

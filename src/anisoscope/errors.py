@@ -54,6 +54,13 @@ def missing_path(path: str | Path) -> AnisoscopeError:
     return AnisoscopeError(f"there is no file or folder {str(path)!r}; {hint}")
 
 
+def refuse_special(path: str | Path) -> None:
+    """Raise an error for a pipe, a device or a socket, whose reading may never end."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise AnisoscopeError(f"{str(path)!r} is a pipe or a device, whose end nobody knows; save it to a file first.")
+
+
 def near_miss(path: str | Path) -> str:
     """The question "did you mean …?" with existing paths named almost like `path`; empty where there are none."""
     path = Path(path)

@@ -9,12 +9,13 @@ before the help is printed, so it and the modules with configurations import no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError
 
+MOST_NUMBERS = 100_000  # in a span such as 0-8
 Progress = Callable[[str, int, int], None]  # reports the progress of a run: (phase, number done, total)
 
 
@@ -80,6 +81,8 @@ def _span(item: str, option: str) -> range:
         raise AnisoscopeError(f"{option} has {item!r}; expected numbers such as 0,3,5-8.") from error
     if not numbers:
         raise AnisoscopeError(f"{option} has {item!r}, which runs backwards; expected {end}-{start}.")
+    if numbers.stop - numbers.start > MOST_NUMBERS:
+        raise AnisoscopeError(f"{option} has {item[:40]!r}; expected at most {MOST_NUMBERS:,} numbers.")
     return numbers
 
 
@@ -109,6 +112,26 @@ def check_least(config: Any, least: Mapping[str, float]) -> None:
             raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
 
 
+def check_most(config: Any, most: Mapping[str, float]) -> None:
+    """Raise an error if a field of `config` is above what any machine could do; None is always accepted."""
+    for name, bound in most.items():
+        value = getattr(config, name)
+        if value is not None and not value <= bound:
+            raise AnisoscopeError(f"{name} is {value}; expected at most {bound:,}.")
+
+
+_FLAGS = {"special": "--skip-special", "first": "--skip-first", "memory_mb": "--memory"}
+
+
+def refuse_idle(config: Any, names: Iterable[str], why: str) -> None:
+    """Raise an error if one of these fields was given, since it would do nothing: `why`, such as "without --model"."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in names:
+        if getattr(config, name) != defaults[name]:
+            flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+            raise AnisoscopeError(f"{flag} does nothing {why}; leave it out.")
+
+
 def given(config: Any, *names: str) -> dict[str, Any]:
     """The fields of `config` with these names that were given: all that are not None."""
     return {name: value for name in names if (value := getattr(config, name)) is not None}
@@ -127,7 +150,9 @@ Layers = Annotated[tuple[int, ...], Option("Layers such as 0,3,5-8; default: all
 Sites = Annotated[
     tuple[str, ...], Option("Places, comma-separated, or 'all'; see `anisoscope list sites`.", parse=distinct)
 ]
-Tokenizer = Annotated[str | None, Option("Folder or hub id of another tokenizer.")]
+Tokenizer = Annotated[
+    str | None, Option("Folder or hub id of a tokenizer, where the model has none or another is meant; or 'bytes'.")
+]
 RandomInit = Annotated[bool, Option("Fresh random weights.")]
 TrustRemoteCode = Annotated[bool, Option("Run code of the model.")]
 

@@ -254,7 +254,7 @@ def test_a_sweep_watches_queries_keys_and_scores_over_checkpoints(preset: str, t
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     text = str(Path(__file__).parents[2] / "LICENSE")
-    table = sweep(str(tmp_path), preset=preset, data=text, tokens=320, context=16, device="cpu")
+    table = sweep(str(tmp_path), preset=preset, data=text, tokens=320, context=16, device="cpu", tokenizer="bytes")
     assert {row["step"] for row in table.where(metric="attention_max").records()} == {0, 10}
     assert {row["kind"] for row in table.where(metric="drift").records()} >= {"query", "key", *ROTARY_KINDS, "resid"}
     assert {row["metric"] for row in table.records()} >= set(ATTENTION)

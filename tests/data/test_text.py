@@ -351,3 +351,10 @@ def test_prose_leaves_lists_and_headings_out() -> None:
     sentence = "This is a paragraph of running text that is long enough to be kept, with commas and a full stop at its"
     sentence += " very end. It goes on for a little while."
     assert prose(f"Heading\n\n{sentence}\nitem\n\nSee also\n\n{sentence}") == sentence
+
+
+def test_bytes_of_another_encoding_are_refused_without_a_conversion_that_always_succeeds(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Россия, священная наша держава".encode("koi8-r"))
+    with pytest.raises(AnisoscopeError, match="re-encode it to UTF-8 from the encoding that it was written in") as told:
+        list(read_documents(str(tmp_path / "a.txt")))
+    assert "LATIN" not in str(told.value).upper()

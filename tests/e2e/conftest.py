@@ -153,10 +153,13 @@ def _models(folder: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.utils import logging
 
+    from anisoscope.data.tokens import make_vocabulary, save_tokenizer
+
     logging.disable_progress_bar()
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=300, bos_token_id=1, eos_token_id=2)
     GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    save_tokenizer(make_vocabulary("char", [bytes(range(256))]), folder / "model")
     for name in ("nan-early", "nan-late", "cut", "unreadable", "weightless"):
         shutil.copytree(folder / "model", folder / name)
     for name, part in (("nan-early", "wte.weight"), ("nan-late", "h.1.mlp.c_proj.weight")):

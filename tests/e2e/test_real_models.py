@@ -148,12 +148,16 @@ def test_smollm2_agrees_with_brute_force_and_its_first_token_is_told(command: Co
     assert with_ > 2 * without  # a single outlier position makes the cloud look like a line
 
 
-def test_a_model_without_a_tokenizer_is_read_as_bytes(command: Command, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_refused_and_read_as_bytes_if_asked(command: Command, tmp_path: Path) -> None:
     path = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
     if not path.is_dir():
         pytest.skip("the weights of stories260k are not here")
-    run = profile(command, path, tmp_path / "run", "--tokens", 800, "--context", 128, "--sites", "embed,resid,final")
+    done = command("profile", path, "--tokens", 800, "--out", tmp_path / "no")
+    assert done.code == 2 and "comes without a tokenizer" in done.sentence
+    words = ("--tokens", 800, "--context", 128, "--sites", "embed,resid,final", "--tokenizer", "bytes")
+    run = profile(command, path, tmp_path / "run", *words)
     assert any("UTF-8 bytes" in note for note in run.about()["warnings"])
+    assert "WRONG TEXT: its loss is 2" in run.about()["warnings"][0]
     rows = saved(run)
     agree(run.table(), rows)
     assert sorted(layer for _, layer, kind in rows if kind == "resid") == [1, 2, 3, 4, 5]
@@ -227,7 +231,7 @@ def test_the_tangent_study_of_real_decoder_weights_agrees_with_autograd(command:
     if not folder.is_dir():
         pytest.skip("the weights of stories260k are not beside the checkout")
     words = ("--tokens", 2048, "--context", 64, "--draws", 49, "--preset", "light", "--out", tmp_path / "run")
-    done = command("tangent", folder, *words)
+    done = command("tangent", folder, *words, "--tokenizer", "bytes")
     assert done.code == 0, done.err
     model = LlamaForCausalLM.from_pretrained(folder).float().eval()
     pieces = contexts(read_documents("embedded"), ByteTokenizer(512), length=64, tokens=2048)

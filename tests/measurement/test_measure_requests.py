@@ -116,7 +116,7 @@ def test_lost_rows_leave_a_note() -> None:
         assert bool(notes) is said
         assert {row["n"] for row in table.records()} == {19 if said else 21}
         if said:
-            assert notes[0].startswith("2 of 21 rows of 3 contexts were not finite (NaN or infinity) and were left out")
+            assert notes[0].startswith("2 of 21 rows of 3 contexts were not finite (NaN or infinity, or beyond 1e±60)")
 
 
 class Stages(nn.Module):

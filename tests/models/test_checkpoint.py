@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from anisoscope.models.load import load_model
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import recorded_step
 from support.tiny_series import ARCHITECTURE, gpt
+
+PLAIN: dict[str, Any] = {"device": "cpu", "need_tokenizer": False}
 
 
 @pytest.mark.parametrize("prefix", ["", "model.", "module.", "_orig_mod.", "model._orig_mod.", "net.body."])
@@ -28,7 +31,7 @@ def test_a_file_of_weights_is_the_model_whatever_its_names_begin_with(tmp_path: 
         save_file(state, path)
     else:
         torch.save({"state_dict": state, "global_step": 5} if suffix == ".ckpt" else state, path)
-    loaded = load_model(str(path), architecture=ARCHITECTURE, device="cpu")
+    loaded = load_model(str(path), architecture=ARCHITECTURE, **PLAIN)
     mine = loaded.model.state_dict()
     assert all(torch.equal(mine[name], value) for name, value in model.state_dict().items())
     assert type(loaded.model).__name__ == "GPT2LMHeadModel"
@@ -44,10 +47,10 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ):
         torch.save({k: v for k, v in (state | change).items() if v is not None}, path)
         with pytest.raises(AnisoscopeError, match=words):
-            load_model(str(path), architecture=ARCHITECTURE, device="cpu")
+            load_model(str(path), architecture=ARCHITECTURE, **PLAIN)
     for prefix in ("", "model."):
         torch.save({f"{prefix}{k}": v for k, v in state.items()} | {"criterion.weight": torch.zeros(3)}, path)
-        beside = load_model(str(path), architecture=ARCHITECTURE, device="cpu")
+        beside = load_model(str(path), architecture=ARCHITECTURE, **PLAIN)
         assert any("criterion.weight" in note for note in beside.notes), "beside the model it is left out, and said"
         assert type(beside.model).__name__ == "GPT2LMHeadModel", "and the head is kept"
 
@@ -59,7 +62,9 @@ def test_an_encoder_of_a_classifier_is_loaded_without_its_head(tmp_path: Path) -
     model = BertForSequenceClassification(BertConfig(**sizes, vocab_size=300))
     torch.save({f"model.{k}": v for k, v in model.state_dict().items()}, tmp_path / "w.pt")
     words = ",".join(f"{k}={v}" for k, v in sizes.items())
-    loaded = load_model(str(tmp_path / "w.pt"), architecture=f"bert:{words},vocab_size=300", device="cpu")
+    loaded = load_model(
+        str(tmp_path / "w.pt"), architecture=f"bert:{words},vocab_size=300", device="cpu", need_tokenizer=False
+    )
     assert type(loaded.model).__name__ == "BertModel" and any("classifier" in note for note in loaded.notes)
 
 
@@ -108,26 +113,30 @@ def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
     file, binary = tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(AnisoscopeError, match=r"model.safetensors is cut off or damaged \(.*\); copy it again.$"):
-        load_model(str(tmp_path), device="cpu")
+        load_model(str(tmp_path), **PLAIN)
     file.unlink()
     torch.save(gpt().state_dict(), binary)
     whole = binary.read_bytes()
     for case in (b"hello", b"", whole[:5000], whole[:-10]):
         binary.write_bytes(case)
         with pytest.raises(AnisoscopeError, match=r"pytorch_model.bin is cut off or damaged.*; copy it again.$"):
-            load_model(str(tmp_path), device="cpu")
+            load_model(str(tmp_path), **PLAIN)
     binary.write_bytes(whole)
-    load_model(str(tmp_path), device="cpu")
+    load_model(str(tmp_path), **PLAIN)
 
 
 def test_a_file_without_its_head_is_said_and_one_with_it_is_not(tmp_path: Path) -> None:
     state, path = dict(gpt().state_dict()), tmp_path / "w.pt"
     torch.save(state, path)
-    whole = load_model(str(path), architecture=f"{ARCHITECTURE},tie_word_embeddings=false", device="cpu")
+    whole = load_model(
+        str(path), architecture=f"{ARCHITECTURE},tie_word_embeddings=false", device="cpu", need_tokenizer=False
+    )
     assert HEADLESS not in whole.notes and whole.model.loss_type == "ForCausalLM"
     del state["lm_head.weight"]
     torch.save(state, path)
-    bare = load_model(str(path), architecture=f"{ARCHITECTURE},tie_word_embeddings=false", device="cpu")
+    bare = load_model(
+        str(path), architecture=f"{ARCHITECTURE},tie_word_embeddings=false", device="cpu", need_tokenizer=False
+    )
     assert HEADLESS in bare.notes and type(bare.model).__name__ == "GPT2Model"
 
 
@@ -148,12 +157,12 @@ def test_the_prefix_of_most_names_wins() -> None:
 def test_a_head_for_the_next_token_knows_its_loss_however_it_is_loaded(tmp_path: Path) -> None:
     assert gpt().loss_type is None, "transformers would warn at every load"
     gpt().save_pretrained(tmp_path / "next")
-    assert load_model(str(tmp_path / "next"), device="cpu").model.loss_type == "ForCausalLM"
+    assert load_model(str(tmp_path / "next"), **PLAIN).model.loss_type == "ForCausalLM"
     model = gpt()
     model.config.objective = "masked"
     model.save_pretrained(tmp_path / "masked")
-    assert load_model(str(tmp_path / "masked"), device="cpu").model.loss_type == "ForMaskedLM"
+    assert load_model(str(tmp_path / "masked"), **PLAIN).model.loss_type == "ForMaskedLM"
     torch.save(model.state_dict(), tmp_path / "w.pt")
     plan = str(tmp_path / "masked")
-    assert load_model(str(tmp_path / "w.pt"), architecture=plan, device="cpu").model.loss_type == "ForMaskedLM"
-    assert load_model(ARCHITECTURE, random_init=True, device="cpu").model.loss_type == "ForCausalLM"
+    assert load_model(str(tmp_path / "w.pt"), architecture=plan, **PLAIN).model.loss_type == "ForMaskedLM"
+    assert load_model(ARCHITECTURE, random_init=True, **PLAIN).model.loss_type == "ForCausalLM"

@@ -13,8 +13,9 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import placement
+from anisoscope.models import tokenizer as tokenizers
 from anisoscope.models.source import load_rows
-from anisoscope.models.tokenizer import ByteTokenizer, special_ids
+from anisoscope.models.tokenizer import ByteTokenizer, NoTokenizer, special_ids
 from support.loaded import BERT, GPT2, load, same_weights, saved
 
 STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
@@ -39,8 +40,32 @@ def test_a_saved_model_comes_back_whole(tmp_path: Path) -> None:
     fresh = load(GPT2, random_init=True)
     again = load(saved(tmp_path / "tiny"))
     assert same_weights(fresh.model, again.model) and fresh.fingerprint == again.fingerprint
-    assert again.name == "tiny" and isinstance(again.tokenizer, ByteTokenizer)
-    assert any("UTF-8 bytes" in note for note in again.notes) and not any("random" in note for note in again.notes)
+    assert again.name == "tiny" and not any("random" in note for note in again.notes)
+
+
+def test_a_stored_model_of_text_without_a_tokenizer_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "tiny")
+    with pytest.raises(NoTokenizer, match=r"without a tokenizer.*FOLDER or HUB_ID .--tokenizer bytes"):
+        load(folder, need_tokenizer=True)
+    bytewise = load(folder, tokenizer="bytes")
+    assert isinstance(bytewise.tokenizer, ByteTokenizer) and any("as asked" in note for note in bytewise.notes)
+    fresh = load(GPT2, random_init=True)
+    assert isinstance(fresh.tokenizer, ByteTokenizer) and any("UTF-8 bytes" in note for note in fresh.notes)
+
+
+def test_intermediate_checkpoints_take_the_tokenizer_of_the_final_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def named(name: str, **_: object) -> object:
+        asked.append(name)
+        return ByteTokenizer(300)
+
+    monkeypatch.setattr(tokenizers, "named_tokenizer", named)
+    cached = tmp_path / "models--bigscience--bloom-560m-intermediate" / "snapshots" / "c0ffee"
+    found = load(saved(cached), need_tokenizer=True)
+    assert asked == ["bigscience/bloom-560m"] and "the tokenizer is that of bigscience/bloom-560m" in found.notes
 
 
 def test_weights_that_are_missing_are_never_random_in_silence(tmp_path: Path) -> None:
@@ -52,7 +77,7 @@ def test_weights_that_are_missing_are_never_random_in_silence(tmp_path: Path) ->
     with pytest.raises(AnisoscopeError, match=r"4 of \d+ weight tensors .* h\.1\.attn.*would be random"):
         load(tmp_path / "m")
     save_file(weights, file, metadata={"format": "pt"})
-    assert load(tmp_path / "m").notes
+    assert load(tmp_path / "m").model is not None
 
 
 def test_a_head_that_is_not_stored_is_left_out(tmp_path: Path) -> None:
@@ -298,8 +323,10 @@ def test_real_character_model_takes_a_vocabulary_file() -> None:
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="stories260k is not here")
-def test_a_real_decoder_without_tokenizer_reads_bytes() -> None:
-    loaded = load(STORIES)
+def test_a_real_decoder_without_tokenizer_reads_bytes_only_if_asked() -> None:
+    with pytest.raises(NoTokenizer, match="stories260k"):
+        load(STORIES, need_tokenizer=True)
+    loaded = load(STORIES, tokenizer="bytes")
     assert loaded.is_decoder and loaded.max_context == 512 and isinstance(loaded.tokenizer, ByteTokenizer)
 
 

@@ -85,7 +85,10 @@ def test_all_planted_faults_are_found_at_once_and_the_rest_is_measured(shelf: Pa
     assert [(row["step"], row["value"]) for row in rows] == [(s, float(w is None)) for s, w in starts.items()]
     assert all(row["note"] == "; ".join(found[row["step"]]) for row in rows)
     about = json.loads((out / "run.json").read_text())
-    assert about["status"] == "complete" and sum("checkpoint-" in text for text in about["warnings"]) == 5
+    assert (
+        about["status"] == "complete"
+        and sum("checkpoint-" in text and "WRONG" not in text for text in about["warnings"]) == 5
+    )
 
 
 def test_an_honest_series_has_no_flags(series: Path, tmp_path: Path) -> None:
@@ -251,7 +254,10 @@ def test_the_loss_is_that_of_the_model_itself(series: Path, tmp_path: Path) -> N
     from anisoscope.series.measurer import feed_config
 
     table = sweep(str(series), out=tmp_path / "out", **LOOK)
-    loaded, config = load_model(str(series / "checkpoint-10"), device="cpu"), feed_config(SweepConfig("x", **LOOK))
+    loaded, config = (
+        load_model(str(series / "checkpoint-10"), device="cpu", tokenizer="bytes"),
+        feed_config(SweepConfig("x", **LOOK)),
+    )
     total = tokens = 0.0
     seen: set[tuple[int, ...]] = set()  # a context that occurs twice counts once
     for batch in make_feed(loaded, config).batches():
@@ -324,7 +330,7 @@ def test_a_trainers_folder_with_its_tokenizer_above(shelf: Path, tmp_path: Path)
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path / "run")
     shutil.copy(shelf / "checkpoint-20" / "config.json", tmp_path / "run")
-    table = sweep(str(tmp_path / "run"), out=tmp_path / "out", **LOOK)
+    table = sweep(str(tmp_path / "run"), out=tmp_path / "out", **LOOK | {"tokenizer": None})
     assert flags(tmp_path / "out") == {10: [], 20: []}
     assert not any("bytes" in text for text in table.about["warnings"])
     assert any("folder itself was left out" in text for text in table.about["warnings"])
@@ -393,3 +399,20 @@ def test_moved_weights_are_those_of_the_series(shelf: Path) -> None:
     expected = put(gpt(), moved(gpt(), range(0, 90, 10))[3]).state_dict()
     found = load_file(shelf / "checkpoint-30" / "model.safetensors")
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_a_series_without_a_tokenizer_is_refused_at_its_first_checkpoint(series: Path, tmp_path: Path) -> None:
+    with pytest.raises(AnisoscopeError, match="comes without a tokenizer"):
+        sweep(str(series), out=tmp_path / "out", **LOOK | {"tokenizer": None})
+    assert not (tmp_path / "out" / "table.parquet").exists()
+
+
+def test_a_loss_above_that_of_guessing_is_the_first_warning_of_run_page_and_model(tmp_path: Path) -> None:
+    model = gpt()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(50)
+    model.save_pretrained(tmp_path / "m" / "checkpoint-10")
+    sweep(str(tmp_path / "m"), out=tmp_path / "out", report=True, **LOOK)
+    about = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert "WRONG TEXT: its loss is" in about["warnings"][0] and "WRONG TEXT" in about["models"][0]["notes"][0]
+    assert "Read this first" in (tmp_path / "out" / "report.html").read_text()

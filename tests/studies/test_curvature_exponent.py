@@ -44,9 +44,9 @@ def test_the_exponent_is_that_of_plain_loops_over_hidden_states(model: str, monk
     masks: list[Any] = []
     original = exponents._chosen
     monkeypatch.setattr(exponents, "_chosen", lambda *a, **k: masks.append((a, original(*a, **k))) or masks[-1][1])
-    found = measure_exponent(model, data="embedded", tokens=1500, device="cpu", seed=0)
+    found = measure_exponent(model, data="embedded", tokens=1500, device="cpu", seed=0, tokenizer="bytes")
     (batches, counts), chosen = masks[0]
-    loaded = exponents.load_model(model, device="cpu")
+    loaded = exponents.load_model(model, device="cpu", tokenizer="bytes")
     rows: dict[int, list[np.ndarray]] = {}
     for batch, mask in zip(batches, chosen, strict=True):
         with torch.no_grad():
@@ -69,7 +69,7 @@ def test_the_exponent_is_that_of_plain_loops_over_hidden_states(model: str, monk
 def test_too_little_text_is_refused_in_a_sentence(model: str, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words only, and no more than that.\n")
     with pytest.raises(AnisoscopeError, match="β needs 8 at least: give more text, or --beta"):
-        measure_exponent(model, data=str(tmp_path / "short.txt"), tokens=512, device="cpu", seed=0)
+        measure_exponent(model, data=str(tmp_path / "short.txt"), tokens=512, device="cpu", seed=0, tokenizer="bytes")
 
 
 SIZES = {"manifolds": ("sphere",), "samples": 128, "tokens": 512, "draws": 3, "neighbourhoods": 8, "replicates": 3}
@@ -86,7 +86,7 @@ SIZES |= {
 def test_the_measured_value_is_used_stands_in_the_table_and_survives_an_interruption(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = CurvatureConfig.tiny(**SIZES, model=model)
+    config = CurvatureConfig.tiny(**SIZES, model=model, tokenizer="bytes")
     folder = RunFolder.create(tmp_path / "run", asdict(config), resume=False)
     real, calls = Curvature._pinning, []
 

@@ -148,7 +148,9 @@ def test_labels_of_the_users_own_take_the_place_of_the_tasks(trained: Path, tmp_
 
 @pytest.mark.skipif(not STORIES.exists(), reason="stories260k is not here")
 def test_real_weights_lose_when_their_rows_are_repaired_inside(tmp_path: Path) -> None:
-    found = run_study(tmp_path / "run", models=(str(STORIES),), tasks=("token_class",), layers=(3,)).table()
+    found = run_study(
+        tmp_path / "run", models=(str(STORIES),), tokenizer="bytes", tasks=("token_class",), layers=(3,)
+    ).table()
     at = {"metric": "lm_loss", "layer": 3, "kind": "resid"}
     raw = found.value(variant="reading=patched;repair=raw", **at)
     assert math.isfinite(raw)

@@ -16,7 +16,9 @@ BERT = "bert:num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermedia
 
 
 def load(spec: object, **options: Any) -> Any:
-    return load_model(str(spec), **{"device": "cpu", **options})
+    """A model on the CPU; stored ones are loaded without a tokenizer, unless told."""
+    known = options.get("random_init") or "tokenizer" in options
+    return load_model(str(spec), **{"device": "cpu", "need_tokenizer": bool(known), **options})
 
 
 def saved(folder: Path, spec: str = GPT2, **options: Any) -> Path:

@@ -19,7 +19,14 @@ from anisoscope.results.query import Table
 SIZES = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 258, "bos_token_id": 1, "eos_token_id": 2}
 ARCHITECTURE = "gpt2:" + ",".join(f"{name}={value}" for name, value in SIZES.items())
 TEXT = str(Path(__file__).parents[2] / "LICENSE")  # short, and never changed
-LOOK: dict[str, Any] = {"data": TEXT, "tokens": 320, "context": 16, "metrics": ("average_cosine",), "device": "cpu"}
+LOOK: dict[str, Any] = {
+    "data": TEXT,
+    "tokens": 320,
+    "context": 16,
+    "metrics": ("average_cosine",),
+    "device": "cpu",
+    "tokenizer": "bytes",
+}
 
 
 def gpt(seed: int = 0, **sizes: int) -> Any:

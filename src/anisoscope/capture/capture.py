@@ -98,7 +98,7 @@ class Capture:
         watch: Watch | None = None,
         idle: Callable[[], bool] | None = None,
     ) -> None:
-        layouts.refuse_compiled(model)
+        layouts.refuse_unhookable(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
@@ -127,6 +127,7 @@ class Capture:
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
         self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
+        self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
     def __enter__(self) -> Self:
         try:
@@ -138,6 +139,7 @@ class Capture:
 
     def __exit__(self, kind: type[BaseException] | None = None, *rest: object) -> None:
         self._stack.close()
+        self._unnested.close()
         if kind is not None or self.idle is not None:  # a training loop may run without any measured step
             return
         if not self._finished:
@@ -267,11 +269,17 @@ class Capture:
         if self.idle is not None and self.idle():
             return
         self._outer, self._above = (args, kwargs), None
+        self._unnested.close()
+        for part in self.model.modules():  # nested tensors have no positions; their rows are the same without
+            if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+                part.use_nested_tensor = False
+                self._unnested.callback(setattr, part, "use_nested_tensor", True)
         if (whole := self._passes.get("")) is not None:
             whole.begin(self._contexts(module, args, kwargs, stack=whole.stack), {})
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._outer = None
+        self._unnested.close()
         self._finished += 1
         for running in self._passes.values():
             running.end()

@@ -47,7 +47,7 @@ class Index:
     position: Tensor  # [n] int64
     token: Tensor  # [n] int64, -1 where there is no token
     group: tuple[str, ...] | None = None  # name per *context* of the batch (B of them)
-    first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows
+    first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows and maps
 
     def taken(self, at: Tensor) -> Self:
         """The index of some of the rows, in the order of `at` [m]."""
@@ -238,13 +238,13 @@ class Contexts:
         order = (real.long().cumsum(1) - 1).flatten()[take]
         same = self.tokens is not None and self.tokens.shape[1] == length
         token = self.tokens.flatten()[take] if same and self.tokens is not None else torch.full_like(take, -1)
-        first = first_of(real).flatten()[take]
+        first = None if choice.whole else first_of(real).flatten()[take]  # a corner of a feature map is no beginning
         return RowSelection(take, Index(self.batch, length, take, self.hashes[row], order, token, self.groups, first))
 
     def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
         if choice.pool in ("cls", "last"):
             return first_of(real) if choice.pool == "cls" else first_of(real.flip(1)).flip(1)
-        kept = real & ~first_of(real) if choice.first == "out" else real.clone()
+        kept = real & ~first_of(real) if choice.first == "out" and not choice.whole else real.clone()
         special = self.special
         if special is None and choice.special_ids is not None and self.tokens is not None:
             special = torch.isin(self.tokens, torch.tensor(choice.special_ids, dtype=torch.long))

@@ -87,7 +87,7 @@ class _Check:
         if len(layers) != len(hidden):
             raise AnisoscopeError(
                 f"{self.layout.model}: {stack.depth} blocks were found in {stack.name}, but the model gives "
-                f"{len(hidden)} hidden states; add a row to family.py, or name modules with modules=[…]."
+                f"{len(hidden)} hidden states; name what to look at with modules=[…] (--modules)."
             )
         final = Site(stack.depth, "final", stack.name)
         for layer, theirs in zip(layers, hidden, strict=True):
@@ -129,8 +129,8 @@ class _Check:
 
     def _other(self, site: Site) -> AnisoscopeError:
         return AnisoscopeError(
-            f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; add a row "
-            "to family.py, or name modules with modules=[…]."
+            f"site {site} of {self.layout.model} is not what the model itself calls this hidden state; name "
+            "what to look at with modules=[…] (--modules)."
         )
 
     def _close(self, ours: Tensor, theirs: Tensor) -> bool:
@@ -158,7 +158,7 @@ class _Check:
                 return
         raise AnisoscopeError(
             f"site {Site(layer, wrong, stack.name)} of {self.layout.model} is not what its block adds to the residual "
-            f"stream (off by {off:.2g} of the stream); leave attn_out and mlp_out out, or add a row to family.py."
+            f"stream (off by {off:.2g} of the stream); leave attn_out and mlp_out out, or name modules=[…]."
         )
 
     def attention(self, inputs: Mapping[str, Any]) -> None:

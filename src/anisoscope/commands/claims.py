@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.errors import check_known
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import distinct
 
 _FORMS = ("table", "json")
@@ -18,7 +18,7 @@ _SHOWN = 8  # flagged checkpoints listed by name
 def claims(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with a table.")],
     names: Annotated[str | None, typer.Option("--claims", help="Only these, comma-separated.")] = None,
-    proxy: Annotated[str, typer.Option(help="semi_nmf, pca, …")] = "semi_nmf",
+    proxy: Annotated[str | None, typer.Option(help="Directions that were measured: semi_nmf (default), pca, …")] = None,
     fit: Annotated[
         str | None, typer.Option(help="refit or frozen; default: frozen late in training, as in the paper, else refit.")
     ] = None,
@@ -35,12 +35,16 @@ def claims(
     from anisoscope.claims.catalogue import evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
+    from anisoscope.results.folder import readable_runs
     from anisoscope.view.console import print_json, print_line, print_robustness, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
-    table = joint_table(open_runs(runs))
-    verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, proxy=proxy, fit=fit, robust=robust))
+    with readable_runs(*runs):
+        table = joint_table(open_runs(runs))
+        _check_measured(table, proxy=proxy, fit=fit)
+        chosen: dict[str, Any] = {"proxy": proxy or "semi_nmf", "fit": fit, "robust": robust}
+        verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))
     if flagged := _flagged(table):
         print_line(flagged, error=format == "json")
     if format == "json":
@@ -49,6 +53,19 @@ def claims(
         print_verdicts(verdicts, every=wanted is not None)
         if robust:
             print_robustness(verdicts)
+
+
+def _check_measured(table: Any, **chosen: str | None) -> None:
+    """Raise an error for directions, or a way of fitting them, that the table does not hold."""
+    from anisoscope.results.query import Query
+
+    for name, value in chosen.items():
+        if value is None:
+            continue
+        held = {str(one) for one in Query(table).where(metric="gradient_energy").values(name) if one is not None}
+        if not held:
+            raise AnisoscopeError(f"--{name} chooses among tangent directions, and these runs hold none; leave it out.")
+        check_known(f"{name} in these runs", value, held)
 
 
 def _flagged(table: Any) -> str:

@@ -18,7 +18,10 @@ def compare(
 ) -> None:
     """Differences of two models on the same tokens, with intervals, and CKA between their layers."""
     from anisoscope.measurement import compare as comparison
+    from anisoscope.results.folder import readable_runs
     from anisoscope.view.console import print_comparison
 
     metrics = distinct(metric, "--metric") if metric is not None else ()
-    print_comparison(comparison.compare(first, second), form=format, metrics=metrics)
+    with readable_runs(*filter(None, (first, second))):
+        found = comparison.compare(first, second)
+    print_comparison(found, form=format, metrics=metrics)

@@ -75,7 +75,15 @@ def write_comparison(folder: RunFolder) -> None:
 def _stored(folder: RunFolder) -> dict[str, Any]:
     """What `write_comparison` stored; empty for a run without it."""
     path = folder.path / COMPARISON
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        Comparison(**found["drift"])
+        return {"cka": dict(found["cka"]), "drift": found["drift"]}
+    except (ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise AnisoscopeError(f"{str(path)!r} is damaged ({reason}); delete it: it is made again.") from error
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:

@@ -16,5 +16,7 @@ def report(
 ) -> None:
     """Make the report of one or several runs again."""
     from anisoscope.commands.drawing import report_runs
+    from anisoscope.results.folder import readable_runs
 
-    typer.echo(str(report_runs(runs, out)))
+    with readable_runs(*runs):
+        typer.echo(str(report_runs(runs, out)))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from anisoscope.commands.command import Format, Metric
+from anisoscope.errors import AnisoscopeError
 from anisoscope.option import distinct
 
 
@@ -25,4 +26,6 @@ def show(
     wanted = {"metric": distinct(metric, "--metric") if metric is not None else ()}
     wanted["kind"] = distinct(kind, "--kind") if kind is not None else ()
     folder = RunFolder.open(run)
+    if heads and format != "table":
+        raise AnisoscopeError(f"--heads does nothing with --format {format}, which has all rows; leave it out.")
     print_run(folder.table(), folder.about(), form=format, wanted=wanted, heads=heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from anisoscope.data.synthetic import SHAPES, make_picture
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import IMAGES_DATA
 
+MOST_PIXELS = 100_000_000  # of one picture: 300 MB as an array
 EMBEDDED = (60, 128)  # number of synthetic pictures, and pixels of a side
 
 
@@ -62,8 +64,15 @@ def _decoded(item: Item) -> Iterator[np.ndarray]:
         raise AnisoscopeError(
             f"reading {item.name!r} needs `pillow`; install it: pip install 'anisoscope[media]'."
         ) from error
-    with item.open() as stream:
-        yield as_rgb(Image.open(stream))
+    with item.open() as stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it is weighed here
+        try:
+            image = Image.open(stream)
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"its pixels are too many; expected at most {MOST_PIXELS:,}") from error
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} × {image.height} pixels are too many; expected at most {MOST_PIXELS:,}")
+        yield as_rgb(image)
 
 
 def as_rgb(image: Any) -> np.ndarray:

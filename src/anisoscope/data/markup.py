@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from anisoscope.data.text import BLOCK, Document, entries, readable
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special
 
 HEAD = 4 << 20  # bytes within which the first page of an export must begin
 
@@ -37,6 +37,7 @@ def read_raw(path: str | Path) -> Iterator[bytes]:
     path = Path(path).expanduser()
     if path.is_dir():
         raise AnisoscopeError(f"{str(path)!r} is a folder; expected the file enwik8, plain or as .gz or .zip.")
+    refuse_special(path)
     if not path.is_file():
         raise missing_path(path)
     for entry in entries(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import zipfile
@@ -15,7 +14,8 @@ from typing import Any, BinaryIO, ClassVar, cast
 import numpy as np
 
 from anisoscope.data import text as files
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.data.packing import refuse_bombs
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special
 from anisoscope.results.modality import IMAGES_DATA, MEDIA, Medium
 
 TABLES = (".parquet", ".arrow")
@@ -90,6 +90,7 @@ def items(source: str, medium: Medium, *, column: str | None = None, group_by: s
     (the folder, or the field of a dataset that is called so; empty where there is none).
     """
     path = Path(source).expanduser()
+    refuse_special(path)
     if medium is IMAGES_DATA and holds_arrays(path):
         return _of_arrays(path, group_by=group_by)
     if path.is_dir():
@@ -197,6 +198,7 @@ def _item(path: Path, inside: str, *, group_by: str | None) -> Item:
 def _of_archive(path: Path, medium: Medium, *, group_by: str | None) -> Iterator[Item]:
     with files.readable(str(path)), zipfile.ZipFile(path) as archive:
         members = files.members_of(archive)
+        refuse_bombs(archive, members)
         for name in _wanted(members, medium, f"the archive {str(path)!r}"):
             beside = str(PurePosixPath(name).with_suffix(".txt"))
             text = archive.read(beside).decode("utf-8", errors="replace").strip() if beside in members else ""
@@ -246,6 +248,8 @@ def labelled_arrays(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
+        with zipfile.ZipFile(path) as archive:
+            refuse_bombs(archive, archive.namelist())
         with np.load(path, allow_pickle=False) as file:
             for images, labels in _ARRAYS:
                 if images in file and labels in file:
@@ -259,7 +263,8 @@ def _from_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _idx(path: Path) -> np.ndarray:
     """Read an idx file (MNIST): two zeros, type 8, number of dimensions, the dimensions, then the bytes."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with next(files.entries(path)).open() as stream:
+            raw = stream.read()
         if raw[:3] != b"\0\0\x08":
             raise ValueError("not an idx file of bytes")
         shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).astype(int)

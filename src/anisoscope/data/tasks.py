@@ -19,7 +19,7 @@ import torch
 from anisoscope.capture.row import content_hash
 from anisoscope.data.text import RECORD_SUFFIXES, Document, entries, read_records
 from anisoscope.data.tokens import FEWEST, Context, contexts, framed
-from anisoscope.errors import AnisoscopeError, missing_path, unknown_name
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special, unknown_name
 from anisoscope.models.tokenizer import plain_ids, special_frame
 
 NONE = -1  # the label of a token that has none
@@ -256,6 +256,7 @@ def _token_ids(text: Any, labels: list[int], tokenizer: Any, *, gap: str, where:
 
 
 def _records(path: Path, text_field: str, label_field: str) -> Iterator[tuple[Any, Any]]:
+    refuse_special(path)
     if not path.exists():
         raise missing_path(path)
     for entry in entries(path):

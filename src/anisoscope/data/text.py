@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import importlib.resources
+import io
 import json
 import lzma
 import re
@@ -22,7 +23,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from anisoscope import __version__
-from anisoscope.errors import AnisoscopeError, missing_path, near_miss
+from anisoscope.data.packing import UnpackedStream, refuse_bombs
+from anisoscope.errors import AnisoscopeError, missing_path, near_miss, refuse_special
 from anisoscope.models.downloads import dataset_commit
 from anisoscope.models.source import hub_reachable
 
@@ -91,6 +93,9 @@ def read_documents(
             )
         return _embedded()
     path, name = Path(source).expanduser(), str(source)
+    if not name.strip():
+        raise AnisoscopeError("the name of the data is empty; give a file, a folder, or 'embedded'.")
+    refuse_special(path)
     if path.exists():
         return _not_empty(_local(path, text_field, group_by), name=name)
     if name.partition(":")[0] == MERGED:
@@ -376,6 +381,7 @@ def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
         usable = [m for m in members if _supported(m)] or members
         if not usable:
             raise AnisoscopeError(f"the archive {str(path)!r} holds no files; expected text or records inside it.")
+        refuse_bombs(archive, usable)
         for member in usable:
             opener = _unpacked(member, lambda member=member: cast("BinaryIO", archive.open(member)))  # type: ignore[misc]
             yield FileEntry(f"{path}:{member}", f"{label}:{member}", suffix_of(member), opener)
@@ -383,7 +389,7 @@ def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
 
 def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
     unpack = _UNPACKERS.get(PurePosixPath(name.lower()).suffix)
-    return opener if unpack is None else lambda: cast("BinaryIO", unpack(opener()))
+    return opener if unpack is None else lambda: io.BufferedReader(UnpackedStream(opener(), unpack, name), BLOCK)  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -428,7 +434,7 @@ def _undecodable(entry: FileEntry, encoding: str, *, first: int) -> AnisoscopeEr
     amount = f"{count} byte{'s' if count != 1 else ''} that {'are' if count != 1 else 'is'}"
     return AnisoscopeError(
         f"{entry.name!r} holds {amount} not {encoding.removesuffix('-sig').upper()} (the first at byte offset "
-        f"{first}); re-encode it to UTF-8, for instance with `iconv -f LATIN1 -t UTF-8`."
+        f"{first}); re-encode it to UTF-8 from the encoding that it was written in."
     )
 
 

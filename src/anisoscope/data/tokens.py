@@ -30,6 +30,7 @@ IGNORED = -100  # label of a position that is not predicted
 RATE = 0.15  # share of the positions that a masked language model predicts
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[SEP]")  # the first ids of every vocabulary, so that all arms share them
 PAD, UNK, MASK, SEP = range(len(SPECIALS))
+LARGEST = 1_000_000  # entries of a BPE vocabulary
 BYTES = ("char", "enwik8")  # vocabularies whose tokens are single bytes
 SMALLEST = len(SPECIALS) + 256 + 1  # a byte-level BPE vocabulary with one merge
 _GROUP = 4 << 20  # bytes encoded at a time: enough for all threads of the tokenizer
@@ -240,11 +241,13 @@ def parse_tokens(tokens: str) -> int:
         raise AnisoscopeError(
             f"tokens {tokens!r} is not understood; expected char, enwik8 (its 205 bytes), or bpe:N such as bpe:8192."
         )
-    if int(size) < SMALLEST:
+    if len(size) < 6 and int(size) < SMALLEST:
         raise AnisoscopeError(
             f"a BPE vocabulary of {size} is too small: {SMALLEST - 1} entries are special tokens and bytes; "
             f"ask for more than that."
         )
+    if len(size) > 9 or int(size) > LARGEST:
+        raise AnisoscopeError(f"a BPE vocabulary of {size[:20]} is too large; expected at most {LARGEST:,} entries.")
     return int(size)
 
 

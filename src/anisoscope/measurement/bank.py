@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from anisoscope.capture.row import Index, Rows, Scores
 from anisoscope.capture.sites import site as vocabulary
 from anisoscope.capture.sites.block import ABSENT
-from anisoscope.capture.sites.layout import Layout, find_layout
+from anisoscope.capture.sites.layout import Layout, find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.attention import PAIRS, row_sharpness
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.metrics.engine.folds import Neighbours, on_sample
-from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request
+from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request, usable_rows
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, context_units
@@ -119,6 +119,7 @@ def prepare(
     more: Sequence[str] = (),
 ) -> Setup:
     """Find the sites to measure: the named ones, or those of the default ones and `more` that some metric reads."""
+    refuse_unhookable(model)
     if modules:
         return Setup(None, [], [], ["module"], {})
     layout = find_layout(model)
@@ -386,8 +387,8 @@ class Bank:
         site = self._sites.setdefault(rows.site, SiteStats())
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         site.contexts.update(split.contexts)
-        if not bool(total.isfinite()):  # the sum may overflow although all rows are finite
-            good = rows.x.flatten(1).isfinite().all(1).cpu()
+        if rows.x.dtype is torch.float64 or not bool(total.isfinite()):  # it may overflow although all rows are finite
+            good = usable_rows(rows.x.flatten(1)).cpu()
             if not bool(good.all()):
                 site.bad.update({key: int((~good[cell_rows]).sum()) for key, cell_rows in split.cells})
                 finite = good.nonzero().squeeze(1)

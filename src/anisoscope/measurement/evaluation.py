@@ -324,7 +324,8 @@ def row_notes(bank: Bank) -> list[str]:
         total = bad[worst] + _finite_rows(bank.sites[worst])
         lost = f"{bad[worst]} of {total} rows of {contexts} context{'s' * (contexts != 1)}"
         more = f", and some at {len(bad) - 1} more site{'s' * (len(bad) != 2)}" if len(bad) > 1 else ""
-        notes.append(f"{lost} were not finite (NaN or infinity) and were left out at {worst}{more}")
+        beyond = "were not finite (NaN or infinity, or beyond 1e±60)"
+        notes.append(f"{lost} {beyond} and were left out at {worst}{more}")
     stacks = dict.fromkeys(site.stack for site in bank.sites)
     for stack, (kind, noun) in product(stacks, (("resid", "block"), ("stage", "stage"))):
         sites = sorted((s for s in bank.sites if (s.stack, s.kind) == (stack, kind)), key=flow_order)

@@ -36,18 +36,23 @@ from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_p
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes
 from anisoscope.measurement.measure import Tee, capture_batches, feed_rows, feed_tables
+from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
+from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import load_rows, parse_model
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.option import Progress
+from anisoscope.option import Progress, refuse_idle
 from anisoscope.results.folder import RunFolder, replace_file, slug
-from anisoscope.results.manifest import new_manifest, outcome
+from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest, outcome
 from anisoscope.results.query import Table
 
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
+# options that a file of rows has no use for
+OF_MODELS = ("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field")
+OF_MODELS += ("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves")
+OF_MODELS += ("attention_rows", "trust_remote_code", "random_init")
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
 _MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
@@ -106,6 +111,9 @@ class Profiler:
             self.about, self.tables = old, [self.folder.table()]
             return self.tables[0]
         requests = parse_requests(self.config.metrics)
+        random = self.config.random_init
+        if all(parse_model(spec, random_init=random).kind == "rows" for spec in self.config.models):
+            refuse_idle(self.config, OF_MODELS, "for a file of rows, which is read as it is")
         for spec in self.config.models:  # a misspelt name fails before anything is measured
             parse_model(spec, random_init=self.config.random_init)
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
@@ -184,7 +192,8 @@ class Profiler:
     def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         c = self.config
         self.tell("load", 0, 1)
-        loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING})
+        reads = not c.sites or bool(set(c.sites) - WEIGHT_KINDS)  # weight tables are measured without a text
+        loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING}, need_tokenizer=reads)
         self.tell("load", 1, 1)
         named: dict[str, Any] = {name: getattr(c, name) or None for name in ("sites", "layers", "modules")}
         return ModelPasses(self, loaded, prepare(loaded.model, requests, **named), requests, key).run()
@@ -242,6 +251,8 @@ class ModelPasses:
     def _plan(self) -> PassPlan:
         """Verify the sites and plan the passes; completes the model's entry with sizes."""
         owner, entry, name = self.owner, self.entry, self.loaded.name
+        if self.loaded.reads_text and self.setup.captured and (first := next(self.feed.batches(), None)) is not None:
+            entry["notes"] += wrong_text(self.loaded, first)
         options: dict[str, Any] = {"feed": self.feed, "entry": entry, "reached": owner.peak.look()}
         planned = plan_passes(self.loaded, self.setup, self.requests, **options)
         shapes = planned.shapes.items()
@@ -258,6 +269,10 @@ class ModelPasses:
     def _conclude(self) -> None:
         """Complete the model's entry with counts and notes on the data, once all of it was read."""
         feed, entry = self.feed, self.entry
+        if not self.setup.captured and not self.config.modules:  # weight tables alone: no data was read
+            entry.pop("given", None)
+            entry["notes"] = list(dict.fromkeys([*entry["notes"], *self.setup.notes]))
+            return
         if not feed.fingerprint:  # every pass had been finished: read the data only to count it
             for _ in feed.batches():
                 pass
@@ -273,12 +288,12 @@ class ModelPasses:
         if share > _MOSTLY_UNKNOWN:  # the most important note
             notes.insert(
                 0,
-                f"WRONG TEXT: its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
+                f"{WRONG_TEXT}its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
                 "unknown token and not a text; give what the model was made for with --data",
             )
         elif share > _MANY_UNKNOWN:
             notes.insert(0, f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
-        entry["notes"] = list(dict.fromkeys(notes))
+        entry["notes"] = gravest_first(list(dict.fromkeys(notes)))
 
     def _measure(self, work: _Pass, before: Records) -> tuple[Records, dict[str, Any]]:
         """Run one pass and save its records and counts; if interrupted, save and keep the partial results."""

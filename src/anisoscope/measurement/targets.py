@@ -28,10 +28,12 @@ from anisoscope.capture.objective import (
     output_part,
 )
 from anisoscope.capture.row import Batch, original_contexts
+from anisoscope.data.tokens import mask_batch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import SOUND, forward, unwrapped
 from anisoscope.models.load import Loaded
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.results.manifest import wrong_loss
 
 HIDDEN = 0.5  # share of patches that are hidden, where the configuration states none
 SPAN, SPANNED = 10, 0.5  # frames of a masked span, and the share of frames in spans; wav2vec 2.0 masks about half
@@ -310,3 +312,47 @@ def no_objective(loaded: Loaded) -> AnisoscopeError:
         "could be taken of; give a checkpoint that holds its head (classes, CTC, masked patches or frames, a decoder), "
         "or a Monitor with loss=."
     )
+
+
+def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | None = None) -> dict[str, Tensor]:
+    """A batch with the labels of the model's training objective: next tokens, or masked ones.
+
+    If `following` is None, the model's attention decides; padding is never a label.
+    """
+    inputs = dict(batch.inputs)
+    mask = inputs["attention_mask"]
+    if loaded.predicts_next if following is None else following:
+        return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, -100)}
+    special = batch.special if batch.special is not None else torch.zeros_like(mask, dtype=torch.bool)
+    found: dict[str, Tensor] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
+    return found
+
+
+def wrong_text(loaded: Loaded, batch: Batch, *, seed: int = 0) -> list[str]:
+    """The warning for a model whose loss on the first tokens is above that of guessing, by two standard errors.
+
+    Only where a loss can be had from its logits; random weights know no text.
+    """
+    known = loaded.is_encoder_decoder or not loaded.reads_text or any("random weights" in n for n in loaded.notes)
+    if known or loaded.tokenizer is None:
+        return []
+    masked = not loaded.predicts_next
+    if masked and getattr(loaded.tokenizer, "mask_token_id", None) is None:
+        return []
+    few = (slice(0, 4), slice(0, 128)) if masked else (slice(0, 2), slice(0, 64))
+    part = Batch({k: v[few] for k, v in batch.inputs.items()}, None if batch.special is None else batch.special[few])
+    inputs = labelled_batch(loaded, part, seed=seed)
+    labels = inputs.pop("labels")
+    every = {"logits_to_keep": 0} if "logits_to_keep" in inspect.signature(loaded.model.forward).parameters else {}
+    with torch.inference_mode():
+        logits = getattr(forward(loaded.model, inputs, **every), "logits", None)
+    if logits is None or logits.shape[:2] != labels.shape or logits.shape[2] < 2:
+        return []
+    logits, labels = (logits, labels) if masked else (logits[:, :-1], labels[:, 1:])
+    chosen = labels != IGNORED
+    losses = nn.functional.cross_entropy(
+        logits[chosen.to(logits.device)].float(), labels[chosen].to(logits.device), reduction="none"
+    )
+    if len(losses) < 2:
+        return []
+    return wrong_loss(float(losses.mean() - 2 * losses.std() / len(losses) ** 0.5), logits.shape[2])

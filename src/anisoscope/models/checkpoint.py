@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import pathlib
 import pickle
 import re
@@ -32,6 +33,8 @@ _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates"
 _WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of torch.compile and FSDP
 _KNOWN = (argparse.Namespace, pathlib.PosixPath)  # safe to unpickle, and common among hyperparameters
 _FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's errors
+_OF_BLOCKS = re.compile(r"layers?$|depths?$|blocks?$")  # fields that count blocks
+MOST_BLOCKS = 10_000
 _TRIED = 64  # parameter names used to find the prefix of names in a file
 _NEXT_TOKEN = re.compile(r"LMHead|CausalLM")
 _HEADS = ("AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
@@ -190,8 +193,19 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
     return kind(**_fields(kind(), overrides))
 
 
+def check_sizes(fields: Mapping[str, Any], largest: float = math.inf) -> None:
+    """Raise an error for more blocks than any model has, or a number above `largest`, before anything is built."""
+    for name, value in fields.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        whole = [part for part in parts if isinstance(part, (int, float)) and not isinstance(part, bool)]
+        most = MOST_BLOCKS if _OF_BLOCKS.search(name) else largest
+        if whole and max(max(whole), sum(whole) if most == MOST_BLOCKS else 0) > most:
+            raise AnisoscopeError(f"{name} is {str(value)[:40]}; expected at most {most:,}.")
+
+
 def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """Overrides by the configuration's own field names; synonyms such as hidden_size are translated."""
+    check_sizes(overrides, largest=1 << 40)
     synonyms = getattr(type(config), "attribute_map", {})
     known = {*config.to_dict(), *synonyms}
     for key in overrides:
@@ -209,6 +223,8 @@ def _without_model_type(folder: Path, notes: list[str]) -> Any | None:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise AnisoscopeError(f"{str(file)!r} is not JSON ({error}); copy the model again.") from error
+    if isinstance(fields, dict):
+        check_sizes(fields)
     if not isinstance(fields, dict) or fields.get("model_type"):
         return None
     kind = _guessed_type(fields, folder)

@@ -63,7 +63,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
     accepted = inspect.signature(unwrapped(model).forward).parameters
     if "use_cache" in accepted:
         moved.setdefault("use_cache", False)
-    if "logits_to_keep" in accepted and moved.get("labels") is None:
+    if "logits_to_keep" in accepted and moved.get("labels") is None and "logits_to_keep" not in extra:
         moved.setdefault("logits_to_keep", 1)
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
         # a plain module may have another name for images and no pixel mask

@@ -83,6 +83,11 @@ def _failure(source: ModelSource, error: BaseException) -> str:
     reason = (text[:240] + "…") if len(text) > 240 else text or type(error).__name__
     if "trust_remote_code" in text or "custom code" in text:
         return f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code."
+    if "weights_only" in text or (isinstance(error, pickle.UnpicklingError) and "pickle" in text.lower()):
+        return (
+            f"{source.spec!r} holds more than weights, and unpickling that would run its code, which is never done; "
+            "get its weights as safetensors, or save its state_dict alone."
+        )
     if source.kind == "hub" and isinstance(error, OSError):
         return _hub_failure(source, text)
     if source.kind == "config" or source.overrides:
@@ -136,6 +141,7 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
     processor: Any = None  # feature extractor or image processor of a model of sounds or pictures
     modality: Modality = TEXT  # of the main input; a decoder after it reads tokens
+    vocabulary: int | None = None  # rows of the input embedding table
 
     @property
     def reads_text(self) -> bool:
@@ -192,7 +198,7 @@ def load_model(
         _refuse_two(model, config, source)
         if device_map is None:
             model = place(model, device=wanted.device, dtype=wanted.dtype, notes=notes)
-        beside = _Companions(_places(source, plan), config, wanted, notes)
+        beside = _Companions(_places(source, plan), config, wanted, notes, fresh=random_init)
         used = beside.tokenizer(model, given=tokenizer, needed=need_tokenizer)
         loaded = _described(model.eval(), used, source, config, wanted=wanted, notes=notes)
         if not loaded.reads_text:
@@ -233,10 +239,15 @@ class _Companions:
     config: Any
     wanted: LoadOptions
     notes: list[str]
+    fresh: bool = False  # random weights, to which every text is the same
 
     def tokenizer(self, model: nn.Module, *, given: str | None, needed: bool) -> Any:
-        """The tokenizer named by the user, else the model's own, else UTF-8 bytes."""
-        found, rows = self._found(given), _vocabulary(model, self.config)
+        """The tokenizer named by the user, else the model's own; UTF-8 bytes if named, or for random weights."""
+        rows = _vocabulary(model, self.config)
+        if given == tokenizers.BYTES:
+            self.notes.append("UTF-8 bytes are used as token ids, as asked with --tokenizer bytes")
+            return tokenizers.ByteTokenizer(rows or 256)
+        found = self._found(given)
         if found is not None:
             if rows is not None and len(found) > rows:
                 frame = tokenizers.special_frame(found)
@@ -256,11 +267,14 @@ class _Companions:
             return None
         if (above := self._above(rows)) is not None:
             return above
-        if rows is None:
-            spec = self.places[0].spec
-            raise AnisoscopeError(f"{spec!r} has no tokenizer and no embedding table; give one with --tokenizer.")
-        self.notes.append("no tokenizer found: UTF-8 bytes are used as token ids")
-        return tokenizers.ByteTokenizer(rows)
+        if self.fresh and rows is not None:
+            self.notes.append("no tokenizer found: UTF-8 bytes are used as token ids, which random weights allow")
+            return tokenizers.ByteTokenizer(rows)
+        raise tokenizers.NoTokenizer(
+            f"{self.places[0].spec!r} reads text but comes without a tokenizer, and ids of another one would give "
+            "numbers of no text; name its own with --tokenizer FOLDER or HUB_ID (--tokenizer bytes if it was trained "
+            "on UTF-8 bytes)."
+        )
 
     def _found(self, given: str | None) -> Any | None:
         if given is not None:
@@ -274,7 +288,15 @@ class _Companions:
                 found = tokenizers.load_tokenizer(where.place, config=self.config, notes=self.notes, **options)
             if found is not None:
                 return found
-        return None
+        return self._final()
+
+    def _final(self) -> Any | None:
+        """The tokenizer of the final model, for repositories of intermediate checkpoints that have none."""
+        name = tokenizers.FINAL.get(self.places[0].name)
+        found = None if name is None else tokenizers.named_tokenizer(name, notes=self.notes)
+        if found is not None:
+            self.notes.append(f"the tokenizer is that of {name}")
+        return found
 
     def _above(self, rows: int | None) -> Any | None:
         """The tokenizer in the folder above, shared by several models, if its size equals the embedding table's."""
@@ -358,6 +380,7 @@ def _described(
         main_input=str(getattr(model, "main_input_name", "input_ids")),
         notes=notes,
         modality=modality_of(model, tokenizer),
+        vocabulary=rows,
     )
 
 

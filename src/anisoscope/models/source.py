@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special
 
 Kind = Literal["folder", "hub", "gguf", "config", "rows", "peft", "state"]
 ROW_SUFFIXES = (".npy", ".safetensors")
@@ -72,12 +72,15 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
     >>> parse_model("resnet:depths=[1,2],embedding_size=16", random_init=True).overrides
     {'depths': [1, 2], 'embedding_size': 16}
     """
+    if not spec.strip():
+        raise AnisoscopeError("the name of the model is empty; give a folder, a hub id, or a file of rows.")
     name, overrides = _split_overrides(spec) if random_init else (spec, {})
     path = Path(name).expanduser()
     if random_init and (known := _architecture(name)) and not (path / "config.json").exists():
         return ModelSource(spec, "config", name, overrides={**known[1], **overrides})
     if state and path.is_file() and path.suffix in STATE_SUFFIXES:
         return ModelSource(spec, "state", short_name(path), path=path)
+    refuse_special(path)
     if path.exists():
         return _local_source(path, spec, overrides)
     if looks_like_path(name):
@@ -283,6 +286,7 @@ def hub_reachable(timeout: float = 4.0) -> bool:
 def load_rows(path: str | Path) -> dict[str, Tensor]:
     """The 2-D floating-point tensors of a file by name; `.npy` is memory-mapped; NaN values are kept."""
     path = Path(path).expanduser()
+    refuse_special(path)
     if not path.exists():
         raise missing_path(path)
     if path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""The tokenizer of a model: its own, one the user names, or UTF-8 bytes where there is none."""
+"""The tokenizer of a model: its own, or one that the user names; UTF-8 bytes only if asked, or for random weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import AnisoscopeError, missing_path
+from anisoscope.errors import AnisoscopeError, missing_path, refuse_special
 from anisoscope.models.source import hub_reachable, looks_like_path
 
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 FILES = ("tokenizer*.json", "vocab.txt", "vocab.json", *_SENTENCEPIECE, "*.tiktoken")
+BYTES = "bytes"  # what --tokenizer takes for UTF-8 bytes; a folder of that name is ./bytes
 _PROBES = ("the", "a", "1", "C", ".")
+_SMOLLM, _TINYLLAMA = "HuggingFaceTB/SmolLM2-", "TinyLlama/tinyLlama-intermediate-checkpoints"
+# repositories of intermediate checkpoints, and the final one, whose tokenizer is used where they have none
+FINAL = {f"bigscience/bloom-{size}-intermediate": f"bigscience/bloom-{size}" for size in ("560m", "1b1", "1b7")}
+FINAL |= {f"{_SMOLLM}{size}-intermediate-checkpoints": f"{_SMOLLM}{size}" for size in ("135M", "360M", "1.7B")}
+FINAL |= dict.fromkeys(
+    (_TINYLLAMA, f"{_TINYLLAMA}-after-1T-token"), "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"
+)
+
+
+class NoTokenizer(AnisoscopeError):
+    """A model of text comes without a tokenizer, and none was named."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as token ids, for a model that comes without a tokenizer.
+    """UTF-8 bytes as token ids, for a model that was trained on them, or for random weights.
 
     >>> ByteTokenizer(512)("hé")["input_ids"]
     [104, 195, 169]
@@ -118,6 +130,7 @@ def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = Fa
     """The tokenizer that the user names: a folder, a file, or a hub id with or without `@revision`."""
     path = Path(name).expanduser()
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    refuse_special(path)
     if path.exists():
         return load_tokenizer(str(path), config=None, notes=notes, **options)
     if looks_like_path(name):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
 from anisoscope.capture.row import PositionChoice
-from anisoscope.capture.sites.layout import find_layout, refuse_compiled
+from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
@@ -128,7 +128,7 @@ class Monitor:
         self.guard = FaultGuard(strict)
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
-            refuse_compiled(model)
+            refuse_unhookable(model)
         self.model = original(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)

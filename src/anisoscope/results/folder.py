@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.query import Table
+from anisoscope.results.query import SCHEMA, Table
 
 LOCK = "lock.json"
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
@@ -75,6 +75,54 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+_NUMBER, _TEXT = (int, float), (str,)
+_RECORD: dict[str, tuple[type, ...]] = {  # types of the entries of run.json that are read; any may be missing or null
+    **dict.fromkeys(("kind", "study", "status", "error", "started", "anisoscope", "device"), _TEXT),
+    **dict.fromkeys(("wall_seconds", "peak_memory_mb", "memory_estimate_mb", "seed", "schema"), _NUMBER),
+    **dict.fromkeys(("config", "versions", "data", "code", "map"), (dict,)),
+    **dict.fromkeys(("warnings", "command", "models", "checkpoints", "skipped"), (list,)),
+}
+_ENTRY: dict[str, tuple[type, ...]] = {  # and of one of its models
+    **dict.fromkeys(("name", "key", "revision", "architecture", "type", "device", "dtype", "fingerprint"), _TEXT),
+    **dict.fromkeys(("parameters", "layers", "width", "row_count", "contexts"), _NUMBER),
+    **dict.fromkeys(("notes", "stacks", "sites"), (list,)),
+    **dict.fromkeys(("dropped", "data"), (dict,)),
+}
+
+
+def check_record(about: Mapping[str, Any], path: Path) -> None:
+    """Raise an error that names the first entry of run.json with a type that no run writes."""
+    found = [(name, about.get(name), types) for name, types in _RECORD.items()]
+    wrong = next(((n, v, t) for n, v, t in found if v is not None and not isinstance(v, t)), None)
+    for number, entry in enumerate(about.get("models") or () if wrong is None else ()):
+        of_model = entry if isinstance(entry, dict) else {}
+        at = [("", entry, (dict,)), *((f".{name}", of_model.get(name), types) for name, types in _ENTRY.items())]
+        wrong = next(
+            ((f"models[{number}]{n}", v, t) for n, v, t in at if v is not None and not isinstance(v, t)), wrong
+        )
+    if wrong is None and not all(isinstance(word, str) for word in about.get("warnings") or ()):
+        wrong = ("warnings", about["warnings"], (list,))
+    if wrong is not None:
+        name, value, types = wrong
+        words = {int: "a number", str: "a text", dict: "a mapping", list: "a list of such"}[types[0]]
+        raise AnisoscopeError(
+            f"{str(path)!r} has {name} = {str(value)[:40]!r}, where {words} is expected; restore it or run again."
+        )
+
+
+@contextlib.contextmanager
+def readable_runs(*paths: str | Path) -> Iterator[None]:
+    """Around the reading of runs: what their files hold against all expectation becomes one sentence."""
+    try:
+        yield
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise AnisoscopeError(
+            f"what {', '.join(map(str, paths))!r} holds cannot be read as a run ({reason}); restore its files, or run "
+            "again."
+        ) from error
 
 
 def slug(name: str) -> str:
@@ -152,6 +200,7 @@ class RunFolder:
             raise AnisoscopeError(f"{str(path)!r} is not readable JSON ({error}); restore it or run again.") from error
         if not isinstance(about, dict):
             raise AnisoscopeError(f"{str(path)!r} is no record of a run; restore it or run again.")
+        check_record(about, path)
         return about
 
     def write_about(self, about: Mapping[str, Any]) -> None:
@@ -172,8 +221,12 @@ class RunFolder:
                 why = "is complete but measured nothing (--monitor none), so it has no table."
             raise AnisoscopeError(f"run {str(self.path)!r} {why}")
         try:
+            foreign = set(pq.read_schema(path).names) ^ set(SCHEMA.names)
+            if foreign:
+                verb = "has no" if (name := min(foreign)) in SCHEMA.names else "has a foreign"
+                raise ValueError(f"it {verb} column {name!r}")
             return Table(Table.read(path).arrow, about)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
 
     def write_table(self, table: Table) -> None:
@@ -203,12 +256,17 @@ class RunFolder:
         replace_file(self.path / "arrays" / f"{name}.safetensors", lambda p: save_file(plain, p))
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         # a model measured in several passes has a file for each
         paths = sorted((self.path / "arrays").glob(f"{glob.escape(name)}*.safetensors"))
         matching = [p for p in paths if re.fullmatch(re.escape(name) + r"(\.\d+)?", p.stem)]
-        return {key: value for path in matching for key, value in load_file(path).items()}
+        try:
+            return {key: value for path in matching for key, value in load_file(path).items()}
+        except (SafetensorError, OSError, ValueError) as error:
+            where = str(self.path / "arrays")
+            raise AnisoscopeError(f"a file in {where!r} is damaged ({error}); restore it, or run again.") from error
 
     def row_map(self) -> list[MappedSite]:
         """The content of map.parquet; empty if the run has none."""

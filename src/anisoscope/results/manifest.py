@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -17,6 +18,31 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope import __version__
+
+WRONG_TEXT = "WRONG TEXT: "  # begins the warnings that stand above all others: the numbers are of no text
+
+
+def wrong_loss(loss: float, vocabulary: int | None) -> list[str]:
+    """The warning for a loss in nats above that of guessing among `vocabulary` tokens; [] if it is below.
+
+    >>> wrong_loss(3.1, 512)
+    []
+    """
+    if not vocabulary or not loss > math.log(vocabulary):
+        return []
+    return [
+        f"{WRONG_TEXT}its loss is {loss:.3g} nats, above the {math.log(vocabulary):.3g} of guessing among its "
+        f"{vocabulary:,} tokens, so these numbers describe no text that it knows; check --tokenizer and --data"
+    ]
+
+
+def gravest_first(warnings: Sequence[str]) -> list[str]:
+    """Warnings about a wrong text first, the others in their order.
+
+    >>> gravest_first(["a: odd", "a: WRONG TEXT: …"])
+    ['a: WRONG TEXT: …', 'a: odd']
+    """
+    return sorted(warnings, key=lambda words: WRONG_TEXT not in words)
 
 
 def new_manifest(

@@ -88,6 +88,10 @@ class Table:
         rows = list(records)
         columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
         columns["schema"] = [SCHEMA_VERSION] * len(rows)
+        for at, value in enumerate(columns["value"]):
+            if isinstance(value, float) and math.isinf(value):  # no number that anyone could stand behind
+                columns["value"][at] = math.nan
+                columns["note"][at] = "; ".join(filter(None, ("infinite, so no number", columns["note"][at])))
         return cls(pa.table(columns, schema=SCHEMA), about or {})
 
     @classmethod

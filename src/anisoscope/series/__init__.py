@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.option import Option, check_least, distinct
+from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -85,6 +85,7 @@ class SweepConfig:
 
         check_known("preset", self.preset, GEOMETRY)
         check_least(self, _LEAST)
+        check_most(self, {"draws": 100_000})
         check_seconds(self.seconds)
         choose_dtype(self.dtype, choose_device(self.device))
         check_kinds([kind for kind in self.sites if kind != EVERY])
@@ -92,6 +93,8 @@ class SweepConfig:
         check_options(requests)
         if plan is None and not requests:
             raise AnisoscopeError("there is nothing to measure; name metrics, or a preset.")
+        if plan is None:
+            refuse_idle(self, ("rank", "standardised", "split", "draws", "frozen_window"), "without gradients")
         if self.sites and not requests:
             raise AnisoscopeError("--sites are those of the metrics; name some with --metrics.")
         if self.architecture is not None:

@@ -15,7 +15,7 @@ from anisoscope.capture.row import Batch, PositionChoice
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.data.media_files import CLASS
 from anisoscope.data.text import read_documents
-from anisoscope.data.tokens import contexts, mask_batch
+from anisoscope.data.tokens import contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup, prepare
 from anisoscope.measurement.config import ProfileConfig
@@ -23,7 +23,7 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import modality_words, plan_passes
 from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, joined_sinks
-from anisoscope.measurement.targets import MediaTargets
+from anisoscope.measurement.targets import MediaTargets, labelled_batch
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
@@ -282,20 +282,6 @@ class CheckpointMeasurer:
         study.load(state["study"], {step: part["study"] for step, part in kept.items()})
         if frozen is None:  # the window had ended without a step
             study.frozen = None
-
-
-def labelled_batch(loaded: Any, batch: Batch, *, seed: int, following: bool | None = None) -> dict[str, Tensor]:
-    """A batch with the labels of the model's training objective: next tokens, or masked ones.
-
-    If `following` is None, the model's attention decides; padding is never a label.
-    """
-    inputs = dict(batch.inputs)
-    mask = inputs["attention_mask"]
-    if loaded.predicts_next if following is None else following:
-        return {**inputs, "labels": inputs["input_ids"].masked_fill(mask == 0, -100)}
-    special = batch.special if batch.special is not None else torch.zeros_like(mask, dtype=torch.bool)
-    found: dict[str, Tensor] = mask_batch(inputs, special, loaded.tokenizer, seed=seed)
-    return found
 
 
 def feed_config(config: SweepConfig) -> Any:

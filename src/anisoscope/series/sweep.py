@@ -23,10 +23,11 @@ from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.source import parse_model
+from anisoscope.models.tokenizer import NoTokenizer
 from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import new_manifest, outcome
+from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
@@ -127,12 +128,17 @@ class Sweeper:
 
     def _write_about(self) -> None:
         """Write run.json from the entries of all checkpoints."""
-        entries, hidden = self._flagged(), ("key", "notes", "described", "device", "data", "unmeasured")
+        entries, hidden = self._flagged(), ("key", "notes", "described", "device", "data", "unmeasured", "loss")
         done = [entry for entry in entries if "described" in entry]
         self.about["checkpoints"] = [{k: v for k, v in entry.items() if k not in hidden} for entry in entries]
         self.about["warnings"] = list(dict.fromkeys([*self.series.notes, *integrity.warnings_of(entries)]))
         if done:
-            self.about |= {"models": [done[0]["described"]], "device": done[-1]["device"]}
+            learned = not self.config.random_init and done[-1]["step"] != 0
+            wrong = wrong_loss(*done[-1]["loss"]) if learned and "loss" in done[-1] else []
+            self.about["warnings"] = [*(f"{done[-1]['label']}: {words}" for words in wrong), *self.about["warnings"]]
+            described = done[0]["described"]
+            self.about["models"] = [described | {"notes": [*wrong, *described["notes"]]}]
+            self.about["device"] = done[-1]["device"]
             self.about |= next(({"data": entry["data"]} for entry in reversed(done) if entry["data"]), {})
         self.folder.write_about(self.about)
 
@@ -225,6 +231,8 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 1, 1)
             options = {name: getattr(self.config, name) for name in LOADING}
             return load.load_model(spec, **options, any_head=self.config.measured[0] is not None)
+        except NoTokenizer:  # the series has none
+            raise
         except AnisoscopeError as error:
             message = integrity.resumable(error)
             if len(self.series.checkpoints) == 1:
@@ -268,6 +276,8 @@ class Sweeper:
         entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device), "data": found.data}
         entry["described"] = described | {"fingerprint": loaded.fingerprint}
         entry["notes"] = list(dict.fromkeys([*loaded.notes, *found.notes]))
+        if (loss := next((row for row in found.records if row["metric"] == "probe_loss"), None)) is not None:
+            entry["loss"] = loss.get("low", loss["value"]), loaded.vocabulary
         self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
         if sketched and self.series.timed:
             replace_file(self._sketch(key), lambda path: torch.save(integrity.sketch(loaded.model), path))

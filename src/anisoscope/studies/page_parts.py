@@ -7,11 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from anisoscope.results.manifest import WRONG_TEXT
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.page import Heading, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
 from anisoscope.view.sections.findings import common_scope
-from anisoscope.view.sections.provenance import record_section, terms_section
+from anisoscope.view.sections.provenance import grave_box, record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate
 
@@ -77,10 +78,16 @@ def page_of(
 ) -> Page:
     """A page of some sections, followed by warnings, the record of the run and the glossary."""
     started, about = str(run.about.get("started", ""))[:10], run.about
-    warned = [Prose(str(warning)) for warning in about.get("warnings") or []]
+    warned = [Prose(str(words)) for words in about.get("warnings") or [] if WRONG_TEXT not in str(words)]
     recorded = Section("record", "Record", [*warned, *record_section([run], text(record)).parts], "Record")
     deck = f"{deck}{', ' + started if started else ''}."
-    whole = [*sections, recorded, terms_section(_terms(terms))]
+    grave = grave_box([about])
+    whole = [
+        *([Section("warnings", "Warnings", grave)] if grave else []),
+        *sections,
+        recorded,
+        terms_section(_terms(terms)),
+    ]
     return Page(title, heading or title, whole, deck=deck, version=str(about.get("anisoscope", "")))
 
 

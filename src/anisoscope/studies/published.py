@@ -35,7 +35,6 @@ class PaperModel:
     revisions: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     most: int = 8
-    tokenizer: str | None = None  # the id that has it, if these repositories do not
     large: bool = False  # may be distributed over several devices
     data: Medium = TEXT_DATA
 
@@ -112,10 +111,7 @@ SHAPE_MODELS: tuple[PaperModel, ...] = (
     *_models("bigscience/bloom-{}", "560m 1b1 1b7 3b"),
     PaperModel("bigscience/bloom-7b1", large=True),
     _series("EleutherAI/pythia-2.8b", _steps("step{}", *_PYTHIA), most=16),
-    *(
-        _series(f"bigscience/bloom-{size}-intermediate", names, tokenizer=f"bigscience/bloom-{size}")
-        for size, names in _BLOOM.items()
-    ),
+    *(_series(f"bigscience/bloom-{size}-intermediate", names) for size, names in _BLOOM.items()),
     _series("TinyLlama/tinyLlama-intermediate-checkpoints", _TINYLLAMA, most=12),
     # no list of its revisions is known; without the hub the four that have ids of their own stand for it
     _series("TinyLlama/tinyLlama-intermediate-checkpoints-after-1T-token", ()),
@@ -190,7 +186,6 @@ def sweep_model(
         model.wanted,
         series=model.series,
         others=model.others,
-        tokenizer=model.tokenizer,
         device=study.config.device,
         device_map="auto" if model.large and importlib.util.find_spec("accelerate") else None,
         remove_downloads=remove_downloads and bool(model.wanted),

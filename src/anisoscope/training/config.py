@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, unknown_name
-from anisoscope.option import Device, Option, Seed, Text, check_least
+from anisoscope.option import Device, Option, Seed, Text, check_least, check_most
 
 PRECISIONS = ("auto", "float32", "float64", "bfloat16")
 ARCHITECTURES = {"decoder": "gpt2", "encoder": "bert"}  # with their default family
@@ -113,12 +113,14 @@ class CommonTrainConfig(ABC):
         **dict.fromkeys(("layers", "heads", "steps", "batch_size", "accumulate"), 1),
         **dict.fromkeys(("weight_decay", "clip", "dropout"), 0.0),
     }
+    most: ClassVar[dict[str, float]] = {"layers": 10_000, "steps": 10**9, "batch_size": 10**6, "accumulate": 10**6}
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
 
     def __post_init__(self) -> None:
         from anisoscope.models.placement import choose_device
 
         check_least(self, self.least)
+        check_most(self, self.most)
         for name in self.below_one:
             if not 0 <= getattr(self, name) < 1:
                 raise AnisoscopeError(f"{name} is {getattr(self, name)}; expected a share from 0 up to, not with, 1.")

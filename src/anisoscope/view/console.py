@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import json
 import math
 import sys
@@ -15,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.csv import WriteOptions, write_csv
 from rich import box, progress
 from rich.console import Console
 from rich.markup import escape
@@ -23,8 +28,9 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from anisoscope.errors import unknown_name
+from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.manifest import WRONG_TEXT
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view.sections.findings import (
     badge_line,
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _LABELS |= {"report": "drawing the report"}
+SHOWN_ROWS = 5_000  # that a table on a terminal shows
+BLOCK = 8_192  # rows that are written at a time
 _FORMS = ("table", "csv", "json")
 _NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 _DIFFERENCES = ("stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second")
@@ -92,14 +100,27 @@ def print_note(words: str, *, style: str | None = None) -> None:
     print_line(words, error=True, style=style)
 
 
-def print_warnings(about: Mapping[str, Any]) -> None:
-    """Print the warnings of a run."""
+def print_grave(about: Mapping[str, Any]) -> None:
+    """Print the warnings that must be read before any number."""
     for warning in about.get("warnings", []):
-        print_note(f"note: {warning}", style="yellow")
+        if WRONG_TEXT in warning:
+            print_note(f"warning: {warning}", style="red")
+
+
+def print_warnings(about: Mapping[str, Any]) -> None:
+    """Print the other warnings of a run."""
+    for warning in about.get("warnings", []):
+        if WRONG_TEXT not in warning:
+            print_note(f"note: {warning}", style="yellow")
+
+
+def _unicode() -> bool:
+    """Whether standard output takes every letter."""
+    return str(getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
 
 
 def print_json(value: Any, *, indent: int = 2) -> None:
-    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=not _unicode()) + "\n")
 
 
 # -- tables of runs ----------------------------------------------------------------------------------------------------
@@ -108,6 +129,7 @@ def print_json(value: Any, *, indent: int = 2) -> None:
 def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[str, Any]) -> None:
     """Print the end of a profile: its short tables, warnings, duration, peak memory, path of the page."""
     about = folder.about()
+    print_grave(about)
     for shown in short_tables(folder.table(), catalogue=catalogue):
         console.print(shown)
     print_warnings(about)
@@ -127,13 +149,49 @@ def print_run(
             if word not in measured_names:
                 raise unknown_name(f"{name} in this run", word, measured_names)
         table = table.where(**{name: list(chosen)}) if chosen else table
-    rows = (table if heads or form != "table" else table.where(head=None)).records()
+    if form not in _FORMS:
+        raise unknown_name("format", form, _FORMS)
+    if heads and not any(head is not None for head in Query(table).values("head")):
+        raise AnisoscopeError("--heads does nothing here: no row is of a single head; leave it out.")
     if about.get("status") != "complete":
         status = about.get("status", "unfinished")
         print_note(f"this run is {status}; the table holds what was finished", style="yellow")
     several = [name for name in ("seed", "step") if len(Query(table).values(name)) > 1]
     names = ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS]
-    _print_rows(rows, form, [n for n in SCHEMA.names if n not in ("schema", "replicates")] if form == "csv" else names)
+    if form == "csv":
+        _stream_csv(table, [n for n in SCHEMA.names if n not in ("schema", "replicates")])
+    elif form == "json":
+        _stream_json(table)
+    else:
+        shown = table if heads else table.where(head=None)
+        _print_rows(shown.take(np.arange(min(SHOWN_ROWS, len(shown)))).records(), form, names)
+        if len(shown) > SHOWN_ROWS:
+            how = "choose with --metric and --kind, or see all with --format csv"
+            print_note(f"the first {SHOWN_ROWS:,} of {len(shown):,} rows; {how}", style="yellow")
+
+
+def _stream_csv(table: Any, names: Sequence[str]) -> None:
+    """Write all rows as CSV, a block at a time; a value that is not a number is an empty cell."""
+    chosen = table.arrow.select(names)
+    for at, field in enumerate(chosen.schema):
+        if pa.types.is_floating(field.type):
+            column = chosen[field.name]
+            chosen = chosen.set_column(at, field, pc.if_else(pc.is_nan(column), None, column))
+    sys.stdout.write(",".join(names) + "\n")
+    for start in range(0, len(chosen), BLOCK):
+        write_csv(chosen.slice(start, BLOCK), out := io.BytesIO(), WriteOptions(include_header=False))
+        sys.stdout.write(out.getvalue().decode())
+
+
+def _stream_json(table: Any) -> None:
+    """Write all rows as a list of objects, a block at a time."""
+    first = True
+    for batch in table.arrow.to_batches(max_chunksize=BLOCK):
+        for row in batch.to_pylist():
+            text = json.dumps({k: _plain(v) for k, v in row.items()}, ensure_ascii=not _unicode())
+            sys.stdout.write(f"{'[' if first else ','}\n {text}")
+            first = False
+    sys.stdout.write("[]\n" if first else "\n]\n")
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:
@@ -199,6 +257,7 @@ def print_run_end(
 ) -> None:
     """Print the end of a run with verdicts: tables of a study, verdicts, warnings, seconds, path of the page."""
     about = folder.about()
+    print_grave(about)
     for shown in summary:
         if isinstance(shown, str):
             print_line(shown)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.view.words import SITES, few, step_words
+from anisoscope.view.words import few, site_name, step_words
 
 FINAL_GAP = 0.12  # distance of the final norm from the last block, as a share of the depth
 
@@ -304,7 +304,7 @@ class Depth:
             at, text = [0.0, 0.25, 0.5, 0.75, 1.0], ["embed", "¼", "½", "¾", "1"]
             at, text = (at, text) if self.blocks else ([0.0], ["rows"])
         elif self.named:
-            at, text = [place for place, _ in self.named], [SITES[kind][0] for _, kind in self.named]
+            at, text = [place for place, _ in self.named], [site_name(int(place), kind) for place, kind in self.named]
         else:
             step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if self.blocks / s <= 8), 25)
             layers = [n for n in range(step, self.blocks, step) if self.blocks - n >= step * 0.6]

@@ -85,6 +85,7 @@ def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, he
             if any(means):
                 body.append([TableCell(label, head=True), *(mean.text if mean else "" for mean in means)])
     heads = ["Mean over blocks", *(catalogue.entry(metric).title for metric in metrics)]
-    parts = [*provenance.partial_banner(head), *([Piece("findings", findings)] if findings else [])]
-    parts += [*provenance.warnings_box(provenance.warnings(rows.abouts)), *provenance.facts_parts(facts)]
+    parts = [*provenance.grave_box(rows.abouts), *provenance.partial_banner(head)]
+    parts += [*([Piece("findings", findings)] if findings else [])]
+    parts += [*provenance.warnings_box(rows.abouts), *provenance.facts_parts(facts)]
     return [*parts, *([DataTable([heads], [body], "Means over blocks")] if body else [])]

@@ -135,13 +135,22 @@ SITES = {  # by kind: the name of a site on axes and in tables, and as a phrase
 }
 
 
+# kinds that a block has; every other kind is the name of a module or of a table of rows
+OF_BLOCK = ("stage_mean", "cls", "attn_in", "attn_out", "mlp_in", "mlp_out", "query", "key", "scores")
+OF_BLOCK += ("query_unrotated", "key_unrotated", "cross_query", "cross_key", "cross_scores")
+
+
 def site_name(layer: int, kind: str) -> str:
     """A short name of a site, for axes and table rows.
 
     >>> site_name(0, "embed"), site_name(3, "resid"), site_name(6, "final"), site_name(2, "mlp_out")
     ('embedding', 'block 3', 'final norm', 'block 2 · mlp_out')
+    >>> site_name(0, "my.table")
+    'my.table'
     """
-    return SITES.get(kind, (f"block {{}} · {kind}",))[0].format(layer)
+    if kind in SITES:
+        return SITES[kind][0].format(layer)
+    return f"block {layer} · {kind}" if kind in OF_BLOCK else kind
 
 
 def site_phrase(layer: int, kind: str) -> str:
@@ -150,7 +159,9 @@ def site_phrase(layer: int, kind: str) -> str:
     >>> site_phrase(0, "embed"), site_phrase(3, "resid")
     ('at the embedding', 'after block 3')
     """
-    return SITES[kind][1].format(layer) if kind in SITES else f"at {kind} of block {layer}"
+    if kind in SITES:
+        return SITES[kind][1].format(layer)
+    return f"at {kind} of block {layer}" if kind in OF_BLOCK else f"at {kind}"
 
 
 def step_words(step: int) -> str:

@@ -184,6 +184,16 @@ def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool
     return pool == "cls" and any(stack.prefix for stack in (layout or find_layout(model)).stacks)
 
 
+def refuse_unhookable(model: nn.Module) -> None:
+    """Raise an error for a model that no hook can look into: one without a forward, or compiled before."""
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise AnisoscopeError(
+            f"{type(model).__name__} has no forward, so nothing can be run through it; give one that has, such "
+            "as the model that holds it."
+        )
+    refuse_compiled(model)
+
+
 def refuse_compiled(model: nn.Module) -> None:
     """Raise an error for a compiled model, because hooks added after torch.compile never fire."""
     for path, module in model.named_modules():
@@ -222,8 +232,8 @@ def _block_lists(called: str, names: dict[str, nn.Module]) -> dict[str, list[str
         return {side: [_joined(at, name) for name, _ in names[at].named_children()] for side, at in found.items()}
     raise AnisoscopeError(
         f"{called}: found {'several' if lists else 'no'} block lists of the configured length"
-        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; add a row to family.py like the one of "
-        "ALBERT, give one submodel, or name modules with modules=[…]."
+        f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; give one submodel, or name what to look at "
+        "with modules=[…] (--modules)."
     )
 
 

@@ -32,6 +32,7 @@ from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, FEWEST_SITES, 
 from anisoscope.claims.engine.evidence import BlockStack, Cell, Missing, NotHere, Study, figure, listed, stacks
 from anisoscope.claims.engine.learning import learned
 from anisoscope.claims.engine.walk import Walk, rank_correlations
+from anisoscope.results.manifest import WRONG_TEXT
 from anisoscope.results.modality import MODALITIES, TEXT, attends, modality_name
 from anisoscope.results.quantity import Quantity, combine_folds, correlate, mean, ranks, t_interval
 from anisoscope.results.query import Row, Table
@@ -113,8 +114,8 @@ class Stream(BlockStack):
         """Why the model does not count among trained models, as a phrase; empty if it does."""
         if self.untrained:
             return UNTRAINED
-        if self.noted("WRONG TEXT"):
-            return "was shown a text that its tokenizer does not know"
+        if self.noted(WRONG_TEXT):
+            return "was shown a text that it does not know"
         return "did not learn" if learned(self.run, self.step).status == "did not learn" else ""
 
     @property

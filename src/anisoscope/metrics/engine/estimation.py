@@ -211,7 +211,9 @@ def _is_empty(metric: Declaration, view: View, options: dict[str, Any]) -> bool:
 
 
 def _no_rows(metric: Declaration, view: View) -> TooFewRows:
-    return TooFewRows(f"{metric.name} was given no finite row ({view.dropped} were not finite); look at the model")
+    return TooFewRows(
+        f"{metric.name} was given no finite row ({view.dropped} were not finite, or beyond 1e±60); look at them"
+    )
 
 
 def _all_lines(metric: Declaration, view: View, options: dict[str, Any]) -> list[float]:
@@ -290,6 +292,8 @@ def _estimate(
     `left_out` rows were not used; `folds` are those left out, if they are not those of the view.
     """
     value, *replicates = values
+    if math.isinf(value):
+        raise TooFewRows("the value is infinite for these rows; look at them, or rescale them")
     folds = view.present() if folds is None else folds
     if view.sizes and len(folds) == len(replicates):
         replicates = as_equal_folds(value, replicates, [view.sizes.get(fold, 0) for fold in folds])

@@ -33,6 +33,7 @@ REGISTRY: dict[str, Metric] = {}
 """What has been declared so far; `metrics.catalogue.registry` holds everything."""
 _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
+GREATEST = 1e60  # of numbers whose fourth powers do not overflow float64
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
 _BY_FOLD = {
@@ -127,11 +128,17 @@ def finite_rows(x: Any, name: str, contexts: Any = None, tokens: Any = None) -> 
         raise TooFewRows(f"{name} was given no row of finite numbers ({len(bad)} dropped); check the array")
     if rows.dtype is not torch.float32:  # fourth powers must not overflow float64; those of float32 never do
         top = max(abs(float(end)) for end in torch.aminmax(rows))
-        if top > 1e60 or 0.0 < top < 1e-60:
+        if top > GREATEST or 0.0 < top < 1 / GREATEST:
             raise AnisoscopeError(
                 f"the largest number of the array is {top:.0e}; expected 1e-60 to 1e60, rescale it first"
             )
     return rows, labels, kinds, len(bad)
+
+
+def usable_rows(rows: Tensor) -> Tensor:
+    """Which rows [n, d] have only finite numbers, whose fourth powers stay within float64 (float32 always does)."""
+    top = rows.abs().amax(1)  # NaN where a row has one
+    return torch.isfinite(top) & ((top == 0) | ((top <= GREATEST) & (top >= 1 / GREATEST)))
 
 
 def is_of_rows(metric: Declaration) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Seed, Text, check_least, listed
+from anisoscope.option import Device, Option, Seed, Text, Tokenizer, check_least, listed, refuse_idle
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 SIGNALS = ("constant", "noise", "linear", "network")  # see `gradients.SIGNALS`
@@ -45,6 +45,7 @@ class CurvatureConfig:
         str | None, Option("Model in which β is measured first: a folder, a hub id, or a .gguf file; default: assumed.")
     ] = None
     data: Text = "embedded"  # what the model reads
+    tokenizer: Tokenizer = None
     manifolds: Annotated[tuple[str, ...], Option(f"Manifolds: {', '.join(MANIFOLDS)}; default: all.", parse=listed)] = (
         MANIFOLDS
     )
@@ -91,6 +92,8 @@ class CurvatureConfig:
             check_known("signal", name, SIGNALS)
         if self.model is not None and self.beta is not None:
             raise AnisoscopeError("--beta and --model were both given; β is either measured in a model or given.")
+        if self.model is None:
+            refuse_idle(self, ("data", "tokenizer", "device"), "without --model, which would read with it")
         check_known("kind of sampling", self.kind, KINDS)
         check_least(self, _LEAST)
         for names, good, expected in _RANGES:

@@ -25,6 +25,7 @@ from anisoscope.data.tokens import contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import TextFeed
+from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics import frequency
 from anisoscope.metrics.frequency import FEWEST_TYPES, OCCURRENCES, Correlation, TypeSpread
 from anisoscope.models.load import Loaded, load_model
@@ -61,10 +62,17 @@ class _TypeRows:
 
 
 def measure_exponent(
-    spec: str, *, data: str, tokens: int, device: str, seed: int, progress: Progress | None = None
+    spec: str,
+    *,
+    data: str,
+    tokens: int,
+    device: str,
+    seed: int,
+    tokenizer: str | None = None,
+    progress: Progress | None = None,
 ) -> MeasuredExponent:
     """β of a model on a text, of which `tokens` tokens are read."""
-    loaded = load_model(spec, device=device)
+    loaded = load_model(spec, device=device, tokenizer=tokenizer)
     feed = TextFeed.of(loaded, ProfileConfig(models=(spec,), data=data, tokens=tokens), tell=None)
     batches = list(feed.batches())
     counts = _counts(loaded, data, feed.length)
@@ -89,7 +97,7 @@ def measure_exponent(
     about = {"name": loaded.name, "revision": loaded.revision, "fingerprint": loaded.fingerprint, "blocks": len(sites)}
     about |= {"parameters": loaded.parameters, "types": used.types, "data": feed.about()}
     note = "token frequencies are those of --data, not of the text the model was trained on"
-    return MeasuredExponent(used, records, about | {"notes": [*loaded.notes, note]})
+    return MeasuredExponent(used, records, about | {"notes": [*wrong_text(loaded, batches[0]), *loaded.notes, note]})
 
 
 def _counts(loaded: Loaded, data: str, length: int) -> Tensor:

@@ -162,6 +162,9 @@ class Population:
         return torch.minimum(base * self.unit * (frequency / frequency.max()) ** -beta, self.widest)
 
 
+READING: dict[str, Any] = {"model": None, "data": "embedded", "tokenizer": None, "device": "auto"}  # no more is read
+
+
 def zipf_frequencies(types: int, exponent: float) -> Tensor:
     """f_i ∝ i^(−s), normalised to sum 1, [types].
 
@@ -300,6 +303,7 @@ class Curvature(Study):
         used, model, about = Estimate(beta), "β", {}
         if c.model is not None:
             sizes: dict[str, Any] = {"data": c.data, "tokens": c.text_tokens, "device": c.device, "seed": c.seed}
+            sizes["tokenizer"] = c.tokenizer
             found = measure_exponent(c.model, **sizes, progress=self.progress)
             used, model = Estimate(found.used.value, found.used.low, found.used.high, n=found.used.types), c.model
             model, about = found.entry["name"], {"model": found.entry}
@@ -315,7 +319,7 @@ class Curvature(Study):
         reference = about["reference"]
         self.about["reference"] = {**reference, "given": reference["from"] != "assumed"}
         ends = [reference[end] for end in ("low", "high") if end in reference]
-        self.look = replace(self.config, beta=reference["beta"], betas=(*self.config.betas, *ends), model=None)
+        self.look = replace(self.config, beta=reference["beta"], betas=(*self.config.betas, *ends), **READING)
         if "model" in about:
             self.add_model(about["model"])
             self.about["data"] = about["model"]["data"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Option, check_least, distinct, given, numbers
+from anisoscope.option import Option, check_least, distinct, given, numbers, refuse_idle
 from anisoscope.studies.config import TrainedPreset
 
 AUTO = "auto"  # the held-out text of a run of `anisoscope train`, else the embedded corpus
@@ -110,6 +110,10 @@ class PerformanceConfig:
             raise AnisoscopeError(f"--revisions go with one model, not with {len(self.models)}.")
         if self.steps is not None and self.models:
             raise AnisoscopeError("--steps is for the model that is trained here; leave it out where models are given.")
+        if not self.models:
+            refuse_idle(self, ("tokenizer", "random_init", "trust_remote_code"), "for the model that is trained here")
+        if self.labels is None:
+            refuse_idle(self, ("label_field",), "without --labels")
         if len(set(self.models)) < len(self.models):
             raise AnisoscopeError("a model is named twice; name each once.")
 

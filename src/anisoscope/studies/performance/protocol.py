@@ -32,6 +32,7 @@ from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
 from anisoscope.numerics.linear_fits import LinearProbe, Repair, choose_probe, fit_centroids, fit_probe, fit_repairs
 from anisoscope.option import Progress
 from anisoscope.results.folder import slug
+from anisoscope.results.manifest import wrong_loss
 from anisoscope.results.query import Table, variant_name
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
 from anisoscope.studies.performance import AUTO, PerformanceConfig, row_set
@@ -135,7 +136,10 @@ class Performance(Study):
         described: dict[str, Any] = {"name": subject.name, "type": kind, "parameters": loaded.parameters}
         described |= {"fingerprint": loaded.fingerprint, "revision": loaded.revision}
         about: dict[str, Any] = {"model": subject.name, "described": described, "device": str(loaded.device)}
-        about["warnings"] = [*loaded.notes, *measurement.notes]
+        lowest = measurement.own.estimate((0.0, None)).low
+        wrong = [] if self.config.random_init or checkpoint.step == 0 else wrong_loss(lowest, loaded.vocabulary)
+        wrong = [f"{subject.name}: {words}" for words in wrong]
+        about["warnings"] = [*wrong, *loaded.notes, *measurement.notes]
         name = "embedded" if self.config.data == AUTO else self.config.data
         name = name if subject.corpus is None else "held-out part of the training text"
         about["data"] = {"name": name, "contexts": len(material.key.unique()), "tasks": list(material.tasks)}

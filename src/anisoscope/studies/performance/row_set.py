@@ -36,6 +36,7 @@ from anisoscope.claims.dynamics import FEWEST, MetricName, PerformanceResults, S
 from anisoscope.data.tasks import NONE, Task, Unit
 from anisoscope.data.tokens import batches
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.targets import labelled_batch
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.models.forward import evaluating, forward, unwrapped
@@ -43,7 +44,6 @@ from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.results.query import variant_name
-from anisoscope.series.measurer import labelled_batch
 
 VALIDATION = 2  # folds of the fit half used to choose the penalty
 FEWEST_CONTEXTS = 24

@@ -23,7 +23,18 @@ from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Sec
 from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.sections.findings import doubtful
 from anisoscope.view.subjects import ProfileRows, RunView, Subject, by_depth, known, place_of, without_first
-from anisoscope.view.words import Catalogue, Entry, estimate, finite, number, sentences, site_name, strided
+from anisoscope.view.words import (
+    OF_BLOCK,
+    SITES,
+    Catalogue,
+    Entry,
+    estimate,
+    finite,
+    number,
+    sentences,
+    site_name,
+    strided,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -75,7 +86,9 @@ class Profile:
         """The x axis: by layer for one model, by relative depth if depths differ or models are compared."""
         models, depths = ({getattr(line.subject, name) for line in self.lines} for name in ("model", "blocks"))
         rows = [row for line in self.lines for row in line.rows]
-        odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in ("rows", "unembed", "embed_weight")}
+        beside = {"rows", "unembed", "embed_weight"}
+        named = {row.kind for row in rows if row.kind in beside or row.kind not in (*SITES, *OF_BLOCK)}
+        odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in named}
         relative = len(models) > 1 or len(depths) > 1
         return Depth(max(depths, default=1), relative, any(row.kind == "final" for row in rows), tuple(sorted(odd)))
 

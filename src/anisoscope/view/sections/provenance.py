@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from anisoscope.results.manifest import WRONG_TEXT, gravest_first
 from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view import page
@@ -146,7 +147,9 @@ def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = (
 
 
 def _facts(entry: Mapping[str, Any]) -> dict[str, str]:
-    shape = [plural(int(entry["layers"]), "block") if entry.get("layers") else ""]
+    shape = [
+        plural(int(entry["layers"]), "table" if entry.get("type") == "rows" else "block") if entry.get("layers") else ""
+    ]
     shape += [f"width {int(entry['width']):,}" if entry.get("width") else ""]
     size, rows = entry.get("parameters") or 0, entry.get("rows")
     units = [f"{number(size / least)} {unit}" for least, unit in ((1e9, "billion"), (1e6, "million")) if size >= least]
@@ -207,7 +210,7 @@ def warnings(abouts: Sequence[About]) -> list[str]:
         labels = [f"{name} ({listed(sorted(which))})" if which else name for name, which in stacks.items()]
         of = f" (seed{'s' if len(seeds) > 1 else ''} {spans(seeds)})" if seeds else ""
         sentences.append(f"{shortened(labels)}: {words}{of}" if labels else words + of)
-    return sentences
+    return gravest_first(sentences)
 
 
 def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
@@ -223,8 +226,17 @@ def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
     return [], words
 
 
-def warnings_box(texts: Sequence[str]) -> list[Any]:
-    """A box with the first few warnings, for the top of the page."""
+def grave_box(abouts: Sequence[About]) -> list[Any]:
+    """A box with the warnings that must be read before any number, above everything else of the page."""
+    grave = [words for words in warnings(abouts) if WRONG_TEXT in words]
+    return (
+        [page.Box([Heading("Read this first"), page.Piece("listing", grave)], "warnings", "Warnings")] if grave else []
+    )
+
+
+def warnings_box(abouts: Sequence[About]) -> list[Any]:
+    """A box with the first few of the other warnings, for the summary of the page."""
+    texts = [words for words in warnings(abouts) if WRONG_TEXT not in words]
     if not texts:
         return []
     parts: list[Any] = [Heading("Warning" if len(texts) == 1 else "Warnings"), page.Piece("listing", texts[:5])]

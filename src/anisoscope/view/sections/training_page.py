@@ -130,12 +130,13 @@ def _summary(
     """The summary: flagged checkpoints, verdicts, findings, warnings, and facts about the models."""
     random = subjects.random_models(rows.abouts)[0]
     seen = [*drift.modality_findings(comparison), *find_training(found)]
-    parts: list[Any] = [*provenance.partial_banner(head), *_flag_parts(checkpoint_flags(rows))]
+    parts: list[Any] = [*provenance.grave_box(rows.abouts), *provenance.partial_banner(head)]
+    parts += [*_flag_parts(checkpoint_flags(rows))]
     if claims:
         parts += _verdict_parts(verdicts, claims, random)
         parts += [Heading("What was seen")] if seen else []
     parts += [page.Piece("findings", seen)] if seen else []
-    parts += provenance.warnings_box(provenance.warnings(rows.abouts))
+    parts += provenance.warnings_box(rows.abouts)
     facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
     facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
     untrained = [fact for fact in facts if fact["Model"] in random]
