@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
-from anisoscope.capture.row import PositionChoice
+from anisoscope.capture.row import PositionChoice, original_contexts
 from anisoscope.capture.sites.layout import find_layout, refuse_compiled
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, LossScale, MicroBatch
@@ -157,6 +157,7 @@ class Monitor:
         self.logged: set[tuple[int, str]] = set()  # (step, name) of training numbers kept already
         self.resumed = -1
         self.seconds = 0.0
+        self.shown = 0  # the sum of hashes of all contexts of measured training batches
         self._entered, self._fresh = False, True
 
     def _study(self, source: str) -> TangentStudy | None:
@@ -250,8 +251,19 @@ class Monitor:
             self.store.describe(status, self.entry, warnings=self.notes, **entries, **self._data())
 
     def _data(self) -> dict[str, Any]:
-        """The entry on the data in run.json: the content of the probe; training batches are the user's own."""
-        return {} if self.probe is None else {"data": {"fingerprint": str(self.probe.fingerprint)}}
+        """The entry on the data in run.json: what was looked at, by the content of the probe or of training batches."""
+        if self.probe is not None:
+            return {"data": {"fingerprint": str(self.probe.fingerprint)}}
+        if not self.shown:
+            return {}
+        return {"data": {"fingerprint": f"{self.shown:016x}", "of": "training batches of the measured steps"}}
+
+    def _note_batches(self, batches: Sequence[MicroBatch]) -> None:
+        """Add the contexts of training batches to their fingerprint, which does not depend on their order."""
+        for batch in batches:
+            with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
+                self.shown += sum(original_contexts(batch.arguments, real=batch.real).tolist())
+        self.shown %= 1 << 64
 
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
@@ -325,6 +337,7 @@ class Monitor:
             return
         if self.live is not None:
             seen = self.live.end()
+            self._note_batches(seen)
             if seen or self.probe is None:
                 records += self._timed(self._measure_live, step, seen, bank, LossScale(loss, tokens, scale))
         if self.every is not None:
@@ -440,6 +453,7 @@ class Monitor:
             "temporal": asdict(self.temporal),
             "map": self.map.state() if self.map is not None else None,
             "seconds": self.seconds,
+            "shown": self.shown,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -455,6 +469,7 @@ class Monitor:
                 study.load(state[name], {step: found[name] for step, found in window.items()})
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
+        self.shown = state.get("shown", 0)
         if self.map is not None and state.get("map") is not None:
             self.map.load(state["map"])
         self.seconds = state["seconds"]
