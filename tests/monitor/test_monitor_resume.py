@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
+from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.tangent.plan import TangentPlan
 from support.monitored import PLAN, compare, probe_of, resumable, trained
@@ -80,3 +82,21 @@ def test_numbers_of_the_training_are_kept_beside_the_measurements() -> None:
     rows = monitor.table.where(metric=["loss", "learning_rate"]).records()
     assert sorted((r["step"], r["metric"]) for r in rows) == [(s, m) for s in (0, 2) for m in ("learning_rate", "loss")]
     assert {r["kind"] for r in rows} == {"training"}
+
+
+def test_training_batches_have_a_fingerprint_that_survives_an_interruption(tmp_path: Path) -> None:
+    def run(name: str, steps: range, *, resume: bool = False, seed: int = 0) -> str:
+        model = tiny("gpt2")
+        with Monitor(model, when=at([0, 2]), metrics="light", plan=PLAN, out=tmp_path / name, resume=resume) as monitor:
+            for step in steps:
+                ids = torch.randint(5, 60, (16, 12), generator=torch.Generator().manual_seed(seed + step))
+                with monitor.step(step):
+                    model(input_ids=ids, labels=ids).loss.backward()
+        about = RunFolder.open(tmp_path / name).about()
+        assert about["code"]["version"] and about["data"]["of"] == "training batches of the measured steps"
+        return str(about["data"]["fingerprint"])
+
+    whole = run("whole", range(3))
+    first = run("again", range(1))
+    assert run("again", range(3), resume=True) == whole != first
+    assert run("other", range(3), seed=7) != whole

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
-from anisoscope.capture.row import PositionChoice
+from anisoscope.capture.row import PositionChoice, original_contexts
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import LiveGradients, LossScale
+from anisoscope.capture.step_capture import LiveGradients, LossScale, MicroBatch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
@@ -164,6 +164,7 @@ class Monitor:
         self.logged: set[tuple[int, str]] = set()  # (step, name) of training numbers kept already
         self.resumed = self._next = -1
         self.seconds = 0.0
+        self.shown = 0  # the sum of hashes of all contexts of measured training batches
         self._entered, self._fresh, self._ended = False, True, False
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
 
@@ -291,8 +292,19 @@ class Monitor:
             self.store.describe(status, self.entry, warnings=self.notes, **entries, **self._data())
 
     def _data(self) -> dict[str, Any]:
-        """The entry on the data in run.json: the content of the probe; training batches are the user's own."""
-        return {} if self.probe is None else {"data": {"fingerprint": str(self.probe.fingerprint)}}
+        """The entry on the data in run.json: what was looked at, by the content of the probe or of training batches."""
+        if self.probe is not None:
+            return {"data": {"fingerprint": str(self.probe.fingerprint)}}
+        if not self.shown:
+            return {}
+        return {"data": {"fingerprint": f"{self.shown:016x}", "of": "training batches of the measured steps"}}
+
+    def _note_batches(self, batches: Sequence[MicroBatch]) -> None:
+        """Add the contexts of training batches to their fingerprint, which does not depend on their order."""
+        for batch in batches:
+            with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
+                self.shown += sum(original_contexts(batch.arguments, real=batch.real).tolist())
+        self.shown %= 1 << 64
 
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
@@ -449,6 +461,7 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> list[Record]:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
+        self._note_batches(seen)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return []
         rows = self.instruments.live_rows(step, seen, opened.bank, scale)
@@ -558,6 +571,7 @@ class Monitor:
             "temporal": asdict(self.temporal),
             "map": self.map.state() if self.map is not None else None,
             "seconds": self.seconds,
+            "shown": self.shown,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -573,6 +587,7 @@ class Monitor:
                 study.load(state[name], {step: found[name] for step, found in window.items()})
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
+        self.shown = state.get("shown", 0)
         if self.map is not None and state.get("map") is not None:
             self.map.load(state["map"])
         self.seconds = state["seconds"]
