@@ -36,6 +36,10 @@ def slower(d: int, r: int) -> Tensor:
     return torch.arange(1, d + 1, dtype=torch.float64) ** -1.0
 
 
+def slow(d: int, r: int) -> Tensor:
+    return torch.arange(1, d + 1, dtype=torch.float64) ** -0.5
+
+
 def gap(d: int, r: int) -> Tensor:
     number = torch.arange(1, d + 1, dtype=torch.float64)
     return torch.where(number <= r, 4.0 - 2.0 * (number - 1) / r, 0.5 * number**-0.3)
@@ -134,7 +138,7 @@ def test_intervals_cover_the_population_of_a_regular_spectrum(rank: int, context
 @pytest.mark.parametrize("contexts", [64, 128])
 def test_with_directions_held_fixed_they_do_not(contexts: int) -> None:
     found = coverage(slower, rank=4, contexts=contexts, rough=True)
-    assert found.stability > STABLE and found.refitted >= 0.9 and found.fixed < 0.75, found
+    assert found.stability > STABLE and found.refitted >= 0.88 and found.fixed < 0.75, found
 
 
 @pytest.mark.slow
@@ -143,6 +147,13 @@ def test_where_eigenvalues_are_tied_no_interval_is_honest_and_the_stability_tell
     found = coverage(tied, rank=8, contexts=contexts)
     assert found.stability < STABLE, found
     assert found.fixed < 0.8, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "contexts"), [(4, 24), (8, 64)])
+def test_below_the_threshold_are_proxies_whose_interval_promises_too_much(rank: int, contexts: int) -> None:
+    found = coverage(slow, rank=rank, contexts=contexts)
+    assert found.stability < STABLE and found.refitted < 0.85, found
 
 
 def test_the_interval_with_the_fit_is_the_wider_one() -> None:

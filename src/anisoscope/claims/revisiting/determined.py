@@ -27,5 +27,6 @@ def undetermined(run: Run, cells: Iterable[Cell], **options: Any) -> dict[str, s
     known = [rows[cell].value for cell in cells if cell in rows and math.isfinite(rows[cell].value)]
     if not known or fmean(known) >= STABLE:
         return {}
-    kept = f"refits without an eighth of the contexts keep {figure(fmean(known))} of it, and {STABLE:g} are needed"
+    what = "types" if "of" in options else "contexts"  # rows of an embedding table are resampled by type
+    kept = f"refits without an eighth of the {what} keep {figure(fmean(known))} of it, and {STABLE:g} are needed"
     return {"reason": f"{UNDETERMINED} ({kept})"}
