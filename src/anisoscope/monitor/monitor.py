@@ -44,7 +44,7 @@ from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import MonitorStore, ResultSink
+from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
@@ -529,7 +529,7 @@ class Monitor:
     def table(self) -> Table:
         """Everything measured so far."""
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
-        return Table.concat(self.tables, about)
+        return in_order(Table.concat(self.tables, about))
 
     @property
     def trace(self) -> Table:
