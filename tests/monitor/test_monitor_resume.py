@@ -13,7 +13,8 @@ from anisoscope.monitor.schedule import at
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.tangent.plan import TangentPlan
-from support.monitored import PLAN, compare, probe_of, resumable, trained
+from support.gradient_models import batch_of
+from support.monitored import LENGTHS, PLAN, compare, probe_of, resumable, trained
 from support.tiny_models import tiny
 
 
@@ -100,3 +101,29 @@ def test_training_batches_have_a_fingerprint_that_survives_an_interruption(tmp_p
     first = run("again", range(1))
     assert run("again", range(3), resume=True) == whole != first
     assert run("other", range(3), seed=7) != whole
+
+
+def test_numbers_that_were_logged_in_several_calls_keep_their_order(tmp_path: Path) -> None:
+    """The files of a resumed run are read by name; an undisturbed run has them as they came."""
+
+    def logged(out: Path, *, stop: int | None, resume: bool = False) -> Monitor:
+        model = tiny("gpt2")
+        with Monitor(model, when=[0, 1], metrics="drift", out=out, resume=resume) as monitor:
+            for step in range(2):
+                with monitor.step(step):
+                    model(**batch_of("gpt2", *LENGTHS, seed=step)).loss.backward()
+                monitor.log(step, loss=1.0)
+                monitor.log(step, accuracy=0.5, gradient_norm=2.0)
+                monitor.log(step, best=3.0)
+                if step == stop:
+                    raise KeyboardInterrupt
+        return monitor
+
+    whole = logged(tmp_path / "whole" / "run", stop=None)
+    with pytest.raises(KeyboardInterrupt):
+        logged(tmp_path / "cut" / "run", stop=0)
+    again = logged(tmp_path / "cut" / "run", stop=None, resume=True)
+    files = [Table.read(tmp_path / name / "run" / "table.parquet") for name in ("whole", "cut")]
+    for first, second in ((whole.table, again.table), files):
+        for name in ("step", "kind", "layer", "metric"):
+            assert first.arrow[name].to_pylist() == second.arrow[name].to_pylist()

@@ -11,6 +11,7 @@ import pytest
 
 from anisoscope.integrations.follower import Follower
 from anisoscope.monitor.schedule import at
+from anisoscope.monitor.sink import in_order
 from anisoscope.results.query import Table
 from support.monitored import PLAN, probe_of, trained
 
@@ -71,7 +72,7 @@ def test_a_sink_receives_every_row_of_the_table_once() -> None:
     assert sink.calls[-1] == "finish"
     assert {step for step, _ in sink.rows} == {0, 2}
     assert all(set(rows.arrow["step"].to_pylist()) == {step} for step, rows in sink.rows)
-    sent = Table.concat(rows for _, rows in sink.rows).finite()
+    sent = in_order(Table.concat(rows for _, rows in sink.rows)).finite()
     names = ["step", "layer", "kind", "head", "metric", "variant", "value"]
     assert sent.arrow.select(names).equals(monitor.table.finite().arrow.select(names))
     assert len(Table.concat(rows for _, rows in sink.rows)) == len(monitor.table)

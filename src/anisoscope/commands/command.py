@@ -135,9 +135,8 @@ def interruptible() -> Iterator[list[int]]:
         raise Interrupted(number)
 
     _received.clear()
-    mine = threading.current_thread() is threading.main_thread()
-    kinds = [kind for kind in (signal.SIGINT, signal.SIGTERM) if mine and signal.getsignal(kind) != signal.SIG_IGN]
-    before = {kind: signal.signal(kind, stop) for kind in kinds}
+    kinds = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {kind: signal.signal(kind, stop) for kind in kinds}  # also where a shell had them ignored
     try:
         yield _received
     finally:

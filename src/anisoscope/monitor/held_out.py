@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, context_units
 from anisoscope.capture.objective import Classes, Objective, PositionClasses
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
+from anisoscope.monitor.embedding_watch import weight_of
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.tangent.energy import Record
@@ -27,6 +28,15 @@ Contexts = Iterable[tuple[Mapping[str, Any], Tensor]]  # batches with the hashes
 Constant = float | Tensor | Callable[[Mapping[str, Any]], Tensor]
 """The best constant prediction: its mean held-out loss; or how often each target occurs in the training data [V]; or a
 function of a batch of the probe that returns its loss on each context, summed over targets [B]."""
+
+
+def output_counts(model: nn.Module, counts: Tensor | None) -> Tensor | None:
+    """Frequencies of tokens, one for each output of the model, where its outputs are those tokens."""
+    weight = weight_of(model, "get_output_embeddings")
+    outputs = len(weight) if isinstance(weight, Tensor) else 0
+    if counts is None or not 0 < len(counts) <= outputs:
+        return None
+    return torch.nn.functional.pad(counts, (0, outputs - len(counts)))
 
 
 def loss_records(rows: StepRows, constants: Iterable[Record] = ()) -> list[Record]:

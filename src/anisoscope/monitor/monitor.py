@@ -37,14 +37,14 @@ from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
+from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.guard import FaultGuard
-from anisoscope.monitor.held_out import Constant
+from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import MonitorStore, ResultSink
+from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
@@ -152,7 +152,7 @@ class Monitor:
         words["kept"] = PositionChoice.of(self.model, tokenizer, **skips) if self.skipped else None
         words["targets"] = None if target_weights is None else TargetWeights(target_weights, weighted_gradients)
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
-        constant = self._token_counts() if constant_loss is None else constant_loss
+        constant = output_counts(self.model, counts) if constant_loss is None else constant_loss
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
@@ -176,14 +176,6 @@ class Monitor:
             return None
         known = self.when.known(self.total_steps) if isinstance(self.when, Schedule) else None
         return TangentStudy(self.plan, self.counts, self.total_steps, source, measured_steps=known)
-
-    def _token_counts(self) -> Tensor | None:
-        """`counts`, one for each output of the model, where its outputs are those tokens."""
-        weight = weight_of(self.model, "get_output_embeddings")
-        outputs = len(weight) if isinstance(weight, Tensor) else 0
-        if self.counts is None or not 0 < len(self.counts) <= outputs:
-            return None
-        return torch.nn.functional.pad(self.counts, (0, outputs - len(self.counts)))
 
     def _choose_passes(self, probe: Any, **options: Any) -> None:
         """Where rows come from: passes over the probe (with `options`), hooks in those of the training, or both."""
@@ -229,6 +221,18 @@ class Monitor:
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
 
     def __enter__(self) -> Monitor:
+        try:
+            self._begin()
+        except BaseException:
+            for hooks in self._hooks:
+                hooks.__exit__()
+            if self.store is not None:
+                self.store.end()
+            raise
+        self._entered = True
+        return self
+
+    def _begin(self) -> None:
         if self.store is not None:
             state = self.store.newest()
             if state is not None:
@@ -242,8 +246,6 @@ class Monitor:
         self.watch.attach()
         for hooks in self._hooks:
             hooks.__enter__()
-        self._entered = True
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self._entered, self._ended, self.guard.place = False, True, "the end"
@@ -540,7 +542,7 @@ class Monitor:
     def table(self) -> Table:
         """Everything measured so far."""
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
-        return Table.concat(self.tables, about)
+        return in_order(Table.concat(self.tables, about))
 
     @property
     def trace(self) -> Table:
