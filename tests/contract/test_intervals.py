@@ -90,8 +90,9 @@ def test_intervals_contain_the_population_value(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_intervals_of_neighbours_are_neither_narrow_nor_wide() -> None:
+    """.93 to .97 over all populations; of each one with up to three standard errors (.011) of the simulation."""
     every = {cell: many(cell) for cell in CELLS}
     for name in (name for name in NEIGHBOURS if name not in LISTED["expected"]):
         assert 0.93 <= simulation.pooled(every, name) <= 0.97, name
         for cell, found in every.items():
-            assert 0.93 - 0.03 <= found[name].expected <= 0.97 + 0.02, (name, cell)
+            assert 0.93 - 0.033 <= found[name].expected <= 0.97 + 0.026, (name, cell)
