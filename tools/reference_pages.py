@@ -40,6 +40,7 @@ def _entry(metric: Metric) -> Iterator[str]:
         "Formula": metric.formula,
         "Convention": metric.convention,
         "Options": ", ".join(f"`{key}={value}`" for key, value in metric.options.items()),
+        "By default also": ", ".join(f"`{key}={int(v) if v is True else v}`" for key, v in metric.beside.items()),
         "Unchanged by": ", ".join(sorted(metric.invariant)),
         "Range": f"{low or '−∞'} to {high or '∞'}" if low or high else "",
         "Measured at": ", ".join(sorted(metric.kinds)),

@@ -118,8 +118,8 @@ def test_both_stand_beside_each_other_by_default_where_rows_have_contexts() -> N
 
 def test_under_32_contexts_a_note_says_what_they_bias() -> None:
     few, many = (measure_rows(*clusters(0, contexts=k)[:1], contexts=clusters(0, contexts=k)[1]) for k in (12, 32))
-    assert few["average_cosine"].note == "only 12 contexts: biased by what their rows share, see pairs=between"
-    assert "see clusters=1" in few["participation_ratio"].note
+    assert few["average_cosine"].note == "only 12 contexts: biased by what their rows share, pairs=between is not"
+    assert "clusters=1 is not" in few["participation_ratio"].note
     assert "12 contexts" in few["svd_ratio"].note
     for name in ("average_cosine:pairs=between", "participation_ratio:clusters=1", "mean_norm"):
         assert "contexts" not in few[name].note, name

@@ -29,7 +29,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.models.tokenizer import ByteTokenizer
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.results.query import Table
 from anisoscope.studies.performance.row_set import (
     FREE,
@@ -188,7 +188,8 @@ def test_the_interval_of_a_score_is_the_jackknife_over_folds_of_contexts() -> No
     value = torch.randn(900, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = ProbeScores(value, key).estimate(FREE)
     fold = fold_of(key)
-    slow = [float(value[fold != j].mean()) for j in range(FOLDS)]
+    left = [float(value[fold != j].mean()) for j in range(FOLDS)]
+    slow = as_equal_folds(float(value.mean()), left, fold_of(key.unique()).bincount(minlength=FOLDS).tolist())
     assert found.replicates == pytest.approx(slow)
     assert (found.low, found.high) == pytest.approx(jackknife(float(value.mean()), slow, bounds=FREE))
     assert (found.n, found.contexts) == (900, 300)

@@ -84,6 +84,7 @@ class Sums(Additive, ABC):
 
 
 _CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
+_MANY = 1024  # cells from which a matrix product that adds to them would be too large
 _SHARED = 1 << 22  # elements from which the work is divided among the cores
 
 
@@ -107,7 +108,7 @@ def _add_cells(out: Tensor, cell: Tensor, values: Tensor) -> Tensor:
     """Add values [n, …] to the sums [C, …] of their cells, in place."""
     if len(out) == 1:
         out += values.sum(0)
-    elif values.device.type == "cpu":
+    elif values.device.type == "cpu" or len(out) > _MANY:
         out.index_add_(0, cell, values)
     else:  # on a GPU index_add_ serialises additions to the same few cells; a matrix product does not
         out += (_members(cell, len(out)).to(values).T @ values.reshape(len(values), -1)).view(out.shape)

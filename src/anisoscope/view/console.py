@@ -351,6 +351,7 @@ def print_metric(name: str, metric: Any) -> None:
     console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
     facts = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
     facts["options: "] = ", ".join(f"{key}={value}" for key, value in metric.options.items())
+    facts["by default also: "] = ", ".join(f"{key}={value}" for key, value in metric.beside.items())
     facts |= {"measured at: ": ", ".join(sorted(metric.kinds)), "measured by: ": ", ".join(metric.measured_by)}
     for label, words in (facts | {"reference: ": metric.reference}).items():
         if words:

@@ -313,7 +313,7 @@ def _few(metric: Declaration, view: View, options: dict[str, Any]) -> str:
     if not metric.leans or metric.given(options) != metric.needs or not 1 < view.contexts < FEW_CONTEXTS:
         return ""
     words = f"only {view.contexts} contexts: biased by what their rows share"
-    return words + "".join(f", see {key}={int(v) if v is True else v}" for key, v in metric.beside.items())
+    return words + "".join(f", {key}={int(v) if v is True else v} is not" for key, v in metric.beside.items())
 
 
 def _join(*notes: str) -> str:
