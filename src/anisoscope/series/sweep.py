@@ -28,6 +28,7 @@ from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
+from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
@@ -315,4 +316,4 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeri
     if c.series:
         return discovery.find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # raises if it is no model
-    return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+    return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, placeless(c.model))], timed=False)
