@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.downloads import Downloads, log_spaced_steps
 from anisoscope.models.load import load_model
+from anisoscope.series import integrity
 from anisoscope.series.discovery import find_series, named_step, recorded_step, step_of
-from anisoscope.series.integrity import MARGIN, Distances, distances, exchanges, saving, sketch
+from anisoscope.series.integrity import MARGIN, Distances, distances, distances_of, exchanges, saving, sketch
 from support.tiny_series import ARCHITECTURE, Hub, gpt, make_series, moved, put
 
 
@@ -328,3 +330,38 @@ def test_a_sketch_is_the_same_sample_of_every_model_and_keeps_distances() -> Non
 def test_models_of_other_sizes_are_not_compared() -> None:
     sketches = [sketch(gpt()), sketch(gpt(1)), sketch(gpt(2, n_embd=32))]
     assert distances(sketches) is None and distances([sketches[0], sketches[1], sketches[0]]) is not None
+
+
+def test_the_order_of_three_hundred_checkpoints_is_checked_with_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    walk = (torch.randn(300, 4000, generator=generator) + 0.3).cumsum(0)
+    order = list(range(300))
+    order[100], order[120] = order[120], order[100]
+    read: list[int] = []
+
+    def sketch_of(number: int) -> dict[str, torch.Tensor]:
+        read.append(number)
+        return {"w": walk[order[number]]}
+
+    path = distances_of(300, sketch_of)
+    assert path is not None and [(e.first, e.second) for e in exchanges(path.d, path.margin)] == [(100, 120)]
+    assert len(read) == 600, "each is read twice, and held once"
+    plain = torch.cdist(walk[order].double(), walk[order].double())
+    assert torch.allclose(path.d, plain, rtol=1e-6, atol=1e-4)
+    monkeypatch.setattr(integrity, "HELD", 300 * 1000)
+    few = distances_of(300, sketch_of)
+    assert few is not None and [(e.first, e.second) for e in exchanges(few.d, few.margin)] == [(100, 120)]
+
+
+def test_the_gain_of_every_exchange_is_that_of_the_paths() -> None:
+    points = torch.randn(7, 3, generator=torch.Generator().manual_seed(1)).double()
+    d = torch.cdist(points, points)
+    gains = integrity._shortenings(d)
+
+    def length(order: list[int]) -> float:
+        return sum(float(d[a, b]) for a, b in itertools.pairwise(order))
+
+    for i, j in itertools.combinations(range(7), 2):
+        swapped = list(range(7))
+        swapped[i], swapped[j] = j, i
+        assert float(gains[i, j]) == pytest.approx(length(list(range(7))) - length(swapped))

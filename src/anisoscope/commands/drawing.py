@@ -31,6 +31,7 @@ from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.live import by_training_batches
+from anisoscope.results.privacy import without_places
 from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
@@ -156,6 +157,34 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     page, stored = _page_path(folders, out), _stored(folders[0]) if len(folders) == 1 else {}
     comparison = Comparison(**stored["drift"]) if stored else None
     return write_report(page.parent, views, comparison=comparison, name=page.name)
+
+
+SHARED = ("verdicts.json", COMPARISON)  # beside page, figures, table and record; never rows, texts or weights
+
+
+def share_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write a folder to give away: the page and its figures, and of every run the table, verdicts and record.
+
+    The record names no path, not even in the command; sampled rows, concepts with their texts, and weights stay.
+    """
+    folders = open_runs(paths)
+    first = folders[0].path.resolve()
+    target = out if out is not None else first.with_name(f"{first.name}-share")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise AnisoscopeError(f"output {str(target)!r} is there already; give an empty folder with --out.")
+    for number, folder in enumerate(folders):
+        name = folder.path.resolve().name
+        place = target if len(folders) == 1 else target / f"{number}-{name}"
+        copy = RunFolder(place)
+        place.mkdir(parents=True, exist_ok=True)
+        copy.write_table(Table(Table.from_records(folder.table().records()).arrow))
+        about = without_places(folder.about(), share=True)
+        copy.write_about(about | {"warnings": about.get("warnings", [])})
+        for file in SHARED:
+            if (folder.path / file).is_file():
+                copy.write_json(file, json.loads((folder.path / file).read_text(encoding="utf-8")))
+    copies = [target] if len(folders) == 1 else [p for p in sorted(target.iterdir()) if (p / "run.json").is_file()]
+    return report_runs(copies, None if len(copies) == 1 else target)
 
 
 def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:

@@ -13,10 +13,16 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="A folder or an .html file; default: the run, of several a folder beside them.")
     ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            "--share", help="A folder to give away (default: RUN-share): page, figures, table, record; no path in it."
+        ),
+    ] = False,
 ) -> None:
     """Make the report of one or several runs again."""
-    from anisoscope.commands.drawing import report_runs
+    from anisoscope.commands.drawing import report_runs, share_runs
     from anisoscope.results.folder import readable_runs
 
     with readable_runs(*runs):
-        typer.echo(str(report_runs(runs, out)))
+        typer.echo(str(share_runs(runs, out) if share else report_runs(runs, out)))

@@ -35,6 +35,7 @@ from anisoscope.models.load import Loaded
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
 from anisoscope.option import Progress
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
+from anisoscope.results.privacy import placeless
 
 DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
@@ -145,7 +146,7 @@ class TextFeed(Feed):
     def about(self) -> dict[str, Any]:
         counted = {name: getattr(self, name) for name in ("fingerprint", "documents", "contexts", "tokens")}
         sizes = {"context_length": self.length, "dropped_pieces": self.dropped_pieces}
-        return {"name": self.config.data, **data_version(self.config.data), **counted, **sizes}
+        return {"name": placeless(self.config.data), **data_version(self.config.data), **counted, **sizes}
 
 
 def no_text(loaded: Loaded, data: str) -> AnisoscopeError:
@@ -282,7 +283,7 @@ class MediaFeed(Feed):
 
     def about(self) -> dict[str, Any]:
         skipped = {"skipped_files": len(self.counts.skipped), "skipped": self.counts.skipped[:SHOWN]}
-        entry = {"name": self.config.data, **data_version(self.config.data), "fingerprint": self.fingerprint}
+        entry = {"name": placeless(self.config.data), **data_version(self.config.data), "fingerprint": self.fingerprint}
         entry |= {"files": self.documents, **skipped}
         entry |= {"contexts": self.contexts, **self._amount()}
         return {**entry, "tokens": self.tokens, "dropped_pieces": self.dropped_pieces}

@@ -38,6 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.privacy import marked, placeless, without_places
 from anisoscope.results.query import SCHEMA, Table
 
 LOCK = "lock.json"
@@ -184,7 +185,9 @@ class RunFolder:
             there = f"output folder {str(self.path)!r} holds a run ({old.get('status', 'unknown')})"
             raise AnisoscopeError(f"{there}; {how}give another --out.")
         old_config, new_config = old.get("config", {}), json.loads(json.dumps(dict(config)))
-        different = sorted(k for k in {*old_config, *new_config} if old_config.get(k) != new_config.get(k))
+        named = marked(new_config)
+        same = {k for k in new_config if old_config.get(k) in (new_config[k], named[k])}
+        different = sorted({*old_config, *new_config} - same)
         if different:
             key = different[0]
             raise AnisoscopeError(
@@ -204,12 +207,12 @@ class RunFolder:
         return about
 
     def write_about(self, about: Mapping[str, Any]) -> None:
-        text = json.dumps(about, indent=2, ensure_ascii=False, default=str)
+        text = json.dumps(without_places(dict(about)), indent=2, ensure_ascii=False, default=str)
         replace_file(self.path / "run.json", lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file next to the table, such as verdicts or concepts."""
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+        text = json.dumps(placeless(value), ensure_ascii=False, allow_nan=False, default=str)
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
@@ -240,7 +243,7 @@ class RunFolder:
         replace_file(self.part_path(name), lambda path: self.write_part_to(path, table))
 
     def write_part_to(self, path: Path, table: Table) -> None:
-        pq.write_table(table.arrow.replace_schema_metadata({"about": json.dumps(table.about)}), path)
+        pq.write_table(table.arrow.replace_schema_metadata({"about": json.dumps(placeless(table.about))}), path)
 
     def part(self, name: str) -> Table | None:
         path = self.part_path(name)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -362,3 +362,11 @@ def correlate(one: Sequence[float] | np.ndarray, two: Sequence[float] | np.ndarr
     x, y = (side - side.mean() for side in (map(ranks, sides) if method == "spearman" else sides))
     below = math.sqrt(float((x * x).sum() * (y * y).sum()))
     return float(np.clip((x * y).sum() / below, -1.0, 1.0)) if below else math.nan
+
+
+def refuse_infinite(columns: dict[str, list[Any]]) -> None:
+    """Turn infinite values of a table's columns into NaN with a reason: they are no number to stand behind."""
+    for at, value in enumerate(columns["value"]):
+        if isinstance(value, float) and math.isinf(value):
+            columns["value"][at] = math.nan
+            columns["note"][at] = "; ".join(filter(None, ("infinite, so no number", columns["note"][at])))

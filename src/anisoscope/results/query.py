@@ -36,7 +36,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
-from anisoscope.results.quantity import Quantity, halved
+from anisoscope.results.privacy import placeless_columns
+from anisoscope.results.quantity import Quantity, halved, refuse_infinite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,10 +89,8 @@ class Table:
         rows = list(records)
         columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
         columns["schema"] = [SCHEMA_VERSION] * len(rows)
-        for at, value in enumerate(columns["value"]):
-            if isinstance(value, float) and math.isinf(value):  # no number that anyone could stand behind
-                columns["value"][at] = math.nan
-                columns["note"][at] = "; ".join(filter(None, ("infinite, so no number", columns["note"][at])))
+        placeless_columns(columns)
+        refuse_infinite(columns)
         return cls(pa.table(columns, schema=SCHEMA), about or {})
 
     @classmethod

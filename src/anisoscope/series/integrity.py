@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ NON_FINITE, REPEATED = "non-finite weights", "repeated: "
 AGAIN = "copy it again"  # how the sentence about a damaged file ends
 RESUME = ", and the same command with --resume goes on"
 Entry = dict[str, Any]  # what is known of one checkpoint; entries with a fingerprint have been measured
+HELD = 1 << 26  # entries of all sketches that are held at a time: 256 MB
+COLUMNS = 1 << 13  # entries that are multiplied at a time
 SKETCH = 1 << 18  # entries sampled of each checkpoint
 FEWEST = 3  # checkpoints needed to judge their order
 ALIKE = 0.5  # share of the larger sketch that two must have in common to be compared
@@ -73,17 +75,35 @@ class Distances:
 
 def distances(sketches: Sequence[Mapping[str, Tensor]]) -> Distances | None:
     """Distances over the common entries; None if the models have too few of them in common."""
-    if len(sketches) < FEWEST:
+    return distances_of(len(sketches), sketches.__getitem__)
+
+
+def distances_of(count: int, read: Callable[[int], Mapping[str, Tensor]]) -> Distances | None:
+    """As `distances`, of sketches that are read one at a time; of many, as many entries are kept as fit in memory."""
+    if count < FEWEST:
         return None
-    sizes = [{name: len(value) for name, value in found.items()} for found in sketches]
-    common = [name for name in sizes[0] if all(s.get(name) == sizes[0][name] for s in sizes)]
-    kept = sum(sizes[0][name] for name in common)
-    if kept < ALIKE * max(sum(s.values()) for s in sizes):
+    sizes: dict[str, int] | None = None
+    largest = 0
+    for i in range(count):
+        of_one = {name: len(value) for name, value in read(i).items()}
+        largest = max(largest, sum(of_one.values()))
+        known = of_one if sizes is None else sizes
+        sizes = {name: size for name, size in known.items() if of_one.get(name) == size}
+    kept = sum((sizes or {}).values())
+    if sizes is None or kept < ALIKE * largest:
         return None
-    rows = torch.stack([torch.cat([found[name] for name in common]) for found in sketches])
-    d = torch.stack([(rows - row).double().norm(dim=1) for row in rows])
-    spread = rows.var(0).double()
-    entries = float(spread.sum() ** 2 / spread.square().sum()) if bool(spread.any()) else 0.0
+    step = -(-kept * count // HELD)  # every step-th entry
+    rows = torch.stack([torch.cat([read(i)[name] for name in sizes])[::step] for i in range(count)])
+    gram, spread = torch.zeros(count, count, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for block in rows.split(COLUMNS, dim=1):
+        centred = block.double() - block.double().mean(0)  # small numbers: their products lose little
+        gram += centred @ centred.T
+        variance = centred.square().sum(0) / max(1, count - 1)
+        spread += torch.stack([variance.sum(), variance.square().sum()])
+    squares = gram.diagonal()
+    d = (squares[:, None] + squares - 2 * gram).clamp_min(0).sqrt() * math.sqrt(step)
+    d.fill_diagonal_(0.0)
+    entries = float(spread[0] ** 2 / spread[1]) if float(spread[1]) > 0 else 0.0
     return Distances(d, entries)
 
 
@@ -131,18 +151,30 @@ def exchanges(d: Tensor, margin: float = MARGIN) -> list[Exchange]:
     order = list(range(len(d)))
     found: list[Exchange] = []
     while len(found) < len(order) // 2:
-        pairs = [(i, j) for i in range(len(order)) for j in range(i + 1, len(order))]
-        gains = {(i, j): _shortening(d, order, i, j)[0] for i, j in pairs}
-        best = max(gains.values(), default=0.0)
+        gains = _shortenings(d[order][:, order])
+        best = float(gains.max())
         if best <= 0:
             break
-        i, j = min((p for p in pairs if gains[p] >= best * (1 - SAME)), key=lambda p: p[1] - p[0])
+        near = (gains >= best * (1 - SAME)).nonzero().tolist()
+        i, j = min(near, key=lambda pair: pair[1] - pair[0])
         saved = saving(d, order, i, j)
         if saved <= margin:
             break
         found.append(Exchange(i, j, saved))
         order[i], order[j] = order[j], order[i]
     return found
+
+
+def _shortenings(d: Tensor) -> Tensor:
+    """[n, n]: how much shorter the path 0, 1, … becomes if i and j > i exchange places; −inf elsewhere."""
+    n = len(d)
+    before, after = torch.zeros_like(d), torch.zeros_like(d)  # [i, j]: from the neighbour of i to j
+    before[1:], after[:-1] = d[:-1], d[1:]
+    left, right = before.diagonal(), after.diagonal()
+    gains = (left + right)[:, None] + left + right - (before + after) - (before + after).T
+    first = torch.arange(n - 1)  # neighbours keep the edge between them
+    gains[first, first + 1] = left[:-1] + right[1:] - before[first, first + 1] - after[first + 1, first]
+    return gains.masked_fill(~torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
 
 
 def is_lost(flag: str) -> bool:

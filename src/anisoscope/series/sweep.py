@@ -28,6 +28,7 @@ from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
+from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
@@ -159,11 +160,15 @@ class Sweeper:
     def _finish(self, started: float, *, error: BaseException | None = None, last: Sequence[Any] = ()) -> Table:
         self.about |= outcome(error)
         self.about["wall_seconds"] = round(self.about["wall_seconds"] + time.monotonic() - started, 2)
-        self.late = self._out_of_order() if error is None else {}
         columns = {"model": self._name(), "revision": ""}
-        measured = [self.tables[key] for key in sorted(self.tables)]  # not as they came: some are measured again
-        table = in_order(Table.concat([*measured, self._table(last, columns), self._flag_rows()]))
+        in_time = [self.tables[key] for key in sorted(self.tables)]  # not as they came: some are measured again
+        measured = [*in_time, self._table(last, columns)]
+        table = in_order(Table.concat([*measured, self._flag_rows()]))
         if self.tables:
+            self.store.write_table(table, done=set(self.tables))
+        self.late = self._out_of_order() if error is None else {}  # what was measured is safe by now
+        if self.late:
+            table = in_order(Table.concat([*measured, self._flag_rows()]))
             self.store.write_table(table, done=set(self.tables))
         if error is None and self.measurer.row_map is not None:
             options: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
@@ -298,7 +303,12 @@ class Sweeper:
         entries.sort(key=lambda e: int(e["recorded"] if "recorded" in e else e["key"]))  # by the step recorded inside
         usable = [e for e in entries if not any(f.startswith((REPEATED, NON_FINITE)) for f in e["flags"])]
         usable = [e for e in usable if self._sketch(e["key"]).is_file()]
-        path = integrity.distances([torch.load(self._sketch(e["key"]), weights_only=True) for e in usable])
+
+        def read(number: int) -> dict[str, torch.Tensor]:
+            stored: dict[str, torch.Tensor] = torch.load(self._sketch(usable[number]["key"]), weights_only=True)
+            return stored
+
+        path = integrity.distances_of(len(usable), read)
         late: dict[int, list[str]] = {}
         for pair in integrity.exchanges(path.d, path.margin) if path is not None else ():
             first, second = usable[pair.first], usable[pair.second]
@@ -316,4 +326,4 @@ def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeri
     if c.series:
         return discovery.find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # raises if it is no model
-    return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, c.model)], timed=False)
+    return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, placeless(c.model))], timed=False)

@@ -25,6 +25,7 @@ from anisoscope.data.markup import clean, read_raw
 from anisoscope.data.text import RECORD_SUFFIXES, Document, data_version, read_documents, suffix_of
 from anisoscope.data.tokens import SEP, UNK, encoded, make_vocabulary, save_tokenizer, slices
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.privacy import marked
 
 HELD_OUT = 0.05  # share of the range of content hashes that is held out
 FEW = 4  # least number of documents held out
@@ -108,7 +109,7 @@ def check_made_of(about: Mapping[str, Any], wanted: Mapping[str, Any], what: str
     """Raise an error if prepared data was made with other options."""
     made_of = about.get("made_of", {})
     for key, value in wanted.items():
-        if made_of.get(key) != value:
+        if made_of.get(key) not in (value, marked(value)):
             raise AnisoscopeError(
                 f"{what} made with {key} = {made_of.get(key)!r}, not {value!r}; give another folder, or delete it."
             )
@@ -120,7 +121,7 @@ def _make(folder: Path, wanted: dict[str, Any]) -> None:
     tokenizer = make_vocabulary(wanted["tokens"], spool.documents(sides["train"]))
     size = tokenizer.get_vocab_size()
     dtype = np.dtype(np.int16 if size <= np.iinfo(np.int16).max else np.int32)
-    about: dict[str, Any] = {"made_of": wanted, "of": data_version(wanted["data"])}
+    about: dict[str, Any] = {"made_of": marked(wanted), "of": data_version(wanted["data"])}
     about |= {"vocab_size": size, "dtype": dtype.name}
     about |= {"fingerprint": spool.fingerprint, "bytes": int(spool.ends[-1]), "parts": {}}
     for name, side in sides.items():

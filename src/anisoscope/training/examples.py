@@ -30,6 +30,7 @@ from anisoscope.data.media_files import SHOWN, MediaCounts
 from anisoscope.data.text import data_version
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import Medium, Modality
+from anisoscope.results.privacy import marked
 from anisoscope.training.config import ClassifierConfig
 from anisoscope.training.corpus import check_made_of
 
@@ -169,7 +170,7 @@ def _make(folder: Path, options: Mapping[str, Any], kind: ExampleKind) -> None:
     np.save(folder / "values.npy", np.stack([value for values in kept.values() for value in values]))
     np.save(folder / "labels.npy", np.repeat(np.arange(len(kept), dtype=np.int64), counted))
     np.save(folder / "held_out.npy", held)
-    about: dict[str, Any] = {"made_of": dict(options), "of": data_version(data) if data == "embedded" else {}}
+    about: dict[str, Any] = {"made_of": marked(dict(options)), "of": data_version(data) if data == "embedded" else {}}
     about |= {"fingerprint": fingerprint, "classes": list(kept), "repeated": repeated}
     about |= {"left_out": sorted(set(every) - set(kept)), "examples": len(held), "held_out": int(held.sum())}
     about |= {"skipped": counts.skipped, "unread": counts.unread}

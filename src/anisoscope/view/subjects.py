@@ -19,6 +19,7 @@ import numpy as np
 
 from anisoscope.results.folder import MappedSite
 from anisoscope.results.modality import modality_in
+from anisoscope.results.privacy import name_of
 from anisoscope.results.query import Query, Row, Table, options_of
 from anisoscope.view.words import LOOP, site_name
 
@@ -151,7 +152,9 @@ class RunRows:
             needed = len({k[: i + 1] for k in namesakes}) > len({k[:i] for k in namesakes})
             if differ and (column == "stack" or needed):
                 words = {"step": f"step {key[i]}", "seed": f"seed {key[i]}"}
-                words |= {"source": self.runs[key[i]].path or f"run {key[i] + 1}"} if column == "source" else {}
+                if column == "source":
+                    path = self.runs[key[i]].path
+                    words["source"] = name_of(path) if path else f"run {key[i] + 1}"
                 parts.append(words.get(column) or str(key[i]))
         return " · ".join(parts)
 

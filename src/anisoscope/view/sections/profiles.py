@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results.privacy import name_of
 from anisoscope.results.quantity import mean_of
 from anisoscope.results.query import Query, Row, Table, options_of, with_options
 from anisoscope.view import figure, subjects
@@ -442,7 +443,9 @@ def _spectra_by_owner(runs: Sequence[RunView]) -> dict[str, dict[str, np.ndarray
             owner = model or (models[0] if len(models) == 1 else "")
             label = " · ".join(part for part in (owner, stack if stack != "single" else "") if part)
             by_label.setdefault(label, {})[name] = values
-        found |= {f"{label} · {run.path}" if label in found else label: sites for label, sites in by_label.items()}
+        found |= {
+            f"{label} · {name_of(run.path)}" if label in found else label: sites for label, sites in by_label.items()
+        }
     return found
 
 

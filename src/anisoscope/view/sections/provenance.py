@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from anisoscope.results.manifest import WRONG_TEXT, gravest_first
 from anisoscope.results.modality import MODALITIES, TEXT
+from anisoscope.results.privacy import name_of, placeless
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view import page
 from anisoscope.view.page import DataTable, Heading, Prose, Section, TableCell, text
@@ -353,8 +354,8 @@ def settings(about: About, path: str) -> dict[str, Any]:
         models.append((f"Model: {entry.get('name', 'unnamed')}", flat(shown)))
     command = about.get("command") or []
     return {
-        "command": command if isinstance(command, str) else shlex.join(map(str, command)),
-        "path": path,
+        "command": placeless(command) if isinstance(command, str) else shlex.join(map(str, placeless(command))),
+        "path": name_of(path) if path else path,
         "facts": [(name, pairs) for name, pairs in facts.items() if pairs],
         "models": [(name, pairs) for name, pairs in models if pairs],
     }
