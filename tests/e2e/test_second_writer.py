@@ -16,8 +16,9 @@ import pytest
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
-from anisoscope.results import folder as folders
-from anisoscope.results.folder import LOCK, RunFolder
+from anisoscope.results import lock as locks
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.lock import LOCK
 from support.tiny_models import tiny
 from support.tiny_series import make_series
 
@@ -30,7 +31,7 @@ def occupied(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parent = os.getppid()
     words = {"pid": parent, "began": psutil.Process(parent).create_time(), "command": "anisoscope train"}
-    (folder / LOCK).write_text(json.dumps({**folders._this_process(), **words, "since": "2026-01-01T10:00:00"}))
+    (folder / LOCK).write_text(json.dumps({**locks._this_process(), **words, "since": "2026-01-01T10:00:00"}))
 
 
 @pytest.mark.parametrize("verb", ["profile", "train", "sweep", "tangent", "study"])

@@ -21,7 +21,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.option import Progress
-from anisoscope.results.folder import RunFolder, slug, writing
+from anisoscope.results.folder import RunFolder, slug
+from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper

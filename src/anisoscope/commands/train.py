@@ -11,8 +11,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers
 from anisoscope.training.config import TrainConfig
 
-_WATCHED = ("when", "contexts", "every_step", "weighted_gradients", "skip_first", "skip_special", "standardised")
-_WATCHED += ("rank", "frozen_window", "split")  # options of the monitor
+_WATCHED = (  # options of the monitor
+    *("when", "contexts", "every_step", "weighted_gradients", "skip_first", "skip_special", "standardised"),
+    *("rank", "frozen_window", "split"),
+)
 
 
 def _typed(ctx: typer.Context, name: str) -> bool:

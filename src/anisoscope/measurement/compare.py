@@ -20,11 +20,14 @@ from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import MODALITIES
 from anisoscope.results.quantity import jackknife
-from anisoscope.results.query import is_missing
 
 _STREAM = ("embed", "resid", "final")
 FEWEST = 64  # rows in common that a CKA needs at least
 Keyed = tuple[np.ndarray, np.ndarray]  # keys, rows
+
+
+def is_missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)
 
 
 def sampled(arrays: Mapping[str, np.ndarray]) -> dict[str, Keyed]:

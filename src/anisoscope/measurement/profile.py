@@ -50,9 +50,11 @@ from anisoscope.results.query import Table
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
 # options that a file of rows has no use for
-OF_MODELS = ("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field")
-OF_MODELS += ("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves")
-OF_MODELS += ("attention_rows", "trust_remote_code", "random_init")
+OF_MODELS = (
+    *("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field"),
+    *("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves"),
+    *("attention_rows", "trust_remote_code", "random_init"),
+)
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
 _MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's

@@ -246,6 +246,15 @@ class ProbePiece:
     fold: int = -1  # of the jackknife, −1 for contexts of several
 
 
+def hash_sum(batches: Sequence[MicroBatch]) -> int:
+    """The sum of the hashes of all contexts of some batches: a fingerprint that does not depend on their order."""
+    total = 0
+    for batch in batches:
+        with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
+            total += sum(original_contexts(batch.arguments, real=batch.real).tolist())
+    return total
+
+
 class Probe:
     """One batch or several, split into halves by a hash of their contexts, and the passes over them.
 

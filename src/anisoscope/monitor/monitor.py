@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
-from anisoscope.capture.row import PositionChoice, original_contexts
+from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
-from anisoscope.capture.step_capture import LiveGradients, LossScale, MicroBatch
+from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.inspection import modality_words
@@ -41,10 +41,10 @@ from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
-from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
+from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
 from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order
+from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
@@ -301,26 +301,11 @@ class Monitor:
             return {}
         return {"data": {"fingerprint": f"{self.shown:016x}", "of": "training batches of the measured steps"}}
 
-    def _note_batches(self, batches: Sequence[MicroBatch]) -> None:
-        """Add the contexts of training batches to their fingerprint, which does not depend on their order."""
-        for batch in batches:
-            with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
-                self.shown += sum(original_contexts(batch.arguments, real=batch.real).tolist())
-        self.shown %= 1 << 64
-
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
 
     def _send(self, method: str, *args: Any) -> None:
-        """Call every sink; one that raises is dropped with a note, since a tracker must not stop a training."""
-        for sink in list(self.sinks):
-            try:
-                getattr(sink, method)(*args)
-            except Exception as error:
-                self.sinks.remove(sink)
-                reason = f"{type(error).__name__}: {error}".rstrip(": ")
-                note = f"the sink {type(sink).__name__} failed in {method} and was dropped ({reason})"
-                self.instruments.notes.append(note)
+        self.instruments.notes += send(self.sinks, method, *args)
 
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
@@ -463,7 +448,7 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> list[Record]:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
-        self._note_batches(seen)
+        self.shown = (self.shown + hash_sum(seen)) % (1 << 64)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return []
         rows = self.instruments.live_rows(step, seen, opened.bank, scale)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.folder import RunFolder, WriterLock, replace_file
+from anisoscope.results.folder import RunFolder, replace_file
+from anisoscope.results.lock import WriterLock
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Query, Table
 
@@ -34,6 +35,19 @@ class ResultSink(Protocol):
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """The run has ended; `manifest` also holds its `status` (complete or interrupted) and `warnings`."""
+
+
+def send(sinks: list[ResultSink], method: str, *args: Any) -> list[str]:
+    """Call every sink; one that raises is dropped with a note, since a tracker must not stop a training."""
+    notes = []
+    for sink in list(sinks):
+        try:
+            getattr(sink, method)(*args)
+        except Exception as error:
+            sinks.remove(sink)
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            notes.append(f"the sink {type(sink).__name__} failed in {method} and was dropped ({reason})")
+    return notes
 
 
 class MonitorStore:

@@ -595,7 +595,3 @@ def largest_gap(line: Iterable[Row], other: Iterable[Row]) -> float | None:
     """The largest difference of two lines at the steps that both have."""
     values = {row.step: row.value for row in other if row.known}
     return max((abs(row.value - values[row.step]) for row in line if row.known and row.step in values), default=None)
-
-
-def is_missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)

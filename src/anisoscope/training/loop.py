@@ -24,7 +24,8 @@ from anisoscope.errors import Interrupted
 from anisoscope.monitor.sink import MonitorStore
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
-from anisoscope.results.folder import RunFolder, writing
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.lock import writing
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import build_model, make_stream

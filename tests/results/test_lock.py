@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results import folder as folders
-from anisoscope.results.folder import LOCK, RunFolder, WriterLock, refuse_other_writer, writing
+from anisoscope.results import lock as locks
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.lock import LOCK, WriterLock, refuse_other_writer, writing
 
-HOLD = "import sys, time; from pathlib import Path; from anisoscope.results.folder import WriterLock; " \
+HOLD = "import sys, time; from pathlib import Path; from anisoscope.results.lock import WriterLock; " \
        "lock = WriterLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"  # fmt: skip
 
 
@@ -39,7 +40,7 @@ class Holder:
 
 
 def forged(folder: Path, **words: Any) -> None:
-    mine = folders._this_process() | {"command": "anisoscope train", "since": "2026-01-01T00:00:00"}
+    mine = locks._this_process() | {"command": "anisoscope train", "since": "2026-01-01T00:00:00"}
     (folder / LOCK).write_text(json.dumps(mine | words))
 
 
@@ -77,14 +78,14 @@ def test_on_another_machine_the_sign_of_life_decides(tmp_path: Path) -> None:
     forged(tmp_path, host="elsewhere")
     with pytest.raises(AnisoscopeError, match="on elsewhere"):
         WriterLock(tmp_path)
-    long_ago = time.time() - 2 * folders.SILENT
+    long_ago = time.time() - 2 * locks.SILENT
     os.utime(tmp_path / LOCK, (long_ago, long_ago))
     assert "no sign of life for 20 minutes" in WriterLock(tmp_path).note
 
 
 def test_a_writer_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "BEAT", 0.01)
-    monkeypatch.setattr(folders._Held, "thread", None)
+    monkeypatch.setattr(locks, "BEAT", 0.01)
+    monkeypatch.setattr(locks._Held, "thread", None)
     lock = WriterLock(tmp_path)
     os.utime(tmp_path / LOCK, (0, 0))
     while (tmp_path / LOCK).stat().st_mtime == 0:
