@@ -11,8 +11,14 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, load_bank, save_bank
+from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.query import Table, variant_name
+from anisoscope.view.figure import Figure
+from anisoscope.view.page import Fold
+from anisoscope.view.sections.profiles import profiles_section
+from anisoscope.view.subjects import ProfileRows, RunView
+from anisoscope.view.words import Catalogue
 from support.tiny_profiles import config
 
 
@@ -129,3 +135,17 @@ def test_partial_statistics_come_back_as_they_were(tmp_path: Path) -> None:
 def test_variants_have_one_spelling() -> None:
     assert variant_name({"b": True, "a": 0.5}) == "a=0.5;b=1"
     assert variant_name({}) == ""
+
+
+def test_variants_beside_default_metrics_are_in_the_table_and_folded_away_on_the_page(whole_profile: Path) -> None:
+    table = RunFolder(whole_profile).table()
+    for metric, variant in (("average_cosine", "pairs=between"), ("participation_ratio", "clusters=1")):
+        beside = table.where(metric=metric, variant=variant).finite()
+        assert len(beside) == len(table.where(metric=metric, variant="", kind=["embed", "resid", "final"]))
+        assert set(beside.arrow["kind"].to_pylist()) == {"embed", "resid", "final"}, "not at heads"
+    section = profiles_section(ProfileRows([RunView(table, table.about)]), Catalogue(registry()))
+    shown = [panel.title for part in section.parts if isinstance(part, Figure) for panel in part.panels]
+    folded = [panel.title for part in section.parts if isinstance(part, Fold) for figure in part.parts
+              if isinstance(figure, Figure) for panel in figure.panels]  # fmt: skip
+    assert not any("between" in title or "clusters" in title for title in shown)
+    assert {"Average cosine · pairs=between", "Participation ratio · clusters=1"} <= set(folded)
