@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from anisoscope.commands.claims import claims
-from anisoscope.commands.command import Debug, exit_code, fail, interruptible
+from anisoscope.commands.command import INTERRUPTED, Debug, exit_code, fail, interruptible
 from anisoscope.commands.compare import compare
 from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
@@ -84,7 +84,8 @@ def main(run: Callable[..., Any] = app) -> None:
             _refuse_unreadable(sys.argv[1:])
             # in standalone mode click itself handles Ctrl-C and prints usage errors
             code = run(standalone_mode=False, **_program_name())
-            interrupted = 128 + received[0] if received else 0  # swallowed by somebody, and noticed too late
+            interrupted = code if code in INTERRUPTED else 0
+            interrupted = 128 + received[0] if received else interrupted  # also where somebody swallowed it
         except (KeyboardInterrupt, typer.Abort) as error:
             interrupted = exit_code(error)
         except _UsageError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -119,3 +120,22 @@ def test_a_signal_ends_a_run_with_what_was_finished(tmp_path: Path, how: signal.
     run = RunFolder.open(tmp_path / "run")
     assert run.about()["status"] == "interrupted"
     assert len(run.table())
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_is_stopped_ends_with_the_code_of_its_signal(
+    how: signal.Signals, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anisoscope.training.loop import Trainer
+
+    update = Trainer.update
+
+    def then_stop(self: Trainer, step: int) -> None:
+        update(self, step)
+        os.kill(os.getpid(), how)
+
+    monkeypatch.setattr(Trainer, "update", then_stop)
+    sizes = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch-size", 4, "--limit", 0.1)
+    done = command("train", *sizes, "--steps", 2, "--monitor", "none", "--device", "cpu", "--out", tmp_path / "run")
+    assert done.code == 128 + how and "--resume" in done.sentence
+    assert RunFolder.open(tmp_path / "run").about()["status"] == "interrupted"

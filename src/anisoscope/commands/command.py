@@ -123,6 +123,7 @@ def configured(
     return decorate
 
 
+INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes
 _received: list[int] = []  # signals of the running command
 
 
@@ -163,7 +164,7 @@ def exit_code(error: BaseException | None) -> int:
     """The exit code of an interrupted command: by its signal, 130 if that is not known."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__cause__ or error.__context__
-    return error.code if isinstance(error, Interrupted) else 128 + signal.SIGINT
+    return error.code if isinstance(error, Interrupted) else INTERRUPTED[0]
 
 
 @contextlib.contextmanager
@@ -174,7 +175,10 @@ def requested(out: Path | None, name: str, *, resume: bool) -> Iterator[RunReque
 
     path = run_path(out, name, resume=resume)
     with progress_shown() as tell:
-        yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note)
+        try:
+            yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note)
+        except Interrupted as error:  # typer knows 130 only
+            raise typer.Exit(error.code) from error
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -94,7 +94,7 @@ class FaultGuard:
             return
         self.faults[key] = Fault(text, self.place, self.place)
         self.fresh = True
-        _warn(f"monitor, {self.place}: {text}; the training goes on")
+        _warn(f"monitor, {self.place}: {text}" + ("; the training goes on" if self.place.startswith("step") else ""))
 
 
 def _warn(text: str) -> None:

@@ -374,7 +374,7 @@ class Monitor:
             guard.call("close the interval of the embedding table", self.watch.close)
             if self.probe is not None:
                 opened.add(guard.call("measure the probe", self._timed, self._measure_probe, step))
-        for hooks in list(self._hooks):
+        for hooks in [hooks for hooks in self._hooks if opened.due or hooks is self.every]:
             guard.call("go on reading the training", self._mend, hooks)
         with guard.catching("record the training batch"):
             if opened.due and self.live is not None and self.live in self._hooks:
