@@ -11,7 +11,15 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers
 from anisoscope.training.config import TrainConfig
 
-_WATCHED = ("when", "contexts", "every_step", "weighted_gradients", "skip_first", "skip_special", "standardised")
+_WATCHED: tuple[str, ...] = (
+    "when",
+    "contexts",
+    "every_step",
+    "weighted_gradients",
+    "skip_first",
+    "skip_special",
+    "standardised",
+)
 _WATCHED += ("rank", "frozen_window", "split")  # options of the monitor
 
 

@@ -389,7 +389,7 @@ def _file_entries(path: Path, *, label: str) -> Iterator[FileEntry]:
 
 def _unpacked(name: str, opener: Callable[[], BinaryIO]) -> Callable[[], BinaryIO]:
     unpack = _UNPACKERS.get(PurePosixPath(name.lower()).suffix)
-    return opener if unpack is None else lambda: io.BufferedReader(UnpackedStream(opener(), unpack, name), BLOCK)  # type: ignore[return-value]
+    return opener if unpack is None else lambda: io.BufferedReader(UnpackedStream(opener(), unpack, name), BLOCK)
 
 
 @contextlib.contextmanager

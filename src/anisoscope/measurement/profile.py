@@ -34,7 +34,7 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, appl
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass, mean_spectrum
 from anisoscope.measurement.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes
+from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
 from anisoscope.measurement.measure import Tee, capture_batches, feed_rows, feed_tables
 from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
@@ -50,7 +50,17 @@ from anisoscope.results.query import Table
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
 LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
 # options that a file of rows has no use for
-OF_MODELS = ("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field")
+OF_MODELS: tuple[str, ...] = (
+    "data",
+    "tokens",
+    "context",
+    "seconds",
+    "batch_size",
+    "layers",
+    "sites",
+    "modules",
+    "text_field",
+)
 OF_MODELS += ("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves")
 OF_MODELS += ("attention_rows", "trust_remote_code", "random_init")
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
@@ -177,6 +187,13 @@ class Profiler:
         if not any(applies(request, "rows") for request in requests):
             names = ", ".join(request.metric.name for request in requests)
             raise AnisoscopeError(f"none of the metrics asked for ({names}) is measured on rows of a file.")
+        needed = max(rows_bytes(*rows.shape) for rows in arrays.values())
+        self.estimate = (
+            f"{Path(spec).name}: about {needed // MIB} MiB of memory beside the file, {available() // MIB} free"
+        )
+        if needed > available():
+            raise AnisoscopeError(f"{self.estimate}; give fewer columns, or a part of the rows.")
+        self.tell("rows", 0, len(arrays))
         bank = Bank(make_plan(requests, ["rows"], seed=self.config.seed, sample_size=self.config.sample_size))
         for number, (name, rows) in enumerate(arrays.items()):
             feed_rows(bank, Site(number, "rows", name=name), rows)

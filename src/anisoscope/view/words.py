@@ -136,7 +136,7 @@ SITES = {  # by kind: the name of a site on axes and in tables, and as a phrase
 
 
 # kinds that a block has; every other kind is the name of a module or of a table of rows
-OF_BLOCK = ("stage_mean", "cls", "attn_in", "attn_out", "mlp_in", "mlp_out", "query", "key", "scores")
+OF_BLOCK: tuple[str, ...] = ("stage_mean", "cls", "attn_in", "attn_out", "mlp_in", "mlp_out", "query", "key", "scores")
 OF_BLOCK += ("query_unrotated", "key_unrotated", "cross_query", "cross_key", "cross_scores")
 
 
