@@ -52,8 +52,6 @@ LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "token
 # options that a file of rows has no use for
 OF_MODELS: tuple[str, ...] = (
     "data",
-    "tokens",
-    "context",
     "seconds",
     "batch_size",
     "layers",

@@ -249,7 +249,7 @@ def drift_alignment(moments: Moments) -> Tensor:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
     mean, top = moments.mean, moments.eigenvalues()[..., 0]
     length = mean.square().sum(-1)
-    along = (mean * (moments.scatter @ mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
+    along = moments.along_mean
     # equal rows have a scatter of about 1e-32 of their energy by rounding of the mean; it has no direction
     none = (top <= 1e-28 * moments.n * length) | (length == 0.0)
     words = "rows are equal or have no mean, so drift has no direction to compare; give other rows"

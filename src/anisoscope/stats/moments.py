@@ -88,6 +88,11 @@ class Moments:
         return self.scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @property
+    def along_mean(self) -> Tensor:
+        """mᵀSm: the variance along the mean row, times n‖m‖²."""
+        return (self.mean * (self.scatter @ self.mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
+
+    @property
     def mean(self) -> Tensor:
         self._fold()
         assert self._mean is not None, "moments of no rows"
@@ -218,6 +223,16 @@ class GramMoments(Moments):
         """tr of the scatter of each line: Σ‖x‖² − n‖m‖²."""
         squares = self.kept.double() @ self.gram.diagonal()
         found = squares - self.kept.sum(1) * torch.atleast_2d(self._mean).square().sum(-1)
+        return found[0] if self.single else found
+
+    @property
+    def along_mean(self) -> Tensor:
+        """‖(X − m) m‖² of each line, whose entries are centred sums of rows of the Gram matrix."""
+        kept = self.kept.double()
+        sizes = kept.sum(1, keepdim=True).clamp_min(1)
+        products = kept @ self.gram / sizes  # of every row with the mean of each line
+        centred = (products - (products * kept).sum(1, keepdim=True) / sizes) * kept
+        found = centred.square().sum(1)
         return found[0] if self.single else found
 
     def eigenvalues(self, *, centred: bool = True) -> Tensor:
