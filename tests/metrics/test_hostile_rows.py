@@ -12,9 +12,11 @@ import torch
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.catalogue import parse_requests, registry
+from anisoscope.metrics.engine import folds
 from anisoscope.metrics.engine.folds import Neighbours
-from anisoscope.metrics.engine.metric import Metric
+from anisoscope.metrics.engine.metric import Metric, is_of_rows
+from anisoscope.stats.moments import Moments
 from support import references
 from support.clouds import METRICS, ON_ROWS, cloud
 
@@ -225,3 +227,21 @@ def test_the_public_names_all_exist() -> None:
 def test_a_metric_is_described_by_its_docstring() -> None:
     assert isinstance(anisoscope.two_nn, Metric)
     assert "Dimension" in str(anisoscope.two_nn.__doc__)
+
+
+def test_few_wide_rows_are_measured_by_their_gram_matrix_as_by_their_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = torch.linspace(0.1, 3.0, 600)
+    rows = torch.randn(200, 600, generator=torch.Generator().manual_seed(0)) * scale + 0.5
+    made: list[int] = []
+    take = Moments._take
+    monkeypatch.setattr(Moments, "_take", lambda self, x: made.append(len(x)) or take(self, x))
+    names = [name for name in registry() if is_of_rows(registry()[name]) and Moments in registry()[name].needs]
+    thin = anisoscope.measure_rows(rows, names)
+    assert not made, "no d×d matrix was made"
+    monkeypatch.setattr(folds, "_few_and_wide", lambda parts: False)
+    plain = anisoscope.measure_rows(rows, names)
+    assert made
+    for name in names:
+        for end in ("value", "low", "high"):
+            one, other = (getattr(found[name], end) for found in (thin, plain))
+            assert one == pytest.approx(other, rel=1e-6, nan_ok=True), (name, end)

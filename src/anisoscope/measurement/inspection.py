@@ -233,6 +233,15 @@ def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amou
     return _WORKSPACE + most
 
 
+def rows_bytes(n: int, d: int) -> int:
+    """Bytes that measuring an n×d array takes beside it: copies of its sample, and the smaller of its two matrices.
+
+    Factors were measured: of rows fewer than half the width the Gram matrix, its centred part and the work on it.
+    """
+    matrices = 5 * n * n * 8 if 2 * n <= d else (FOLDS + 24) * d * d * 8
+    return _WORKSPACE + matrices + 4 * min(n, 2 * 4096) * d * 4
+
+
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:
     """Peak bytes of the activations of one forward pass; factors were measured.
 

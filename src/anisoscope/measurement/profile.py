@@ -34,7 +34,7 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, appl
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass, mean_spectrum
 from anisoscope.measurement.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes
+from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
 from anisoscope.measurement.measure import Tee, capture_batches, feed_rows, feed_tables
 from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
@@ -179,6 +179,13 @@ class Profiler:
         if not any(applies(request, "rows") for request in requests):
             names = ", ".join(request.metric.name for request in requests)
             raise AnisoscopeError(f"none of the metrics asked for ({names}) is measured on rows of a file.")
+        needed = max(rows_bytes(*rows.shape) for rows in arrays.values())
+        self.estimate = (
+            f"{Path(spec).name}: about {needed // MIB} MiB of memory beside the file, {available() // MIB} free"
+        )
+        if needed > available():
+            raise AnisoscopeError(f"{self.estimate}; give fewer columns, or a part of the rows.")
+        self.tell("rows", 0, len(arrays))
         bank = Bank(make_plan(requests, ["rows"], seed=self.config.seed, sample_size=self.config.sample_size))
         for number, (name, rows) in enumerate(arrays.items()):
             feed_rows(bank, Site(number, "rows", name=name), rows)

@@ -23,6 +23,7 @@ from anisoscope.stats.directions import ContextPairs, Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
+_COLUMNS = 2048  # of rows that are centred at a time
 _NOISE = 1e-13  # centred rows below this share of the largest norm are rounding errors and have no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _RIGID = ("rotation", "scale")
@@ -184,13 +185,20 @@ def _raw_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    noise = _NOISE * torch.linalg.vector_norm(rows, dim=1).max()
-    rows = rows - rows.mean(0)
-    shift = (there.T @ rows) / there.sum(0).clamp_min(1.0).unsqueeze(1)  # δ [lines, d]
-    squares = rows.square().sum(1, keepdim=True) - 2.0 * rows @ shift.T + shift.square().sum(1)
+    noise, mean = _NOISE * torch.linalg.vector_norm(rows, dim=1).max(), rows.mean(0)
+    parts = [slice(start, start + _COLUMNS) for start in range(0, rows.shape[1], _COLUMNS)]  # no copy of all rows
+    share = there / there.sum(0).clamp_min(1.0)
+    shifts, squares = [], rows.new_zeros(len(rows), there.shape[1])
+    for part in parts:
+        centred = rows[:, part] - mean[part]
+        shifts.append(share.T @ centred)  # δ [lines, columns]
+        squares = squares + centred.square().sum(1, keepdim=True) - 2.0 * centred @ shifts[-1].T
+    shift = torch.cat(shifts, dim=1)
+    squares = squares + shift.square().sum(1)
     has = there * (squares > noise**2)
     weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
-    return weights.T @ rows - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
+    units = torch.cat([weights.T @ (rows[:, part] - mean[part]) for part in parts], dim=1)
+    return units - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
 
 
 @_rigid(
@@ -256,7 +264,7 @@ def drift_alignment(moments: Moments) -> Tensor:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
     mean, top = moments.mean, moments.eigenvalues()[..., 0]
     length = mean.square().sum(-1)
-    along = (mean * (moments.scatter @ mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
+    along = moments.along_mean
     # equal rows have a scatter of about 1e-32 of their energy by rounding of the mean; it has no direction
     none = (top <= 1e-28 * moments.n * length) | (length == 0.0)
     words = "rows are equal or have no mean, so drift has no direction to compare; give other rows"

@@ -59,7 +59,7 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
     needed, n = 2 if centred else 1, torch.as_tensor(moments.n)
     unless(n < needed, n, lambda: f"a spectrum needs at least {needed} rows, seen {n}; give more tokens")
     energies = moments.eigenvalues(centred=centred)
-    total = moments.scatter.diagonal(dim1=-2, dim2=-1).sum(-1) + moments.n * moments.mean.square().sum(-1)
+    total = moments.trace + moments.n * moments.mean.square().sum(-1)
     # the float64 mean of equal rows has a relative error of 1e-16, whose scatter must not count as a direction
     flat = energies[..., 0] <= 1e-28 * total
     unless(flat, total, lambda: f"all {n} rows are equal, so there is no spectrum; give rows that differ")

@@ -18,6 +18,7 @@ from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.numerics.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
 
+_WIDE_ELEMENTS = 1 << 22  # of a block of rows in float64
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
 _DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
 _PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into the cache
@@ -155,7 +156,8 @@ def _plan(x: Tensor, k: int) -> tuple[str, int]:
     rows, most = torch.arange(0, len(x), len(x) // _TRIED), min(_LISTED * k + 14, len(x) - 1)
     shift = centre(x)
     squared, _ = _nearest_products(x, rows, most + 1, shift=shift.float())
-    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
+    step = max(64, _WIDE_ELEMENTS // x.shape[1])
+    norm = torch.cat([torch.linalg.vector_norm(x[part].double() - shift, dim=1) for part in rows.split(step)])
     kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
     farthest = torch.minimum(norm + kth.sqrt(), norm.max())
     window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 2.0 * (2.0 * norm.square() - kth).abs())
@@ -228,6 +230,8 @@ def _nearest_products(x: Tensor, rows: Tensor, wanted: int, *, shift: Tensor) ->
     """
     found, dtype = [], shift.dtype
     tall, broad = _BLOCK if x.device.type == "cpu" else _DEVICE_BLOCK
+    if x.device.type == "cpu":  # of very wide rows fewer at a time
+        tall, broad = (min(side, max(64, _WIDE_ELEMENTS // x.shape[1])) for side in (tall, broad))
     for part in rows.split(tall):
         left = (x[part] - shift).to(dtype)
         value = torch.full((len(part), 0), torch.inf, dtype=dtype, device=x.device)

@@ -7,19 +7,21 @@ in its complement; both merge by addition. Of the rows h of many sites at once: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from anisoscope.errors import TooFewRows
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import float64_copy
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 from anisoscope.stats.directions import UNSET, Additive
 
 _WIDE = 2048  # columns
+_COLUMNS = 1024  # of wide rows that are multiplied at a time
 _BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
 _BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the whole d×d matrix
 
@@ -56,6 +58,9 @@ class Moments:
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows; neither is changed."""
         out = Moments()
+        if self.thin and other.thin and 2 * (self.n + other.n) <= max(self.width, other.width):
+            out._pending = [*self._pending, *other._pending]  # shared: rows are never changed
+            return out
         for part in (self, other):
             part._fold()
             if part._mean is not None:
@@ -65,6 +70,27 @@ class Moments:
     @property
     def n(self) -> Any:
         return self._n + sum(map(len, self._pending))
+
+    @property
+    def thin(self) -> bool:
+        """Whether only rows are held, fewer than half the width (or none), and no d×d matrix."""
+        rows = self._pending
+        return self._mean is None and (not rows or (rows[0].ndim == 2 and 2 * self.n <= rows[0].shape[-1]))
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The rows that are held, of thin moments."""
+        return self._pending
+
+    @property
+    def trace(self) -> Tensor:
+        """tr of the scatter: the variance times n."""
+        return self.scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @property
+    def along_mean(self) -> Tensor:
+        """mᵀSm: the variance along the mean row, times n‖m‖²."""
+        return (self.mean * (self.scatter @ self.mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
 
     @property
     def mean(self) -> Tensor:
@@ -79,7 +105,8 @@ class Moments:
 
     @property
     def width(self) -> int:
-        return self.mean.shape[-1]
+        held = self._pending[0] if self._pending else self._mean
+        return 0 if held is None else held.shape[-1]
 
     def matrix(self, *, centred: bool) -> Tensor:
         """The scatter, or the uncentred Σ x xᵀ."""
@@ -97,7 +124,7 @@ class Moments:
 
     def on_host(self) -> Moments:
         """The same moments on the host, except very wide ones, whose spectra are faster on the device."""
-        return self if self.width > _WIDE else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
+        return self if self.width > _WIDE or self.thin else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
         self._fold()
@@ -152,6 +179,83 @@ class Moments:
         else:
             self._scatter += (self._n * n / total * gap).unsqueeze(-1) * gap.unsqueeze(-2)
         self._n, self._mean = total, self._mean + gap * (n / total)
+
+
+class GramMoments(Moments):
+    """Moments of few wide rows, as lines of some of them, from their n×n Gram matrix instead of a d×d scatter.
+
+    The spectra of X and Xᵀ are the same but for zeros, so that metrics of the spectrum read the same numbers.
+    """
+
+    def __init__(self, gram: Tensor, kept: Tensor, mean: Tensor, *, single: bool = False) -> None:
+        super().__init__(kept.sum(1).double(), mean)
+        self.gram, self.kept, self.single = gram, kept, single
+        if single:
+            self._n, self._mean = int(kept.sum()), mean[0]
+
+    @classmethod
+    def of(cls, parts: Sequence[Moments], kept: Tensor) -> GramMoments:
+        """Of several thin parts; `kept` [lines, parts] says which of them a line has."""
+        rows, sizes = [x for part in parts for x in part.rows], torch.tensor([part.n for part in parts])
+        lines = kept.bool().repeat_interleave(sizes, dim=1)
+        gram = torch.zeros(len(lines.T), len(lines.T), dtype=torch.float64)
+        means = []
+        for start in range(0, parts[0].width, _COLUMNS):
+            block = torch.cat([x[:, start : start + _COLUMNS].cpu() for x in rows]).double()
+            gram.addmm_(block, block.T)
+            means.append(lines.double() @ block / lines.sum(1, keepdim=True).clamp_min(1))
+        return cls(gram, lines, torch.cat(means, dim=1))
+
+    @property
+    def width(self) -> int:
+        return self._mean.shape[-1]
+
+    @property
+    def thin(self) -> bool:
+        return False
+
+    @property
+    def scatter(self) -> Tensor:
+        raise TooFewRows(f"{int(self.gram.shape[0])} rows in {self.width} dimensions: their d×d matrix is not made")
+
+    @property
+    def trace(self) -> Tensor:
+        """tr of the scatter of each line: Σ‖x‖² − n‖m‖²."""
+        squares = self.kept.double() @ self.gram.diagonal()
+        found = squares - self.kept.sum(1) * torch.atleast_2d(self._mean).square().sum(-1)
+        return found[0] if self.single else found
+
+    @property
+    def along_mean(self) -> Tensor:
+        """‖(X − m) m‖² of each line, whose entries are centred sums of rows of the Gram matrix."""
+        kept = self.kept.double()
+        sizes = kept.sum(1, keepdim=True).clamp_min(1)
+        products = kept @ self.gram / sizes  # of every row with the mean of each line
+        centred = (products - (products * kept).sum(1, keepdim=True) / sizes) * kept
+        found = centred.square().sum(1)
+        return found[0] if self.single else found
+
+    def eigenvalues(self, *, centred: bool = True) -> Tensor:
+        """Squared singular values of each line, descending, zeros beyond its rows; one line at a time."""
+        if centred not in self.spectra:
+            found = torch.zeros(len(self.kept), self.width, dtype=torch.float64)
+            for line, kept in zip(found, self.kept, strict=True):
+                at = kept.nonzero().squeeze(1)
+                inner = self.gram[at][:, at]
+                if centred and len(at):
+                    means = inner.mean(0)
+                    inner -= means
+                    inner -= (means - means.mean())[:, None]
+                values = eigenvalues(inner) if len(at) else inner.new_zeros(0)
+                line[: len(values)] = values.clamp_min(0)
+            self.spectra[centred] = found[0] if self.single else found
+        return self.spectra[centred]
+
+    def line(self, index: int) -> GramMoments:
+        """One line, as plain moments."""
+        one = GramMoments(self.gram, self.kept[index : index + 1], self._mean[index : index + 1], single=True)
+        one.spectra = {centred: values[index] for centred, values in self.spectra.items()}
+        return one
 
 
 @dataclass(frozen=True)

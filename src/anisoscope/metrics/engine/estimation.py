@@ -22,7 +22,7 @@ from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.stats.directions import Keys
-from anisoscope.stats.moments import Moments
+from anisoscope.stats.moments import GramMoments, Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096
@@ -343,7 +343,9 @@ def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
         centred = options.get("centred", True)
         for part in view.parts() if options.get("batches") else [view]:
             lines = part.lines(Moments)
-            if lines is not None and centred not in lines.spectra and lines.width >= _WIDE:
+            if isinstance(lines, GramMoments):
+                lines.eigenvalues(centred=centred)
+            elif lines is not None and centred not in lines.spectra and lines.width >= _WIDE:
                 found[id(lines), centred] = lines
     hosted = [(centred, lines) for (_, centred), lines in found.items() if lines.mean.device.type == "cpu"]
     matrices = [matrix for centred, lines in hosted for matrix in lines.matrix(centred=centred)]

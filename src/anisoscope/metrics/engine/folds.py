@@ -17,7 +17,7 @@ from torch import Tensor
 from anisoscope.errors import TooFewRows
 from anisoscope.numerics.linalg import as_float64
 from anisoscope.numerics.neighbours import first_equal, nearest
-from anisoscope.stats.moments import Moments
+from anisoscope.stats.moments import GramMoments, Moments
 from anisoscope.stats.sample import Sample
 
 Part = tuple[int, Any]  # fold, statistic
@@ -50,6 +50,8 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
     """
     w = torch.tensor([[float(fold != gone) for fold, _ in parts] for gone in (-1, *folds)], dtype=torch.float64)
     counts = w @ torch.tensor([float(part.n) for _, part in parts], dtype=torch.float64)
+    if isinstance(parts[0][1], Moments) and _few_and_wide([part for _, part in parts]):
+        return GramMoments.of([part for _, part in parts], w)
     if isinstance(parts[0][1], Moments):
         return _moment_lines([part.on_host() for _, part in parts], w, counts)
     kind, states = type(parts[0][1]), [part.tensors() for _, part in parts]
@@ -64,9 +66,16 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
     return kind(n=counts.reshape(-1, *[1] * heads), **found)
 
 
+def _few_and_wide(parts: Sequence[Moments]) -> bool:
+    """Whether all rows together are fewer than half their width, so that their Gram matrix is the smaller one."""
+    return all(part.thin for part in parts) and 2 * sum(part.n for part in parts) <= parts[0].width
+
+
 def line_of(stacked: Any, index: int) -> Any:
     """One line of a stacked statistic, as a plain statistic."""
     n = int(stacked.n.flatten()[index])
+    if isinstance(stacked, GramMoments):
+        return stacked.line(index)
     if isinstance(stacked, Moments):
         return Moments(n, stacked.mean[index], stacked.scatter[index])
     return replace(stacked.head(index), n=n)
