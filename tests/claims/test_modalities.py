@@ -347,7 +347,7 @@ def test_what_learned_nothing_or_read_nothing_is_no_evidence_for_a_modality() ->
     assert idle.status == "holds" and "late did not learn" in idle.why
     lost = Media("lost", "vision", entry={"notes": ["WRONG TEXT: its tokenizer …"]}, entropy=9, layers=5).stream(0.02)
     found = evaluate_claims(media_table(*rest, lost), [EVERY])[0]
-    assert found.status == "holds" and "lost was shown a text that its tokenizer does not know" in found.why
+    assert found.status == "holds" and "lost was shown a text that it does not know" in found.why
 
 
 def test_the_best_of_many_models_must_be_better_than_luck() -> None:

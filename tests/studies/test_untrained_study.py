@@ -82,7 +82,9 @@ def test_verdicts_over_seeds_tell_the_pre_norm_block_from_the_other(ran: RunFold
     assert status["anisotropy_grows_with_bias", "bert"] == "holds"
     sharp = {part["name"]: part for part in found["sharpness_grows_with_bias", "bert"]["details"]["parts"]}
     assert sharp["xavier, width 32, normed inputs: size of the rise"]["status"] == "holds"
-    assert sharp["normal, width 32, plain inputs: size of the rise"]["status"] == "fails", "an order without a size"
+    flat = sharp["normal, width 32, plain inputs: size of the rise"]
+    assert flat["high"] < flat["margin"], "an order without a size"
+    assert status["sharpness_grows_with_bias", "bert"] == "undecided", "some arms hold and others fail"
     assert status["sharpness_grows_with_bias", "prenorm"] == "fails", "a norm before attention takes the bias away"
     added = found["anisotropic_at_initialisation", "bert"]
     assert added["status"] == "fails" and "that of its inputs" in added["why"], "small weights let the inputs pass"

@@ -36,9 +36,9 @@ def models(**more: Any) -> Table:
     """Trained models of four modalities; drift explains all but the convolution."""
     return media_table(
         Media("text-model", "text", layers=6).stream(lambda d: 0.2 + 0.4 * d, lambda d: 1 + 5 * d),
-        Media("letters", "characters", layers=5).stream(lambda d: 0.1 + 0.2 * d, lambda d: 2 + d),
-        Media("speech-model", "speech", layers=5).stream(lambda d: 0.5 + 0.1 * d, lambda d: 3 + d),
-        Media("convolution-model", "convolution", layers=5, **more).stream(lambda d: 0.6 - 0.3 * d, lambda d: 1 + d),
+        Media("letters", "characters", layers=6).stream(lambda d: 0.1 + 0.2 * d, lambda d: 2 + d),
+        Media("speech-model", "speech", layers=6).stream(lambda d: 0.5 + 0.1 * d, lambda d: 3 + d),
+        Media("convolution-model", "convolution", layers=6, **more).stream(lambda d: 0.6 - 0.3 * d, lambda d: 1 + d),
     )
 
 
