@@ -84,6 +84,7 @@ def _lacks(table: Table, record: Record) -> str:
         plain = not any("coordinates=standardised" in variant for variant in variants)
         lacks += ["standardised coordinates"] if plain else []
         lacks.append("frozen directions of the first checkpoints")
+        lacks += [] if len(table.where(metric="proxy_stability").arrow) else ["intervals that contain the fit"]
     lacks += ["a second model without attention"] if "2 models on each side" in record["why"] else []
     lacks += ["a second model without attention"] if "one model without attention says little" in record["why"] else []
     alone = ("a general claim needs 3", "one seed decides nothing", "two trainings differ by luck")
