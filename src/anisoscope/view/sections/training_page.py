@@ -156,8 +156,8 @@ def _verdict_parts(
     words = (
         "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
         "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of "
-        "its own kind, over contexts, layers, models or seeds; steps and layers of one run are not independent, so p "
-        "is descriptive."
+        "its own kind, over contexts, layers, models or seeds. p is given where it decides as well: that of random "
+        "directions, which must not do as well in more than 5&nbsp;%."
     )
     if any(row["robust"] for claim in claims for row in claim["rows"]):
         words += (
