@@ -105,7 +105,7 @@ def test_blocks_of_attention_behind_a_convolution_are_no_stages() -> None:
 
 
 def test_a_module_without_stages_is_refused_with_what_to_do() -> None:
-    with pytest.raises(AnisoscopeError, match=r"no stages; .* name modules with modules=\[…\]"):
+    with pytest.raises(AnisoscopeError, match=r"no stages; .* name what to look at with modules=\[…\]"):
         find_layout(Scattered())
     with pytest.raises(AnisoscopeError, match=r"modules=\[…\]"):
         measure(Scattered(), [images()], metrics=["drift"])

@@ -116,7 +116,18 @@ def test_bad_text_is_told_in_one_sentence(command: Command, tmp_path: Path, shel
 @pytest.mark.parametrize("line", MODELS)
 def test_a_bad_model_is_told_in_one_sentence(command: Command, tmp_path: Path, shelf: Path, line: str) -> None:
     name, *more = line.split()
-    refused(command("profile", shelf / name, *SMALL, *more, "--out", tmp_path / "run"), MODELS[line])
+    refused(command("profile", shelf / name, *more, "--out", tmp_path / "run"), MODELS[line])
+
+
+def test_options_without_use_are_refused_where_all_is_rows_and_after_bad_files(
+    command: Command, tmp_path: Path, shelf: Path
+) -> None:
+    out = ("--out", tmp_path / "run")
+    refused(command("profile", shelf / "rows.npy", *SMALL, *out), "--tokens does nothing for a file of rows")
+    refused(command("profile", shelf / "rows.npy", shelf / "flat.npy", *SMALL, *out), "has 1 dimensions")
+    refused(command("profile", shelf / "broken.safetensors", *SMALL, *out), "is not a safetensors file")
+    done = command("profile", shelf / "rows.npy", shelf / "model", *SMALL, "--metrics", "drift", *out)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from anisoscope.studies.revisiting import RevisitingConfig
 
 Command = Callable[..., Any]
 SMALL = ("--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch-size", 4, "--limit", 0.2)
-TINY = (*SMALL, "--steps", 2, "--contexts", 24, "--monitor", "light", "--checkpoints", "log", "--device", "cpu")
+BARE = (*SMALL, "--steps", 2, "--checkpoints", "log", "--device", "cpu")
+TINY = (*BARE, "--contexts", 24, "--monitor", "light")
 LOOK = ("--tokens", 1200, "--context", 32, "--draws", 19, "--preset", "light", "--device", "cpu")
 STUDY = ("--arms", "decoder,encoder", "--steps", 2, "--layers", 1, "--width", 32, "--context", 32, "--metrics", "light")
 
@@ -130,7 +131,7 @@ def test_a_monitor_is_not_resumed_with_other_options(tmp_path: Path, changed: di
 def test_a_mistyped_option_does_not_occupy_the_folder(command: Command, tmp_path: Path) -> None:
     wrong = command("train", *TINY, "--rank", 99, "--out", tmp_path / "run")
     assert wrong.code == 2 and "rank 99" in wrong.sentence
-    right = command("train", *TINY, "--monitor", "none", "--out", tmp_path / "run")
+    right = command("train", *BARE, "--monitor", "none", "--out", tmp_path / "run")
     assert right.code == 0, right.err
     none = command("claims", tmp_path / "run")
     assert none.code == 2 and "--monitor none" in none.sentence
@@ -212,9 +213,11 @@ def test_a_checkpoint_that_is_not_measured_has_no_cards_of_another(
     look = tuple("standard" if word == "light" else word for word in LOOK)
     shutil.rmtree(series / "checkpoint-1")
     for path in (series / "checkpoint-2").glob("tokenizer*"):
-        path.unlink()  # read as bytes: another tokenizer
+        path.unlink()
     done = command("sweep", series, *look, "--out", tmp_path / "swept")
     assert done.code == 0, done.err
+    (flag,) = RunFolder.open(tmp_path / "swept").about()["checkpoints"][1]["flags"]
+    assert flag.startswith("unreadable: ") and "comes without a tokenizer" in flag
     parts = [p.name for p in (tmp_path / "swept" / "parts").glob("concepts-*.json")]
     assert parts == ["concepts-000000000.json"]
 

@@ -36,7 +36,8 @@ def test_the_study_ends_with_verdicts_losses_and_a_page(command: Command, tmp_pa
     [
         (("--preset", "paper"), "unknown preset 'paper'"),
         (("--arms", "softmax,linear"), "unknown arm 'linear'"),
-        (("--arms", ""), "--arms is empty"),
+        (("--arms", ""), "the argument after '--arms' is empty"),
+        (("--arms", ","), "--arms is empty"),
         (("--resume",), "--resume needs --out"),
         (("--seeds", "0,0"), "of seed 0 is named twice"),
     ],

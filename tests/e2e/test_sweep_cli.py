@@ -200,7 +200,7 @@ def test_claims_say_the_same_as_the_sweep_and_which_checkpoints_are_flagged(
 
 
 def test_what_was_asked_is_in_the_record(command: Command, places: dict[str, Path], tmp_path: Path) -> None:
-    words = ("--architecture", ARCHITECTURE, "--halves", "--name", "mine", "--dtype", "float64")
+    words = ("--architecture", ARCHITECTURE, "--halves", "--name", "mine", "--dtype", "float64", "--tokenizer", "bytes")
     done = command("sweep", places["files"], *LOOK, *words, "--metrics", "two_nn", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     about = json.loads((tmp_path / "out" / "run.json").read_text())

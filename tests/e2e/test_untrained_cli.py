@@ -44,7 +44,8 @@ def test_the_study_ends_with_verdicts_and_a_page(command: Command, tmp_path: Pat
     [
         (("--preset", "huge"), "huge"),
         (("--families", "brt"), "brt"),
-        (("--families", ""), "--families is empty"),
+        (("--families", ""), "the argument after '--families' is empty"),
+        (("--families", ","), "--families is empty"),
         (("--families", "mamba"), "cannot be called alone"),
         (("--families", "swin"), "attends within windows"),
         (("--biases", "0,much"), "much"),

@@ -113,11 +113,10 @@ class Profiler:
             self.about, self.tables = old, [self.folder.table()]
             return self.tables[0]
         requests = parse_requests(self.config.metrics)
-        random = self.config.random_init
-        if all(parse_model(spec, random_init=random).kind == "rows" for spec in self.config.models):
-            refuse_idle(self.config, OF_MODELS, "for a file of rows, which is read as it is")
-        for spec in self.config.models:  # a misspelt name fails before anything is measured
-            parse_model(spec, random_init=self.config.random_init)
+        # a misspelt name fails before anything is measured
+        kinds = {parse_model(spec, random_init=self.config.random_init).kind for spec in self.config.models}
+        if kinds == {"rows"}:
+            self._refuse_options_of_models()
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
         self.about["wall_seconds"] = 0.0
         self._before = float(old.get("wall_seconds", 0.0))
@@ -132,6 +131,14 @@ class Profiler:
         self._finish()
         self.folder.tidy()
         return Table.concat(self.tables, self.about)
+
+    def _refuse_options_of_models(self) -> None:
+        try:
+            refuse_idle(self.config, OF_MODELS, "for a file of rows, which is read as it is")
+        except AnisoscopeError:
+            for spec in self.config.models:
+                load_rows(spec)  # a file that cannot be read is told first: no option mends it
+            raise
 
     def _finish(self, error: BaseException | None = None) -> None:
         self.about |= outcome(error)

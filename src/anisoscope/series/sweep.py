@@ -70,6 +70,12 @@ class Sweeper:
         if known:  # how they were chosen is known from when the sweep began
             self.series.notes.extend(old.get("revision_notes", ()))
         self.store = MonitorStore(self.folder.path, resume=True, about={})
+        try:
+            return self._run(old)
+        finally:
+            self.store.end()
+
+    def _run(self, old: dict[str, Any]) -> Table:
         rows = RowMap(folder=self.folder.path / "state") if self.config.series else None
         steps = [checkpoint.step for checkpoint in self.series.checkpoints if checkpoint.step is not None]
         self.measurer = CheckpointMeasurer(self.config, steps, row_map=rows)
@@ -236,9 +242,9 @@ class Sweeper:
                 self._tell(f"download {checkpoint.label}", 1, 1)
             options = {name: getattr(self.config, name) for name in LOADING}
             return load.load_model(spec, **options, any_head=self.config.measured[0] is not None)
-        except NoTokenizer:  # the series has none
-            raise
         except AnisoscopeError as error:
+            if isinstance(error, NoTokenizer) and not self.words:  # the series has none
+                raise
             message = integrity.resumable(error)
             if len(self.series.checkpoints) == 1:
                 raise AnisoscopeError(message if self.config.series else str(error)) from error
