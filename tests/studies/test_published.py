@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.tokenizer import FINAL
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.privacy import marked
 from anisoscope.series.discovery import find_series, named_step
 from anisoscope.studies.inherent import InherentConfig
 from anisoscope.studies.published import INHERENT_MODELS, REVISITING_MODELS, SHAPE_MODELS, PaperModel, chosen_models
 from anisoscope.studies.revisiting import Revisiting, RevisitingConfig
 from anisoscope.studies.shape import ShapeConfig, ShapeStudy
 from anisoscope.tangent.plan import GEOMETRY
-from support.tiny_series import TEXT, Hub, make_series
+from support.tiny_series import TEXT, Hub, letters, make_series
 
 EVERY = (*REVISITING_MODELS, *SHAPE_MODELS, *INHERENT_MODELS)
 
@@ -62,6 +64,7 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
     shelf = make_series(tmp_path / "shelf", (0, 10, 20))
     for step in (0, 10, 20):
         shutil.copytree(shelf / f"checkpoint-{step}", tmp_path / "repo" / f"step{step}")
+        letters().save_pretrained(tmp_path / "repo" / f"step{step}")
     Hub(tmp_path / "repo", tmp_path / "cache").install(monkeypatch).broken = {"step10"}
     models = (PaperModel("org/tiny", series=True, revisions=("step0", "step40")), PaperModel(str(tmp_path / "gated")))
     monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", models)
@@ -73,7 +76,7 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
         return RunFolder.open(out).about()
 
     about = run(resume=False)
-    assert about["status"] == "complete" and [s["model"] for s in about["skipped"]] == [models[1].spec]
+    assert about["status"] == "complete" and [s["model"] for s in about["skipped"]] == ["gated"]
     warned = "\n".join(about["warnings"])
     assert "step40 of org/tiny is not on the hub" in warned and "step10 could not be downloaded" in warned
     arm = RunFolder.open(tmp_path / "paper" / "arms" / "org-tiny")
@@ -105,14 +108,15 @@ def test_an_unknown_model_is_one_sentence_with_the_nearest(config: Any, near: st
 def test_part_of_a_preset_is_measured_with_its_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three folders stand for hub ids; two are named, one of them by its path, and the third is not looked at."""
     for name in ("one", "two", "three"):
-        make_series(tmp_path / "hub" / name, (0, 10))
+        for checkpoint in make_series(tmp_path / "hub" / name, (0, 10)).iterdir():
+            letters().save_pretrained(checkpoint)
     models = tuple(PaperModel(str(tmp_path / "hub" / name), series=True) for name in ("one", "two", "three"))
     monkeypatch.setattr("anisoscope.studies.published.REVISITING_MODELS", models)
     chosen = ("three", models[0].spec)
     config = RevisitingConfig(preset="paper", models=chosen, probe_tokens=16_384, rank=2, device="cpu", data=TEXT)
     out = Revisiting(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()
-    assert about["status"] == "complete" and about["config"]["models"] == list(chosen)
+    assert about["status"] == "complete" and about["config"]["models"] == marked(chosen)
     assert [model["name"] for model in about["models"]] == ["three", "one"] and not about["skipped"]
     table = RunFolder.open(out).table()
     assert set(table.where(metric="gradient_energy").arrow["model"].to_pylist()) == {"one", "three"}
@@ -168,29 +172,44 @@ def test_without_a_hub_the_lists_are_taken_and_a_series_without_one_is_skipped(m
     ]
 
 
-def test_checkpoints_of_bloom_are_read_with_the_tokenizer_of_the_final_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_repositories_of_intermediate_checkpoints_have_a_final_one() -> None:
+    """Most of them hold weights alone, which would be refused."""
+    intermediate = {spec for spec in SERIES if "intermediate" in spec}
+    assert len(intermediate) == 7 and intermediate <= set(FINAL)
+    assert all(FINAL[f"bigscience/bloom-{size}-intermediate"] == f"bigscience/bloom-{size}" for size in ("560m", "1b7"))
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_chosen_series_without_a_tokenizer_is_read_with_that_of_its_final_model(
+    online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    """With a hub that can be reached, and from its cache: the repository has weights alone, under two revisions."""
+    spec, names = "bigscience/bloom-560m-intermediate", ("global_step1000", "global_step10000")
+    shelf = make_series(tmp_path / "shelf", (1000, 10000))
+    for name in names:
+        shutil.copytree(shelf / name.replace("global_step", "checkpoint-"), tmp_path / "repo" / name)
+    hub = Hub(tmp_path / "repo", tmp_path / "cache", name=spec).install(monkeypatch)
+    if not online:
+        for name in names:
+            hub.snapshot_download(spec, revision=name)
+        monkeypatch.setattr("anisoscope.models.source.hub_reachable", lambda *_: False)
+        hub.fetched.clear()
+    asked: list[str] = []
 
-    class Swept:
-        def __init__(self, config: Any, folder: Any, **_: Any) -> None:
-            asked.append(config)
+    def named(name: str, **_: Any) -> Any:
+        asked.append(name)
+        return letters()
 
-        def run(self) -> None:
-            raise AnisoscopeError("not here.")
-
-    monkeypatch.setattr("anisoscope.studies.published.Sweeper", Swept)
-    names = ("bloom-560m-intermediate", "bloom-1b7-intermediate", "Llama-2-13b-hf")
-    config = ShapeConfig(preset="paper", models=names, data="merged", device="cpu")
-    with pytest.raises(AnisoscopeError, match="none of the 3 models"):
-        ShapeStudy(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
-    found = [(each.model, each.tokenizer, each.data, each.revisions[:2]) for each in asked]
-    assert found[:2] == [
-        (f"bigscience/bloom-{size}-intermediate", f"bigscience/bloom-{size}", "merged", ("log:8", "global_step1000"))
-        for size in ("560m", "1b7")
-    ]
-    assert found[2] == ("meta-llama/Llama-2-13b-hf", None, "merged", ())
+    monkeypatch.setattr("anisoscope.models.tokenizer.named_tokenizer", named)
+    monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine",))
+    config = ShapeConfig(preset="paper", models=("bloom-560m-intermediate",), probe_tokens=320, device="cpu", data=TEXT)
+    out = ShapeStudy(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
+    about = RunFolder.open(out).about()
+    assert about["status"] == "complete" and not about["skipped"] and set(asked) == {"bigscience/bloom-560m"}
+    assert hub.fetched == (list(names) if online else [])
+    table = RunFolder.open(out).table().where(metric="average_cosine")
+    assert set(table.arrow["step"].to_pylist()) == {1000, 10000}
+    assert "the tokenizer is that of bigscience/bloom-560m" in "\n".join(about["warnings"])
 
 
 def test_the_trained_arms_have_a_pre_norm_encoder_and_several_families_of_convolutions() -> None:

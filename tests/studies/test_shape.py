@@ -68,8 +68,8 @@ def test_arms_differ_in_one_thing_each() -> None:
 
 def test_presets_are_those_of_the_protocol() -> None:
     small = ShapeConfig(preset="small").runs()
-    assert [(name, seed) for name, _, seed in small if "12x512" in name] == [(f"{arm}-12x512", 0) for arm in ARMS]
-    assert {seed for name, _, seed in small if "6x256" in name} == {0, 1, 2} and len(small) == 12
+    each = [(f"{arm}-{size}", seed) for size in ("6x256", "12x512") for seed in (0, 1, 2) for arm in ARMS]
+    assert sorted((name, seed) for name, _, seed in small) == sorted(each)
     assert {t.tokens for _, t, _ in small} == {"enwik8"} and {t.context for _, t, _ in small} == {256}
     assert all(t.steps == 4000 and t.heads == 8 for name, t, _ in small if "12x512" in name)
     tiny = ShapeConfig().runs()
@@ -336,7 +336,7 @@ def test_when_no_model_is_here_all_are_named(
     with pytest.raises(AnisoscopeError, match=r"none of the 5 models of the paper could be loaded \(the first: .*gone"):
         ShapeStudy(config, RunFolder.create(tmp_path / "paper", asdict(config), resume=False)).run()
     about = RunFolder.open(tmp_path / "paper").about()
-    assert about["status"] == "failed" and [s["model"] for s in about["skipped"]] == [m.spec for m in gone]
+    assert about["status"] == "failed" and [s["model"] for s in about["skipped"]] == [m.name for m in gone]
 
 
 def test_the_papers_models_are_all_there() -> None:
@@ -347,7 +347,6 @@ def test_the_papers_models_are_all_there() -> None:
     series = {model.spec: model for model in SHAPE_MODELS if model.series}
     assert series["EleutherAI/pythia-2.8b"].revisions[0] == "step0"
     assert {f"bigscience/bloom-{size}-intermediate" for size in ("560m", "1b1", "1b7")} < set(series)
-    assert series["bigscience/bloom-1b7-intermediate"].tokenizer == "bigscience/bloom-1b7"
     assert "TinyLlama/tinyLlama-intermediate-checkpoints-after-1T-token" in series
     large = [model.spec.partition("/")[2] for model in SHAPE_MODELS if model.large]
     assert " ".join(large) == "opt-6.7b opt-13b Llama-2-7b-hf Llama-2-13b-hf gpt-j-6b falcon-7b bloom-7b1", "from 6B on"

@@ -68,6 +68,17 @@ def make_series(folder: Path, steps: Sequence[int] = (0, 10, 20, 30, 40)) -> Pat
     return folder
 
 
+def letters() -> Any:
+    """A tokenizer of the visible letters of ASCII, one token each, for the models of `gpt`."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = {"[UNK]": 0} | {chr(code): code for code in range(32, 127)}
+    words = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+
+
 def swap(folder: Path, one: str, other: str) -> None:
     (folder / one).rename(folder / "between")
     (folder / other).rename(folder / one)
@@ -113,13 +124,13 @@ def same(one: Table, other: Table) -> None:
 class Hub:
     """A hub whose repository is a folder of revisions; it counts, and can fail."""
 
-    def __init__(self, source: Path, cache: Path) -> None:
-        self.source, self.cache, self.fetched, self.deleted = source, cache, [], []
+    def __init__(self, source: Path, cache: Path, *, name: str = "org/tiny") -> None:
+        self.source, self.cache, self.name, self.fetched, self.deleted = source, cache, name, [], []
         self.broken: set[str] = set()
-        self.folder = cache / "models--org--tiny"
+        self.folder = cache / f"models--{name.replace('/', '--')}"
 
     def snapshot_download(self, repo_id: str, *, revision: str, **_: Any) -> str:
-        assert repo_id == "org/tiny"
+        assert repo_id == self.name
         if revision in self.broken:
             raise OSError("the connection broke")
         self.fetched.append(revision)

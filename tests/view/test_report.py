@@ -214,8 +214,14 @@ def test_stacks_and_namesakes_are_told_apart() -> None:
     assert [s.label for s in stacks.subjects] == ["t5 · encoder", "t5 · decoder"]
     assert [s.role for s in stacks.subjects] == ["encoder", "decoder"]
     view = run_view([ENCODER], rich=False)
-    twins = ProfileRows([RunView(view.table, view.about, path=path) for path in ("runs/a", "runs/b")])
-    assert [s.label for s in twins.subjects] == ["all-MiniLM-L6-v2 · runs/a", "all-MiniLM-L6-v2 · runs/b"]
+
+    def labels(*paths: str) -> list[str]:
+        rows = ProfileRows([RunView(view.table, view.about, path=path) for path in paths])
+        return [s.label.removeprefix("all-MiniLM-L6-v2 · ") for s in rows.subjects]
+
+    assert labels("runs/a", "runs/b") == ["a", "b"], "the page does not say where the runs are"
+    assert labels("old/run", "new/run", "new/b") == ["run, run 1", "run, run 2", "b"]
+    assert labels("", "") == ["run 1", "run 2"]
 
 
 def test_the_tables_own_mean_over_heads_is_preferred() -> None:

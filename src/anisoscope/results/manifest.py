@@ -19,7 +19,8 @@ from typing import Any
 
 from anisoscope import __version__
 
-WRONG_TEXT = "WRONG TEXT: "  # begins the warnings that stand above all others: the numbers are of no text
+# each begins warnings that stand above all others: the numbers are of no text, or of a model that learned none
+WRONG_TEXT, DIVERGED = "WRONG TEXT: ", "WORSE THAN GUESSING: "
 
 
 def wrong_loss(loss: float, vocabulary: int | None) -> list[str]:
@@ -28,21 +29,45 @@ def wrong_loss(loss: float, vocabulary: int | None) -> list[str]:
     >>> wrong_loss(3.1, 512)
     []
     """
+    told = _above_guessing(loss, vocabulary)
+    why = "so these numbers describe no text that it knows; check --tokenizer and --data"
+    return [f"{WRONG_TEXT}its loss is {told}, {why}"] if told else []
+
+
+def diverged_loss(loss: float, vocabulary: int | None, *, step: int) -> list[str]:
+    """As `wrong_loss`, for the held-out loss of the model that a training ended with, after `step` updates.
+
+    >>> diverged_loss(9.0, 512, step=40)[0][:72]
+    'WORSE THAN GUESSING: at step 40 its held-out loss is 9 nats, above the 6'
+    """
+    told = _above_guessing(loss, vocabulary)
+    why = "so it diverged or has hardly begun, and these numbers are of no trained model; lower --lr, or train longer"
+    return [f"{DIVERGED}at step {step} its held-out loss is {told}, {why}"] if told else []
+
+
+def _above_guessing(loss: float, vocabulary: int | None) -> str:
+    """A loss in nats beside that of guessing, as a phrase; empty if it is not above."""
     if not vocabulary or not loss > math.log(vocabulary):
-        return []
-    return [
-        f"{WRONG_TEXT}its loss is {loss:.3g} nats, above the {math.log(vocabulary):.3g} of guessing among its "
-        f"{vocabulary:,} tokens, so these numbers describe no text that it knows; check --tokenizer and --data"
-    ]
+        return ""
+    return f"{loss:.3g} nats, above the {math.log(vocabulary):.3g} of guessing among its {vocabulary:,} tokens"
+
+
+def is_grave(warning: str) -> bool:
+    """Whether a warning must be read before any number.
+
+    >>> is_grave("a: WRONG TEXT: …"), is_grave("a: odd")
+    (True, False)
+    """
+    return WRONG_TEXT in warning or DIVERGED in warning
 
 
 def gravest_first(warnings: Sequence[str]) -> list[str]:
-    """Warnings about a wrong text first, the others in their order.
+    """Those warnings first that must be read before any number, the others in their order.
 
     >>> gravest_first(["a: odd", "a: WRONG TEXT: …"])
     ['a: WRONG TEXT: …', 'a: odd']
     """
-    return sorted(warnings, key=lambda words: WRONG_TEXT not in words)
+    return sorted(warnings, key=lambda words: not is_grave(words))
 
 
 def new_manifest(

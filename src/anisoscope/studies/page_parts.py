@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from anisoscope.results.manifest import WRONG_TEXT
+from anisoscope.results.manifest import is_grave
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.page import Heading, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
@@ -78,7 +78,7 @@ def page_of(
 ) -> Page:
     """A page of some sections, followed by warnings, the record of the run and the glossary."""
     started, about = str(run.about.get("started", ""))[:10], run.about
-    warned = [Prose(str(words)) for words in about.get("warnings") or [] if WRONG_TEXT not in str(words)]
+    warned = [Prose(str(words)) for words in about.get("warnings") or [] if not is_grave(str(words))]
     recorded = Section("record", "Record", [*warned, *record_section([run], text(record)).parts], "Record")
     deck = f"{deck}{', ' + started if started else ''}."
     grave = grave_box([about])

@@ -33,7 +33,7 @@ from anisoscope.measurement.profile import PeakMemory
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
-from anisoscope.results.manifest import new_manifest, outcome
+from anisoscope.results.manifest import diverged_loss, new_manifest, outcome
 from anisoscope.results.query import Query, Table
 from anisoscope.training.config import CommonTrainConfig
 
@@ -187,7 +187,10 @@ class TrainingRecord:
     def end(self, error: BaseException | None = None) -> None:
         """Record how the run ended."""
         if error is None and (self.folder.path / "table.parquet").is_file():
-            self.about["models"][0] |= rows_seen(self.folder.table())
+            table = self.folder.table()
+            grave = diverged(table, self.about["data"].get("vocab_size"))
+            self.about["models"][0] |= {**rows_seen(table), **({"notes": grave} if grave else {})}
+            self.about["warnings"] = [*grave, *self.about["warnings"]]
         self.note(**outcome(error))
 
 
@@ -201,6 +204,21 @@ def rows_seen(table: Table) -> dict[str, int]:
     stream = Query(table).where(kind=STREAM_KINDS, head=None)
     counts = {"row_count": stream.numbers("n"), "contexts": stream.numbers("contexts")}
     return {name: int(np.nanmax(numbers)) for name, numbers in counts.items() if (numbers > 0).any()}
+
+
+def diverged(table: Table, vocabulary: int | None) -> list[str]:
+    """The warning for a language model whose held-out loss at the last measured step is above that of guessing.
+
+    Where targets are weighted, the weighted loss counts too: a model may give up much of the one for the other.
+
+    >>> loss = {"metric": "probe_loss", "kind": "training", "value": 9.0}
+    >>> diverged(Table.from_records([{**loss, "step": 0}, {**loss, "step": 8, "value": 2.0}]), 256)
+    []
+    """
+    rows = list(Query(table).where(metric=("probe_loss", "weighted_probe_loss")))
+    last = max((row.step or 0 for row in rows), default=0)
+    losses = [row.value if row.low is None or math.isnan(row.low) else row.low for row in rows if row.step == last]
+    return diverged_loss(min(losses), vocabulary, step=last) if last else []
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.manifest import WRONG_TEXT
+from anisoscope.results.manifest import is_grave
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view.sections.findings import (
     badge_line,
@@ -103,14 +103,14 @@ def print_note(words: str, *, style: str | None = None) -> None:
 def print_grave(about: Mapping[str, Any]) -> None:
     """Print the warnings that must be read before any number."""
     for warning in about.get("warnings", []):
-        if WRONG_TEXT in warning:
+        if is_grave(warning):
             print_note(f"warning: {warning}", style="red")
 
 
 def print_warnings(about: Mapping[str, Any]) -> None:
     """Print the other warnings of a run."""
     for warning in about.get("warnings", []):
-        if WRONG_TEXT not in warning:
+        if not is_grave(warning):
             print_note(f"note: {warning}", style="yellow")
 
 

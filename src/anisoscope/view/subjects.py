@@ -153,10 +153,17 @@ class RunRows:
             if differ and (column == "stack" or needed):
                 words = {"step": f"step {key[i]}", "seed": f"seed {key[i]}"}
                 if column == "source":
-                    path = self.runs[key[i]].path
-                    words["source"] = name_of(path) if path else f"run {key[i] + 1}"
+                    words["source"] = self._run_names[key[i]]
                 parts.append(words.get(column) or str(key[i]))
         return " · ".join(parts)
+
+    @cached_property
+    def _run_names(self) -> list[str]:
+        """The last parts of the paths of the runs, numbered where they are not unique or not known."""
+        names = [name_of(run.path) if run.path else "" for run in self.runs]
+        shared = Counter(names)
+        numbered = [f"{name}, run {i}" if name else f"run {i}" for i, name in enumerate(names, start=1)]
+        return [name if name and shared[name] == 1 else long for name, long in zip(names, numbered, strict=True)]
 
     def of(self, subject: Subject, **fields: Any) -> Query:
         """Rows of a subject."""

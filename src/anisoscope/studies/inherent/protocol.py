@@ -23,6 +23,7 @@ from anisoscope.measurement.profile import Profiler
 from anisoscope.models.load import load_model, quiet
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import Medium
+from anisoscope.results.privacy import placeless
 from anisoscope.studies import published
 from anisoscope.studies.arms import error_line
 from anisoscope.studies.config import ArmRun, StudyArm
@@ -90,7 +91,7 @@ class Inherent(ArmsStudy):
                 prepare_corpus(training.data, corpus, tokens=training.tokens, limit=training.limit)
                 continue
             notes = examples_of(training, corpus).notes  # on what was left out
-            self.data_notes += notes
+            self.data_notes += placeless(notes)  # as the arms record them
             noun = training.kind.examples.medium.noun
             self.about["warnings"] += [f"{noun} that models are trained on: {note}" for note in notes]
         self.tell("data", len(different), len(different))

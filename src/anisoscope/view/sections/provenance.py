@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from anisoscope.results.manifest import WRONG_TEXT, gravest_first
+from anisoscope.results.manifest import gravest_first, is_grave
 from anisoscope.results.modality import MODALITIES, TEXT
 from anisoscope.results.privacy import name_of, placeless
 from anisoscope.results.query import SCHEMA, Query, Row
@@ -229,7 +229,7 @@ def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
 
 def grave_box(abouts: Sequence[About]) -> list[Any]:
     """A box with the warnings that must be read before any number, above everything else of the page."""
-    grave = [words for words in warnings(abouts) if WRONG_TEXT in words]
+    grave = [words for words in warnings(abouts) if is_grave(words)]
     return (
         [page.Box([Heading("Read this first"), page.Piece("listing", grave)], "warnings", "Warnings")] if grave else []
     )
@@ -237,7 +237,7 @@ def grave_box(abouts: Sequence[About]) -> list[Any]:
 
 def warnings_box(abouts: Sequence[About]) -> list[Any]:
     """A box with the first few of the other warnings, for the summary of the page."""
-    texts = [words for words in warnings(abouts) if WRONG_TEXT not in words]
+    texts = [words for words in warnings(abouts) if not is_grave(words)]
     if not texts:
         return []
     parts: list[Any] = [Heading("Warning" if len(texts) == 1 else "Warnings"), page.Piece("listing", texts[:5])]
