@@ -40,7 +40,6 @@ class Walk:
     statistics: tuple[Statistic, ...]
     what: str  # the points of a course, in the plural
     shared: bool = False  # the seeds of a model may have it in common
-    luck: float = LUCK  # share of walks that may do as well
 
     @classmethod
     def of(cls, courses: Iterable[np.ndarray], statistic: Statistic, what: str, **more: Any) -> Walk:
@@ -72,13 +71,13 @@ class Walk:
     @property
     def doubt(self) -> str:
         """Why a course is left open if walks do as well too often; else empty."""
-        return walk_doubt(self.p, self.what, luck=self.luck)
+        return walk_doubt(self.p, self.what)
 
 
-def walk_doubt(p: float, what: str, *, luck: float) -> str:
+def walk_doubt(p: float, what: str, *, luck: float = LUCK) -> str:
     """Why a course is left open if more than `luck` of the walks do as well; `what` its points are, in the plural.
 
-    >>> walk_doubt(0.01, "steps", luck=LUCK), walk_doubt(0.25, "steps", luck=LUCK)
+    >>> walk_doubt(0.01, "steps"), walk_doubt(0.25, "steps")
     ('', 'steps whose changes go up or down by chance do as well too often (p = 0.25)')
     """
     return f"{what} whose changes go up or down by chance do as well too often (p = {figure(p)})" if p > luck else ""

@@ -26,12 +26,11 @@ from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive, judge
 from anisoscope.claims.engine.correlation import correlated, sites_interval
 from anisoscope.claims.engine.evidence import BlockStack, Missing, Readings, block_mean, shared_steps, stacks
-from anisoscope.claims.engine.walk import LUCK, Statistic, Walk, rank_correlations, walk_doubt
+from anisoscope.claims.engine.walk import Statistic, Walk, rank_correlations, walk_doubt
 from anisoscope.claims.shape.depth import FEWEST_BLOCKS, SOURCE, Curve
 from anisoscope.results.quantity import Quantity, mean, relative_fall
 
 PHASE_MARGIN = 0.1
-GROWTH_LUCK = 0.05  # of walks may grow as much: it must grow since step 0 and since early in training
 GROWTH_MARGIN = 0.2  # relative: the scale of σ₁/Σσ depends on the width
 ESTIMATORS = {"two_nn": "TwoNN", "levina_bickel": "Levina–Bickel", "gride": "GRIDE"}
 Halves = tuple[Readings, Readings]
@@ -146,7 +145,7 @@ def _both_phases(walks: np.ndarray) -> np.ndarray:
 def _phase_doubt(parts: Parts) -> str:
     """Why the phases may be none: a walk over the steps, or step 0 alone; empty if neither."""
     sure = sorted(parts[f"{name}: {_WALKS}"].effect for name in _names(parts))
-    return walk_doubt(sure[ENOUGH - 1], "steps", luck=LUCK) or _hangs_on_step_0(parts)
+    return walk_doubt(sure[ENOUGH - 1], "steps") or _hangs_on_step_0(parts)
 
 
 def _hangs_on_step_0(parts: Parts) -> str:
@@ -194,7 +193,7 @@ def anisotropy_grows(stack: BlockStack) -> Finding:
     Late and early are the means over the last and the first third of the measured steps after initialisation, so that
     no single step decides and a jump from step 0 to step 1 is no growth. The margin is relative, a fifth of the value
     before, since the scale of σ₁/Σσ depends on the width. Undecided where as many steps whose changes go up or down by
-    chance grow as much too often (p > .05 of all choices of their signs); three seeds answer that by themselves.
+    chance grow as much too often (p > .02 of all choices of their signs); three seeds answer that by themselves.
     """
     readings = stack.needed("svd_ratio")
     evidence.need_series(readings)
@@ -248,7 +247,7 @@ def _growth_part(name: str, readings: Readings, before: Sequence[int | None], af
     places = [[counted.index(step) for step in group] for group in (before, after)]  # type: ignore[arg-type]
     part = Part.of(name, -relative_fall(_mean_of(readings, before), _mean_of(readings, after)), margin=GROWTH_MARGIN)
     grown: Statistic = lambda walks: walks[:, places[1]].mean(-1) - walks[:, places[0]].mean(-1)  # noqa: E731
-    return part.against(Walk.of([course], grown, "steps", luck=GROWTH_LUCK))
+    return part.against(Walk.of([course], grown, "steps"))
 
 
 @claim(of=stacks, source=SOURCE, metrics=("local_anisotropy", "svd_ratio"), margin=LOCAL_MARGIN, about="training")
