@@ -206,7 +206,8 @@ def test_growth_is_told_as_planted(truth: Truth, more: dict[str, Any], status: s
 @pytest.mark.parametrize("level", [0.02, 0.4])
 def test_growth_is_relative_and_from_early_to_late(level: float, ratio: float, status: str) -> None:
     """The old margin, .05 of σ₁/Σσ, could never be passed by a model whose ratio goes from .01 to .03."""
-    third = dict.fromkeys((0, 1, 2, 4, 6, 8), 0) | {8 + 4 * n: n / 8 for n in range(1, 8)} | dict.fromkeys(range(64, 69), 1)
+    third = dict.fromkeys((0, 1, 2, 4, 6, 8), 0.0) | {8 + 4 * n: n / 8 for n in range(1, 8)}
+    third |= dict.fromkeys(range(64, 69), 1.0)
     sheet = Sheet(steps=tuple(third), layers=3, noise=0.003 * level)
     sheet.add("svd_ratio", lambda step, depth: level * (1 + (ratio - 1) * third[step]))
     found = evaluate_claims(joined(sheet), ["anisotropy_grows"])[0]
