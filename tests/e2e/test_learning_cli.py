@@ -141,3 +141,14 @@ def test_a_model_without_a_loss_says_so(command: Command, tmp_path: Path) -> Non
     BertModel(config).save_pretrained(tmp_path / "headless")
     done = command("tangent", tmp_path / "headless", *LOOK, "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert done.code != 0 and "Traceback" not in done.err and done.sentence
+
+
+def test_a_training_that_diverged_is_told_before_any_verdict_and_on_top_of_its_page(
+    command: Command, tmp_path: Path
+) -> None:
+    sizes = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 32, "--steps", 12, "--device", "cpu")
+    done = command("train", *sizes, "--lr", 1.0, "--monitor", "average_cosine", "--out", tmp_path / "run")
+    assert done.code == 0 and done.err.count("WORSE THAN GUESSING: at step 12") == 1
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert page.index("Read this first") < page.index("WORSE THAN GUESSING") < page.index("average_cosine")
+    assert page.count("decoder: WORSE THAN GUESSING") == 2, "on top, and in the list of all warnings"

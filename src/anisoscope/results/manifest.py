@@ -34,13 +34,13 @@ def wrong_loss(loss: float, vocabulary: int | None) -> list[str]:
     return [f"{WRONG_TEXT}its loss is {told}, {why}"] if told else []
 
 
-def diverged_loss(loss: float, vocabulary: int | None, *, step: int) -> list[str]:
-    """As `wrong_loss`, for the held-out loss of the model that a training ended with, after `step` updates.
+def diverged_loss(loss: float, vocabulary: int | None, *, low: float, step: int) -> list[str]:
+    """As `wrong_loss`, for the held-out loss after the `step` updates of a training; `low` ends its interval.
 
-    >>> diverged_loss(9.0, 512, step=40)[0][:72]
+    >>> diverged_loss(9.0, 512, low=8.7, step=40)[0][:72]
     'WORSE THAN GUESSING: at step 40 its held-out loss is 9 nats, above the 6'
     """
-    told = _above_guessing(loss, vocabulary)
+    told = _above_guessing(loss, vocabulary) if _above_guessing(low, vocabulary) else ""
     why = "so it diverged or has hardly begun, and these numbers are of no trained model; lower --lr, or train longer"
     return [f"{DIVERGED}at step {step} its held-out loss is {told}, {why}"] if told else []
 

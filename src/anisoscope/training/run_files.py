@@ -217,8 +217,11 @@ def diverged(table: Table, vocabulary: int | None) -> list[str]:
     """
     rows = list(Query(table).where(metric=("probe_loss", "weighted_probe_loss")))
     last = max((row.step or 0 for row in rows), default=0)
-    losses = [row.value if row.low is None or math.isnan(row.low) else row.low for row in rows if row.step == last]
-    return diverged_loss(min(losses), vocabulary, step=last) if last else []
+    if not last:
+        return []
+    best = min((row for row in rows if row.step == last), key=lambda row: row.value)
+    low = best.value if best.low is None or math.isnan(best.low) else best.low
+    return diverged_loss(best.value, vocabulary, low=low, step=last)
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")
