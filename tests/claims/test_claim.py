@@ -211,7 +211,7 @@ def test_too_few_contexts_leave_a_claim_open_and_say_so(dead: int, strength: flo
 
 
 def test_a_rare_bin_in_two_folds_has_no_interval() -> None:
-    given = table(only=("gradient_enrichment",), noise=0.002)
+    given = table(only=("gradient_enrichment", "gradient_energy"), noise=0.002, scatter=0.05)
     few, enough = (edited(given, lambda r, n=n: _dead(r, n, "frequency:5")) for n in (6, 4))
     one, two = (evaluate_claims(t, ["frequent_most_enriched"])[0] for t in (few, enough))
     assert (one.status, two.status) == ("undecided", "holds")

@@ -58,8 +58,17 @@ def _second_bin(factor: float) -> Verdict:
             return r
         return {**r, "value": factor * r["value"], "replicates": [factor * x for x in r["replicates"]]}
 
-    given = table(only=("gradient_enrichment",), models=("decoder", "encoder"))
+    given = table(only=("gradient_enrichment", "gradient_energy"), models=("decoder", "encoder"), scatter=0.05)
     return evaluate_claims(edited(given, ahead), ["frequent_most_enriched"])[0]
+
+
+def test_a_lead_that_random_directions_have_between_bins_is_left_open() -> None:
+    only = ("gradient_enrichment", "gradient_energy")
+    sure, lucky = (verdict("frequent_most_enriched", only=only, scatter=scatter) for scatter in (0.05, 1.0))
+    assert sure.status == "holds" and lucky.status == "undecided"
+    assert "in random directions two bins may differ by" in lucky.why
+    bare = verdict("frequent_most_enriched", only=only[:1])
+    assert bare.status == "undecided" and "random directions were not drawn" in bare.why
 
 
 def test_more_than_the_rarest_and_more_than_all_others_are_told_apart() -> None:

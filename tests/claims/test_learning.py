@@ -158,3 +158,23 @@ def test_a_study_loses_the_models_that_did_not_learn() -> None:
 )
 def test_early_and_late_are_the_outer_thirds_after_initialisation(steps: list, early: list, late: list) -> None:
     assert evidence.early(steps) == early and evidence.late(steps) == late
+
+
+def test_the_last_loss_is_held_against_a_constant_that_was_told_before() -> None:
+    """A constant at one step must not make an earlier loss the one that is judged."""
+    rows = [_row("probe_loss", 2.0, step=64), _row("constant_loss", 4.0, step=64), _row("probe_loss", 4.5, step=256)]
+    assert learned(_run(Table.from_records(rows))).status == "did not learn"
+    once = [_row("constant_loss", 4.0, step=0), _row("probe_loss", 5.0, step=0), _row("probe_loss", 2.0, step=256)]
+    assert learned(_run(Table.from_records(once))).status == "learned"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_seeds_that_did_not_learn_make_no_general_claim_of_the_one_that_did(lost: int) -> None:
+    def change(r: dict[str, Any]) -> dict[str, Any]:
+        stuck = r["metric"] == "probe_loss" and r["seed"] < lost
+        return {**r, "value": 9.0, "replicates": None} if stuck else r
+
+    given = edited(table(only=ENERGY, seeds=(0, 1, 2)), change)
+    pooled = evaluate_claims(given, ["tangent_energy"])[0]
+    assert pooled.details["pooled"] and pooled.status == ("undecided" if lost else "holds"), pooled.why
+    assert not lost or "needs 3" in pooled.why

@@ -147,8 +147,8 @@ def _over_seeds(
     kept = ("status", "effect", "low", "high", "p")
     usable = _counted(findings) or findings
     seeds = [_runs(series[i], subject)[0].seed for i, _ in usable]
-    scope = f"over {len(usable)} seeds" if len(usable) > 1 else f"for seed {seeds[0]}"
-    finding = pool([f for _, f in usable], refusal) if len(usable) > 1 else usable[0][1]
+    scope = f"over {len(usable)} seed{'s' if len(usable) > 1 else ''}"
+    finding = pool([f for _, f in usable], refusal)
     finding = replace(finding, gate=_gate_over_seeds(findings, usable, series=series, subject=subject))
     about = {**_about(series[usable[0][0]]), "pooled": True, "seeds": seeds}
     about["measured_again"] = _repeat_notes([series[i] for i, _ in findings], subject)

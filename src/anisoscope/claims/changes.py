@@ -174,7 +174,7 @@ RULE_CHANGES = (
         "2026-11-17",
         ("two_phases", "attention_sharpens", "queries_and_keys_drift_together", "anisotropy_grows"),
         "walks tested at 5 %, step by step, dimension and anisotropy as they are",
-        "at 2 %, beyond twelve changes in groups, relative quantities as logarithms",
+        "at 2 %, also over seeds, beyond twelve changes in groups, relative quantities as logarithms",
         "at its nominal level a test errs in more than 5 of 100 tables half of the time, and relative changes are not "
         "symmetric",
     ),
@@ -203,5 +203,20 @@ RULE_CHANGES = (
         "there at the start if its interval lies beyond 1.5 times chance",
         "and if random subspaces do as well in at most 5 %, like the step of onset",
         "an interval over contexts excludes 1 in 19–27 % of data without any relation",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("anisotropy_share", "frequent_most_enriched"),
+        "interval over contexts alone",
+        "and random subspaces must not hold as much energy (share), nor differ as much between bins (frequency, in one "
+        "model)",
+        "gradients with few strong directions, unrelated to activations, passed in 34 of 300 and 54 of 180 null tables",
+    ),
+    RuleChange(
+        "2026-11-17",
+        ("convolution_differs", "not_inherent"),
+        "Welch's interval over models",
+        "or that of the common variance of both sides, whichever is wider",
+        "two models that are alike by luck gave intervals of the larger side, in up to 36 of 100 null tables",
     ),
 )

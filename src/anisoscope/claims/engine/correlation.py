@@ -209,3 +209,14 @@ def welch(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, flo
     total = sum(shares)
     below = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (one, two), strict=True))
     return gap, math.sqrt(total), total**2 / below if below else float(len(one) + len(two) - 2)
+
+
+def pooled_error(one: Sequence[float], two: Sequence[float]) -> tuple[float, float]:
+    """The error of a difference of means by the common variance of both groups, and its degrees of freedom.
+
+    >>> pooled_error([1.0, 3.0], [0.0, 2.0])
+    (1.4142135623730951, 2.0)
+    """
+    degrees = len(one) + len(two) - 2
+    variance = sum(float(np.var(side, ddof=0)) * len(side) for side in (one, two)) / degrees
+    return math.sqrt(variance * (1 / len(one) + 1 / len(two))), float(degrees)

@@ -489,8 +489,12 @@ def _held_out(query: Query) -> dict[tuple[str, int | None], dict[int | None, tup
     for metric, weighted in GATE.items():  # where training weights its targets, the later, weighted losses count
         rows = (query.where(metric=metric), query.where(metric="constant_loss", weighted=weighted))
         loss, constant = (dict(zip(zip(*map(r.column, places), strict=True), r, strict=True)) for r in rows)
-        for model, seed, step in loss.keys() & constant.keys():
-            courses.setdefault((model, seed), {})[step] = loss[model, seed, step], constant[model, seed, step]
+        for model, seed, step in loss:
+            # a constant that was told once holds for the steps after it
+            told = [key for key in constant if key[:2] == (model, seed) and (key[2] or 0) <= (step or 0)]
+            if told:
+                newest = constant[max(told, key=lambda key: key[2] or 0)]
+                courses.setdefault((model, seed), {})[step] = loss[model, seed, step], newest
     return courses
 
 

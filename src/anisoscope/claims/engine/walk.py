@@ -10,9 +10,10 @@ independent values would, and two unrelated walks correlate. An interval over co
 Beyond twelve changes neighbouring ones share a sign, which lets them be alike and keeps every choice countable. Values
 that scatter around a constant turn back more often than a walk does, for which p is too large, never too small.
 
-Courses that are tested together turn together: layers of a model, and, where the profile may be that of an
-architecture (`shared`), its seeds and other models. Then a profile that all of them have by one coincidence counts
-once; if they have nothing in common, p is as exact.
+Courses that are tested together turn together: layers of a model, its seeds, and models that are judged as one. So
+what all of them share – a profile of an architecture, a course of a schedule – counts once, however often it was
+measured; if they have nothing in common, p is as exact. Changes that go on in their direction for a while (smooth
+courses) are not walks: p is too small for them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -39,13 +39,12 @@ class Walk:
     courses: tuple[np.ndarray, ...]
     statistics: tuple[Statistic, ...]
     what: str  # the points of a course, in the plural
-    shared: bool = False  # the seeds of a model may have it in common
 
     @classmethod
-    def of(cls, courses: Iterable[np.ndarray], statistic: Statistic, what: str, **more: Any) -> Walk:
-        """Courses that have the same statistic; `more` are the other fields."""
+    def of(cls, courses: Iterable[np.ndarray], statistic: Statistic, what: str) -> Walk:
+        """Courses that have the same statistic."""
         found = tuple(np.asarray(course, dtype=float) for course in courses)
-        return cls(found, (statistic,) * len(found), what, **more)
+        return cls(found, (statistic,) * len(found), what)
 
     @classmethod
     def joined(cls, walks: Iterable[Walk]) -> Walk:

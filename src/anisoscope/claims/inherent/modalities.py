@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from anisoscope.claims.engine.claim import CORRELATION, Finding, Part, Parts, claim, descriptive, judge
-from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, welch
+from anisoscope.claims.engine.correlation import FEWEST_CLUSTERS, pooled_error, welch
 from anisoscope.claims.engine.evidence import NotHere, Study, counted, listed, whole
 from anisoscope.claims.inherent.drift import SOURCE, Stream, needed_streams, stream_record, table_streams
 from anisoscope.results.modality import MODALITIES, attends
@@ -170,10 +170,11 @@ def convolution_differs(study: Study) -> Finding:
     The average cosine over blocks of models with attention minus that of convolutional ones, in either direction.
 
     The difference of the means over models must lie beyond .1 (ours); fails where it surely lies within. Interval:
-    over the models of each side (Welch's degrees of freedom), also where seeds are pooled; two models on each side are
-    needed, since any two models differ. Vision minus convolution, which read the same kind of data, is told beside.
-    Hybrids count as convolutions; models with untrained weights do not count, nor do those whose stages end in a ReLU:
-    rows without negative coordinates have a high average cosine whatever a model has learned.
+    over the models of each side, by Welch's or by the common variance of both sides, whichever is wider (two models
+    may be alike by luck), also where seeds are pooled; two models on each side are needed, since any two differ.
+    Vision minus convolution, which read the same kind of data, is told beside. Hybrids count as convolutions;
+    models with untrained weights do not count, nor do those whose stages end in a ReLU: rows without negative
+    coordinates have a high average cosine whatever a model has learned.
     """
     found, uncounted = needed_streams(study)
     convolution, left = _without_relu([s for s in found.values() if not attends(s.modality)])
@@ -230,6 +231,10 @@ def difference(name: str, one: Iterable[Stream], two: Iterable[Stream], *, margi
         # different models may read different contexts, so their folds cannot be paired
         apart = [mean(side).unpaired() for side in sides]
         return [Part.of(name, apart[0] - apart[1], **more)]
+    # two models may be alike by luck, which makes Welch's interval that of the other side: the wider one counts
+    values = [[quantity.value for quantity in side] for side in sides]
+    ways = [(error, degrees), pooled_error(*values)]
+    error, degrees = max(ways, key=lambda way: t_quantile(way[1], among(looks)) * way[0])
     half = t_quantile(degrees, among(looks)) * error
     p = t_tail(gap, error, degrees=degrees)
     return [

@@ -358,7 +358,7 @@ def _layers(run: Run, period: Period) -> list[dict[str, Any]]:
 @claim(
     of=models,
     source=SOURCE,
-    metrics=("gradient_share", "gradient_isoscore_gain", determined.METRIC),
+    metrics=("gradient_share", "gradient_isoscore_gain", *ENERGY_METRICS),
     margin=SHARE_MARGIN,
     about="training",
 )
@@ -366,7 +366,8 @@ def anisotropy_share(run: Run) -> Finding:
     """Tangent directions hold a larger share of the gradients' anisotropy than every control of the same rank, early
     and late in training.
 
-    Mean over sites of the spectral share minus that of each control, early and late apart; ΔIsoScore* must not object.
+    Mean over sites of the spectral share minus that of each control, early and late apart; ΔIsoScore* must not object,
+    and random subspaces must not hold as much gradient energy (p ≤ .05).
     """
     found, needed, beside = periods(run, "gradient_share"), _share_parts(run), []
     shares: dict[str, Quantity] = {}
@@ -408,8 +409,12 @@ def _share_parts(run: Run) -> list[Part]:
         for control in CONTROLS:
             gaps = _above(share, run.tangent("gradient_share", control=control, fit=period.fit))
             name = f"{period.name}: {control}"
+            test: dict[str, Any] = {}
+            if control == "random":  # few strong directions of gradients may lie in any subspace by luck
+                step = evidence.last_step(cells)
+                test = {"p": random_p(run, step=step, fit=period.fit), "tested": True}
             if any(cell in gaps for cell in cells):
-                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN, **open_))
+                parts.append(Part.of(name, average(gaps, cells), margin=SHARE_MARGIN, **test, **open_))
             else:
                 parts.append(Part.absent(name, Missing(f"gradient_share with {control=!s}"), margin=SHARE_MARGIN))
     return parts
