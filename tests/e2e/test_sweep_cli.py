@@ -148,7 +148,7 @@ BAD = {
     "sweep {series} --preset heavy": "heavy",
     "sweep {series} --revisions step0": "no revisions",
     "sweep {series} --remove-downloads": "--remove-downloads",
-    "sweep {series} --layers 9 --metrics two_nn": "9",
+    "sweep {series} --layers 9 --metrics two_nn --tokenizer bytes": "9",
     "sweep {series} --dtype float12": "float12",
     "sweep {files}": "--architecture",
     "sweep {files} --architecture brt:hidden_size=3": "brt",
