@@ -174,7 +174,7 @@ RULE_CHANGES = (
         "2026-11-17",
         ("two_phases", "attention_sharpens", "queries_and_keys_drift_together", "anisotropy_grows"),
         "walks tested at 5 %, step by step, dimension and anisotropy as they are",
-        "at 2 %, also over seeds, beyond twelve changes in groups, relative quantities as logarithms",
+        "at 2 %, beyond twelve changes in groups, relative quantities as logarithms",
         "at its nominal level a test errs in more than 5 of 100 tables half of the time, and relative changes are not "
         "symmetric",
     ),

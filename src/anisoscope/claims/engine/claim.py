@@ -264,7 +264,7 @@ def _pooled(parts: Sequence[Part]) -> Part:
         p, degrees = max(part.p for part in parts), first.degrees
     reason = reason if first.needed else ""
     made = replace(first, effect=centre, low=low, high=high, p=p, tested=tested, reason=reason, degrees=degrees)
-    walks = [part.walk for part in parts if part.walk is not None]
+    walks = [part.walk for part in parts if part.walk is not None and part.walk.shared]
     return made.against(Walk.joined(walks)) if walks else made
 
 

@@ -10,9 +10,10 @@ independent values would, and two unrelated walks correlate. An interval over co
 Beyond twelve changes neighbouring ones share a sign, which lets them be alike and keeps every choice countable. Values
 that scatter around a constant turn back more often than a walk does, for which p is too large, never too small.
 
-Courses that are tested together turn together: layers of a model, its seeds, and models that are judged as one. So
-what all of them share – a profile of an architecture, a course of a schedule – counts once, however often it was
-measured; if they have nothing in common, p is as exact. Changes that go on in their direction for a while (smooth
+Courses that are tested together turn together: layers of a model, and, where two profiles are related that may be
+those of an architecture (`shared`), its seeds and other models. Then a coincidence that all of them have counts once;
+if they have nothing in common, p is as exact. A course over training that three seeds have in common is no coincidence
+but what the training does: there seeds answer by themselves. Changes that go on in their direction for a while (smooth
 courses) are not walks: p is too small for them.
 """
 
@@ -39,12 +40,13 @@ class Walk:
     courses: tuple[np.ndarray, ...]
     statistics: tuple[Statistic, ...]
     what: str  # the points of a course, in the plural
+    shared: bool = False  # seeds are tested together
 
     @classmethod
-    def of(cls, courses: Iterable[np.ndarray], statistic: Statistic, what: str) -> Walk:
+    def of(cls, courses: Iterable[np.ndarray], statistic: Statistic, what: str, *, shared: bool = False) -> Walk:
         """Courses that have the same statistic."""
         found = tuple(np.asarray(course, dtype=float) for course in courses)
-        return cls(found, (statistic,) * len(found), what)
+        return cls(found, (statistic,) * len(found), what, shared)
 
     @classmethod
     def joined(cls, walks: Iterable[Walk]) -> Walk:

@@ -388,7 +388,7 @@ def _parts(stream: Stream) -> list[Part]:
 def _walk(pairs: Pairs) -> Walk:
     """The average cosine over sites, whose rank correlation with drift may be that of unrelated profiles."""
     drift, cosine = (np.array([pair[side].value for pair in pairs]) for side in (0, 1))
-    return Walk.of([cosine], functools.partial(rank_correlations, drift), "sites")
+    return Walk.of([cosine], functools.partial(rank_correlations, drift), "sites", shared=True)
 
 
 def _few(pairs: Pairs) -> str:

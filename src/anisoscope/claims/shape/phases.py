@@ -193,7 +193,7 @@ def anisotropy_grows(stack: BlockStack) -> Finding:
     Late and early are the means over the last and the first third of the measured steps after initialisation, so that
     no single step decides and a jump from step 0 to step 1 is no growth. The margin is relative, a fifth of the value
     before, since the scale of σ₁/Σσ depends on the width. Undecided where as many steps whose changes go up or down by
-    chance grow as much too often (p > .02 of all choices of their signs), those of all seeds together.
+    chance grow as much too often (p > .02 of all choices of their signs); three seeds answer that by themselves.
     """
     readings = stack.needed("svd_ratio")
     evidence.need_series(readings)
@@ -321,7 +321,7 @@ def estimators_agree(stack: BlockStack) -> Finding:
         ends = sites_interval(quantity, n, ranked=True)
         part = Part.of(f"{one} and {two}", quantity, margin=AGREEMENT_MARGIN, bounds=CORRELATION)
         first, second = (np.array([number.value for number in numbers[name]]) for name in (one, two))
-        walk = Walk.of([second], functools.partial(rank_correlations, first), "blocks")
+        walk = Walk.of([second], functools.partial(rank_correlations, first), "blocks", shared=True)
         parts.append(replace(part, low=ends[0], high=ends[1]).against(walk))
         named[parts[-1].name] = f"{ESTIMATORS[one]} and {ESTIMATORS[two]}"
 
