@@ -110,6 +110,7 @@ def looped(fault: str, out: Path) -> tuple[bool, list[int], list[str]]:
     return same, measured, notes
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_stops_no_training(tmp_path: Path) -> None:
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))"
     same, measured, notes = looped(limit, tmp_path / "run")
@@ -119,6 +120,7 @@ def test_a_limit_on_the_size_of_files_stops_no_training(tmp_path: Path) -> None:
     assert parts == ["step-000000000", "step-000000001"], "what was written before is there"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root may mount a small disk")
 @pytest.mark.parametrize(
     "fault", ["mount -o remount,ro {}", "dd if=/dev/zero of={}/ballast bs=1M count=64 2>/dev/null"]
