@@ -18,6 +18,15 @@ class TooFewRows(AnisoscopeError):
     """There are fewer usable rows than the metric needs."""
 
 
+class UnusableFolder(AnisoscopeError):
+    """A run folder cannot be made, read or written at present: its disk is full or read-only, or rights are missing."""
+
+    @classmethod
+    def because(cls, folder: Path, error: OSError) -> UnusableFolder:
+        why = error.strerror or str(error)
+        return cls(f"run folder {str(folder)!r} cannot be used ({why}); make room or rights, or give another.")
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal that ends a command; `code` is its exit code as shells count: 130 for SIGINT, 143 for SIGTERM.
 

@@ -126,8 +126,9 @@ class EmbeddingWatch:
             self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
 
     def state(self) -> dict[str, Tensor]:
+        """The state for saving; later reads and updates do not change it."""
         found = {"before": self.before, "decay": self.decay, "seen": self.seen}
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: v if name == "before" else v.clone() for name, v in found.items() if v is not None}
 
     def load(self, state: Mapping[str, Tensor], step: int | None) -> None:
         table, self.step = self.table, step

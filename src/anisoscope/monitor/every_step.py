@@ -124,7 +124,7 @@ class EveryStep:
     ) -> None:
         if taken < 2:
             raise AnisoscopeError(f"every_step takes {taken} rows of a pass; expected 2 or more.")
-        self.folder = folder
+        self.folder, self._stale = folder, not resume  # whether files of the folder are replaced by the next one
         self.blocks: list[StepBlock] = []
         self._unsaved: list[StepBlock] = []
         self._groups: list[_Group] = []
@@ -218,8 +218,18 @@ class EveryStep:
 
     def _save(self, first: int, blocks: Sequence[StepBlock]) -> None:
         plain = [([key(site) for site in block.sites], block.steps, block.values) for block in blocks]
-        if self.folder is not None:
-            replace_file(self.folder / f"every-{first:09d}.pt", lambda path: torch.save(plain, path))
+        if self.folder is None:
+            return
+        place = self.folder / f"every-{first:09d}.pt"
+        replace_file(place, lambda path: torch.save(plain, path))
+        for path in self.folder.glob("every-*.pt") if self._stale else ():
+            if path != place:
+                path.unlink()
+        self._stale = False
+
+    def rewrite(self, folder: Path | None) -> None:
+        """Go on in this folder: everything recorded is saved there with what comes next, in place of what is there."""
+        self.folder, self._unsaved, self._stale = folder, list(self.blocks), True
 
     def rewind(self, step: int) -> None:
         """Forget this step and all after it."""
@@ -234,10 +244,7 @@ class EveryStep:
             self._unsaved = []
 
     def _load(self, *, resume: bool) -> None:
-        for path in sorted(self.folder.glob("every-*.pt")) if self.folder is not None else ():
-            if not resume:
-                path.unlink()
-                continue
+        for path in sorted(self.folder.glob("every-*.pt")) if self.folder is not None and resume else ():
             for sites, steps, values in torch.load(path, map_location="cpu", weights_only=True):
                 self.blocks.append(StepBlock(tuple(Site(*site) for site in sites), steps, values))
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)

@@ -2,7 +2,8 @@
 
 Errors of ours – a full disk, no memory for a measurement, hooks that somebody removed – are caught where they arise,
 each kind is noted once with its step, as a warning and in the record of the run, and what can still be measured is.
-With `strict` they are raised. Errors of the user's own code and interruptions are none of ours and always pass.
+With `strict` they are raised. Errors of the user's own code and interruptions are none of ours and always pass. Before
+the first step the same holds for a folder that cannot be used (`reaching`); misuse is raised there in any case.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from anisoscope.errors import UnusableFolder
 
 MOST_KINDS = 64  # after which kinds of faults are told apart by their type alone
 
@@ -63,6 +66,16 @@ class FaultGuard:
         except Exception as error:
             self.caught(what, error)
 
+    @contextlib.contextmanager
+    def reaching(self, what: str) -> Iterator[None]:
+        """Around the use of a run folder before the training begins: a disk is noted, a wrong argument is raised."""
+        try:
+            yield
+        except UnusableFolder as error:
+            self.caught(what, error)
+        except OSError as error:
+            self.caught(what, UnusableFolder(f"the monitor could not {what} ({error}); make room or rights."))
+
     def call(self, what: str, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of an action, None if it failed."""
         with self.catching(what):
@@ -82,7 +95,8 @@ class FaultGuard:
         if self.strict:
             raise error
         said = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {said[0] if said else ''}".rstrip(": ").removeprefix("AnisoscopeError: ")
+        reason = f"{type(error).__name__}: {said[0] if said else ''}".rstrip(": ")
+        reason = reason.removeprefix("AnisoscopeError: ").removeprefix("UnusableFolder: ")
         self.note(f"could not {what} ({reason.rstrip('.')})", type(error).__name__)
 
     def note(self, text: str, kind: str = "") -> None:

@@ -34,11 +34,12 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
-from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.monitor.description import data_entry, model_entry, shared_options
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
-from anisoscope.monitor.every_step import FILE, ROWS, EveryStep
+from anisoscope.monitor.every_step import ROWS, EveryStep
+from anisoscope.monitor.files import WRITE, MonitorFiles
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
@@ -50,7 +51,7 @@ from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
-from anisoscope.tangent.row_map import RowMap, write_map
+from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
@@ -195,30 +196,31 @@ class Monitor:
         """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         options |= {"architecture": type(self.model).__name__}
-        options |= {"probe": None if self.probe is None else self.probe.fingerprint}
-        options |= {"plan": None if self.plan is None else asdict(self.plan), "live": self.live_wanted, **self.skipped}
-        options |= {"halves": True} if self.instruments.halves else {}
-        self.options = options | ({"every_step": rows_taken} if rows_taken else {})  # those of a resumed run must agree
-        self.entry: dict[str, Any] = {"name": self.name, "architecture": type(self.model).__name__}  # in run.json
-        self.entry["stacks"] = list(self.depths)
-        targets = self.instruments.targets
-        self.entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
-        self.entry |= modality_words(self.model, list(self.depths), self.tokenizer, layout=self.layout)
-        self.entry["layers"] = max(self.depths.values())
-        self.entry |= {"measured_on": "the training batches"} if self.probe is None else {}
-        self.store = None if out is None else MonitorStore(out, resume=resume, about=self.options)
-        folder = self.store.folder.path / "state" if self.store is not None else None
+        more: dict[str, Any] = {"probe": self.probe, "live": self.live_wanted, "skipped": self.skipped}
+        more |= {"halves": self.instruments.halves, "rows_taken": rows_taken}
+        self.options = shared_options(options, self.plan, **more)
+        words: dict[str, Any] = {"layout": self.layout, "tokenizer": self.tokenizer, "probed": self.probe is not None}
+        self.entry = model_entry(self.model, self.instruments, name=self.name, **words)
+        store = None
+        if out is not None:
+            store = MonitorStore(out, resume=resume, about=self.options, waits=not self.guard.strict)
+            if store.unusable is not None:
+                self.guard.caught(WRITE, store.unusable)
+        folder = store.folder.path / "state" if store is not None else None
         run = folder.parent.name if folder is not None else ""
         self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed}
         sites, self.every, self.map = self.instruments.sites, None, None
         if rows_taken:
             i = self.instruments
-            words: dict[str, Any] = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept}
+            words = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept}
             words["report"] = partial(self.guard.caught, "follow every step")
-            self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
+            with self.guard.reaching("read the steps recorded before"):
+                self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
         if row_map and folder is not None and self.probe is not None:
             self.map = RowMap(sites=sites, folder=folder)
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
+        parts: dict[str, Any] = {"store": store, "every": self.every, "map": self.map}
+        self.files = MonitorFiles(self.guard, self.studies, self._describe, **parts)
 
     def __enter__(self) -> Monitor:
         try:
@@ -226,26 +228,37 @@ class Monitor:
         except BaseException:
             for hooks in self._hooks:
                 hooks.__exit__()
-            if self.store is not None:
-                self.store.end()
+            self.files.end()
             raise
         self._entered = True
         return self
 
     def _begin(self) -> None:
-        if self.store is not None:
-            state = self.store.newest()
-            if state is not None:
-                self._restore(state)
-                self.resumed = state["step"]
-            self.store.begin()
-            if self.store.lock.note:
-                self.instruments.note(self.store.lock.note)
+        with self.guard.reaching("read the run in its folder, which is left alone"):
+            self._resume()
+        if note := self.files.begin():
+            self.instruments.note(note)
+        with self.guard.reaching("write run.json"):
             self._describe("running")
         self._send("start", self._manifest())
         self.watch.attach()
         for hooks in self._hooks:
             hooks.__enter__()
+
+    def _resume(self) -> None:
+        """Go on from the newest state of the folder."""
+        try:
+            state = self.store.newest() if self.store is not None else None
+            if state is not None:
+                self._restore(state)
+                self.resumed = state["step"]
+        except OSError:
+            self.files.give_up()  # its results must not be replaced
+            raise
+
+    @property
+    def store(self) -> MonitorStore | None:
+        return self.files.store
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         self._entered, self._ended, self.guard.place = False, True, "the end"
@@ -259,47 +272,21 @@ class Monitor:
             status = "complete" if kind is None else "interrupted"
             entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
             self.entry["row_count"] = self.instruments.row_count
-            if self.store is not None:
-                with self.guard.catching("write its results"):
-                    self._write_end(entries, complete=kind is None)
+            self.files.write_end(lambda: self.table, self._trace, done=self.done)
+            if kind is None:
+                entries |= self.files.write_map(model=self.name, seed=self.seed, counts=self.counts)
             if kind is None and not self.done and not (self.every is not None and self.every.seen):
                 self.guard.caught("end with results", nothing_measured(self._steps, self._due, self.when))
             self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
             self.guard.call("write run.json", self._describe, status, **entries)
         finally:
-            if self.store is not None:
-                self.store.end()
-
-    def _write_end(self, entries: dict[str, Any], *, complete: bool) -> None:
-        """Write the table and what else the folder has at the end, as much of it as possible."""
-        assert self.store is not None
-        path = self.store.folder.path
-        self._recover()
-        with self.guard.catching("write the steps that wait"):
-            self.store.flush()
-        with self.guard.catching("write table.parquet"):
-            self.store.write_table(self.table, done=self.done)
-        if self.every is not None:
-            with self.guard.catching(f"write {FILE}"):
-                if len(trace := self.trace):
-                    replace_file(path / FILE, trace.write)
-        if complete and self.map is not None:
-            labels: dict[str, Any] = {"model": self.name, "seed": self.seed, "counts": self.counts}
-            with self.guard.catching("write the map of rows"):
-                entries["map"] = write_map(path, self.map, **labels)
+            self.files.end()
 
     def _describe(self, status: str, **entries: Any) -> None:
         self.guard.fresh = False
-        if self.store is not None:
-            self.store.describe(status, self.entry, warnings=self.notes, **entries, **self._data())
-
-    def _data(self) -> dict[str, Any]:
-        """The entry on the data in run.json: what was looked at, by the content of the probe or of training batches."""
-        if self.probe is not None:
-            return {"data": {"fingerprint": str(self.probe.fingerprint)}}
-        if not self.shown:
-            return {}
-        return {"data": {"fingerprint": f"{self.shown:016x}", "of": "training batches of the measured steps"}}
+        if self.store is not None and self.store.lock is not None:
+            data = data_entry(self.probe, self.shown)
+            self.store.describe(status, self.entry, warnings=self.notes, **entries, **data)
 
     def _manifest(self) -> dict[str, Any]:
         return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
@@ -313,8 +300,8 @@ class Monitor:
         studies = self.studies.values()
         still_open = any(study.frozen is not None and study.frozen.window for study in studies)
         records = [record for study in studies for record in study.finish()]
-        if self.store is not None and not still_open:  # otherwise the last state still refers to these files
-            self.store.drop_window()
+        if not still_open:  # otherwise the last state still refers to these files
+            self.files.drop_window()
         counts = self.counts if self.plan is not None else None
         if self.watch.table is not None and self.temporal.n > 1 and counts is not None:
             found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
@@ -371,6 +358,7 @@ class Monitor:
             opened.due = bool(self.when(step)) and step not in self.done
         self._due += opened.due
         if opened.due:
+            self.files.reach()
             guard.call("close the interval of the embedding table", self.watch.close)
             if self.probe is not None:
                 opened.add(guard.call("measure the probe", self._timed, self._measure_probe, step))
@@ -442,7 +430,7 @@ class Monitor:
             cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
             self.concepts += cards
             if self.store is not None:
-                self.store.write_concepts(step, cards)
+                self.store.put_concepts(step, cards)
         return found
 
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> list[Record]:
@@ -490,32 +478,8 @@ class Monitor:
         if not part:
             self.done.add(step)
             self.watch.remember(step)
-        if self.store is not None:
-            with self.guard.catching("write results; they wait in memory for the next step"):
-                self._recover()
-                self._write(step, table, part)
+        self.files.write(step, table, part, partial(self._state, step))
         self._send("write", table, step)
-
-    def _write(self, step: int, table: Table, part: str) -> None:
-        assert self.store is not None
-        if part:
-            self.store.write_part(part, table)
-            return
-        frozen = {name: study.frozen for name, study in self.studies.items()}
-        window = {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-        self.store.write_step(step, table, self._state(step), window)
-
-    def _recover(self) -> None:
-        """Write everything again if the run folder was deleted; stop writing if another process has it now."""
-        assert self.store is not None
-        try:
-            if self.store.recover():
-                self.guard.note("the run folder had been deleted; it is written again")
-                self._describe("running")
-        except AnisoscopeError:
-            self.store.end()
-            self.store = None
-            raise
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
@@ -563,8 +527,8 @@ class Monitor:
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore a state; tables of later steps are dropped."""
+        self.tables = self.store.tables(set(state["done"])) if self.store is not None else []
         self.done = set(state["done"])
-        self.tables = self.store.tables(self.done) if self.store is not None else []
         logs = [row for table in self.tables for row in table.where(kind="training").records()]
         self.logged = {(row["step"], row["metric"]) for row in logs}
         for name, study in self.studies.items():

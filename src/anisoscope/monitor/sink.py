@@ -2,22 +2,23 @@
 
 The folder is not a sink: it also holds the state that a resumed run needs. It has a table for each measured step and
 the state needed for the next one. A step counts as measured when both exist; the table is written first, so a step
-without a state is measured again and its table replaced. What could not be written is written with the next step: a
-disk that was full for a while costs nothing but the states in between.
+without a state is measured again and its table replaced. What could not be written, or was deleted, is written with the
+next step or at the end: a disk that was full for a while, or a folder that was gone, costs nothing.
 """
 
 from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, UnusableFolder
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.lock import WriterLock
 from anisoscope.results.manifest import new_manifest
@@ -51,32 +52,54 @@ def send(sinks: list[ResultSink], method: str, *args: Any) -> list[str]:
 
 
 class MonitorStore:
-    """The run folder of a monitor or a sweep; `about` are options that a resumed run must share with the first."""
+    """The run folder of a monitor or a sweep; `about` are options that a resumed run must share with the first.
+
+    With `waits`, a folder that cannot be used yet is no error: `unusable` says why, and `recover` tries again.
+    """
 
     _in_use: ClassVar[weakref.WeakValueDictionary[Path, MonitorStore]] = weakref.WeakValueDictionary()
 
-    def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any]) -> None:
+    def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any], waits: bool = False) -> None:
         self.folder, self.resume, self.about = RunFolder(Path(out)), resume, about
         self._options = _flat(json.loads(json.dumps(about, default=str)))
-        self._parts: dict[str, Table] = {}  # everything that belongs into parts/
-        self._waiting: dict[Path, Callable[[Path], Any]] = {}  # what could not be written yet
+        self._files: dict[Path, Callable[[Path], Any]] = {}  # how to write what is in memory anyway, should it be lost
+        self._waiting: dict[Path, Callable[[Path], Any] | None] = {}  # what is not written yet; None: to be deleted
+        self._ours: set[Path] = set()  # results and states of this run
+        self.lock: WriterLock | None = None
+        self.unusable: UnusableFolder | None = None
         try:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except UnusableFolder as error:
+            if not waits:
+                raise
+            self.unusable = error
+
+    def _open(self) -> None:
+        """Make the folder and take its lock; an error if it holds a run, or is in use by somebody else."""
+        path = self.folder.path
+        if self._in_use.get(path.resolve(), self) is not self:
+            raise AnisoscopeError(
+                f"{str(path)!r} is being written by another monitor of this process; end that one, or give another."
+            )
+        try:
+            if path.exists() and not path.is_dir():
+                raise AnisoscopeError(f"monitor folder {str(path)!r} is a file; give a folder.")
+            path.mkdir(parents=True, exist_ok=True)
+            lock = WriterLock(path)
+            for begun in (p for name in ("parts", "state") for p in (path / name).glob(".*")):
+                begun.unlink(missing_ok=True)  # partly written files of a killed process
         except OSError as error:
+            raise UnusableFolder.because(path, error) from error
+        if not self.resume and self._strange():
             raise AnisoscopeError(
-                f"monitor folder {str(out)!r} cannot be made ({error.strerror}); give another."
-            ) from error
-        if self.folder.path.resolve() in self._in_use:
-            raise AnisoscopeError(
-                f"{str(out)!r} is being written by another monitor of this process; end that one, or give another."
+                f"{str(path)!r} holds a monitored run; say resume=True to go on with it, or give another."
             )
-        self.lock = WriterLock(self.folder.path)
-        for path in (p for name in ("parts", "state") for p in (self.folder.path / name).glob(".*")):
-            path.unlink(missing_ok=True)  # partly written files of a killed process
-        if not resume and (self._states() or list((self.folder.path / "parts").glob("step-*.parquet"))):
-            raise AnisoscopeError(
-                f"{str(out)!r} holds a monitored run; say resume=True to go on with it, or give another."
-            )
+        self.lock, self.unusable = lock, None
+
+    def _strange(self) -> list[Path]:
+        """Results and states in the folder that are not of this run."""
+        found = [*self._states().values(), *(self.folder.path / "parts").glob("step-*.parquet")]
+        return [path for path in found if path not in self._ours]
 
     def begin(self) -> None:
         """Call when a monitor begins to measure: no other of this process may write here until `end`."""
@@ -85,36 +108,48 @@ class MonitorStore:
     def end(self) -> None:
         if self._in_use.get(self.folder.path.resolve()) is self:
             del self._in_use[self.folder.path.resolve()]
-        self.lock.release()
+        if self.lock is not None:
+            self.lock.release()
 
-    def recover(self) -> bool:
-        """Whether the folder was deleted in the meantime; if so, everything is written again with the next step.
+    def recover(self) -> str:
+        """What happened to the folder since the last call, in words; empty if it is as it was.
 
-        An error if another process has begun a run in its place.
+        Where it was deleted, or could not be used until now, everything is written again with the next step. An error
+        if another run has begun in its place, or if it still cannot be used.
         """
-        if not self.lock.renew():
-            return False
-        for name, table in self._parts.items():
-            self._waiting[self.folder.part_path(name)] = self._part_writer(table)
-        return True
+        if self.lock is None:
+            self._open()
+            happened = "the run folder can be used now; everything measured so far is written"
+        elif self.lock.renew():
+            happened = "the run folder had been deleted; it is written again"
+        else:
+            return ""
+        if self._strange():
+            raise AnisoscopeError(f"{str(self.folder.path)!r} holds another run by now; nothing more is written there.")
+        self._waiting |= self._files
+        return happened
 
-    def write_part(self, name: str, table: Table) -> None:
-        """Write a part of the table, after those that could not be written before."""
-        self._parts[name] = table
-        self._write(self.folder.part_path(name), self._part_writer(table))
+    def put_part(self, name: str, table: Table) -> None:
+        """A part of the table, to be written by `flush`."""
+        self._put(self.folder.part_path(name), self._part_writer(table))
 
     def _part_writer(self, table: Table) -> Callable[[Path], Any]:
         return lambda path: self.folder.write_part_to(path, table)
 
-    def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
-        self._waiting[path] = write
-        self.flush()
+    def _put(self, path: Path, write: Callable[[Path], Any]) -> None:
+        self._files[path] = self._waiting[path] = write
+        self._ours.add(path)
 
     def flush(self) -> None:
-        """Write what waits; what fails again goes on waiting, and raises."""
-        for path, write in list(self._waiting.items()):
-            replace_file(path, write)
+        """Write what waits, the state last, since it counts on the rest; what fails goes on waiting, and raises."""
+        for path, write in sorted(self._waiting.items(), key=lambda item: _is_state(item[0])):
+            if write is None:
+                path.unlink(missing_ok=True)
+            else:
+                replace_file(path, write)
             del self._waiting[path]
+        for _, old in sorted(self._states().items())[:-3]:  # keep three: a training may resume from an older checkpoint
+            old.unlink()
 
     def describe(self, status: str, model: Mapping[str, Any], **more: Any) -> None:
         """Write run.json, unless the folder is that of `anisoscope train`, which writes its own."""
@@ -135,13 +170,28 @@ class MonitorStore:
 
         States are numbered by step, or by `number` if steps may come in another order.
         """
-        if window is not None and any(found is not None for found in window.values()):
-            self._waiting[self.folder.path / "state" / f"window-{step:09d}.pt"] = lambda path: torch.save(window, path)
-        self.write_part(f"step-{step:09d}", table)
+        self.put_part(f"step-{step:09d}", table)
+        self.put_state(step, state, window, number=number)
+        self.flush()
+
+    def put_state(self, step: int, state: dict[str, Any], window: Any = None, *, number: int | None = None) -> None:
+        """The state after a step, and its moments for an open window, to be written by `flush`.
+
+        Only the newest state is held: with it the earlier ones are of no use that were not written.
+        """
+        self.keep_window(step, window)
+        for files in (self._files, self._waiting):
+            for old in filter(_is_state, list(files)):
+                del files[old]
+        state = {**state, "about": self._options}
         name = f"step-{step if number is None else number:09d}.pt"
-        replace_file(self.folder.path / "state" / name, lambda p: torch.save({**state, "about": self._options}, p))
-        for _, old in sorted(self._states().items())[:-3]:  # keep three: a training may resume from an older checkpoint
-            old.unlink()
+        self._put(self.folder.path / "state" / name, lambda path: torch.save(state, path))
+
+    def keep_window(self, step: int, window: Mapping[str, Any] | None) -> None:
+        """Write the moments of a step inside an open window with what waits."""
+        if window is not None and any(found is not None for found in window.values()):
+            path = self.folder.path / "state" / f"window-{step:09d}.pt"
+            self._waiting[path] = lambda path: torch.save(window, path)  # too large to hold once the window is closed
 
     def window(self, steps: list[int]) -> dict[int, dict[str, Any]]:
         """The moments of these steps, saved for an open window."""
@@ -158,9 +208,14 @@ class MonitorStore:
 
     def rewind(self, done: set[int]) -> None:
         """Delete the states of steps that are to be measured again."""
-        for step, path in self._states().items():
-            if step not in done:
-                path.unlink()
+        self._delete(path for step, path in self._states().items() if step not in done)
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self._files.pop(path, None)
+            self._waiting[path] = None
+        if self.lock is not None:
+            self.flush()
 
     def drop_window(self) -> None:
         """Delete the moments of the window once it is closed.
@@ -170,12 +225,13 @@ class MonitorStore:
         """
         about = self.folder.about()
         if about.get("kind") != "training" or about.get("status") == "complete":
-            for path in (self.folder.path / "state").glob("window-*.pt"):
-                path.unlink()
+            self._waiting = {path: write for path, write in self._waiting.items() if not _is_window(path)}
+            self._delete((self.folder.path / "state").glob("window-*.pt"))
 
     def newest(self) -> dict[str, Any] | None:
         """The newest state to resume from, or None; an error if its options differ."""
         states = self._states() if self.resume else {}
+        self._ours.update(self._strange() if self.resume else ())  # they are gone on with
         if not states:
             return None
         found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
@@ -192,32 +248,52 @@ class MonitorStore:
     def tables(self, done: set[int]) -> list[Table]:
         """The tables of these steps; tables of other steps are newer than the state and are deleted."""
         found: list[tuple[int, bool, Path]] = []
+        newer: list[Path] = []
         for path in sorted((self.folder.path / "parts").glob("*.parquet")):
             name, _, number = path.stem.partition("-")
             if number.isdigit() and int(number) in done:
                 found.append((int(number), name != "step", path))  # measured before logged
             else:
-                path.unlink()
-        self._parts = {path.stem: Table.read(path) for _, _, path in sorted(found)}
-        self._waiting.clear()
-        return list(self._parts.values())
+                newer.append(path)
+        tables = {path: Table.read(path) for _, _, path in sorted(found)}
+        cards = {path: path.read_bytes() for step, path in self._card_paths().items() if step in done}
+        self._files = {path: self._part_writer(table) for path, table in tables.items()}
+        self._files |= {path: partial(_write_bytes, content=text) for path, text in cards.items()}
+        self._waiting = {path: None for path, write in self._waiting.items() if write is None}
+        self._delete(newer)
+        return list(tables.values())
 
-    def write_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
-        """Write the cards of one step; `write_table` joins them into concepts.json."""
+    def _card_paths(self) -> dict[int, Path]:
+        paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
+        return {int(path.stem.partition("-")[2]): path for path in paths}
+
+    def put_concepts(self, step: int, cards: list[dict[str, Any]]) -> None:
+        """The cards of one step, to be written by `flush`; `write_table` joins them into concepts.json."""
         text = json.dumps(cards, ensure_ascii=False, allow_nan=False, default=str)
         if cards:
             path = self.folder.path / "parts" / f"concepts-{step:09d}.json"
-            self._write(path, lambda p: p.write_text(text + "\n", encoding="utf-8"))
+            self._put(path, partial(_write_bytes, content=f"{text}\n".encode()))
 
     def write_table(self, table: Table, *, done: set[int]) -> None:
         """Write all results in one table, in an order that does not depend on interruptions, and concepts.json."""
         if not len(table):
             return
         self.folder.write_table(in_order(table))
-        paths = sorted((self.folder.path / "parts").glob("concepts-*.json"))
-        measured = (path for path in paths if int(path.stem.partition("-")[2]) in done)
+        measured = (path for step, path in self._card_paths().items() if step in done)
         if all_cards := [card for path in measured for card in json.loads(path.read_text(encoding="utf-8"))]:
             self.folder.write_json("concepts.json", all_cards)
+
+
+def _is_state(path: Path) -> bool:
+    return path.parent.name == "state" and path.name.startswith("step-")
+
+
+def _is_window(path: Path) -> bool:
+    return path.parent.name == "state" and path.name.startswith("window-")
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def in_order(table: Table) -> Table:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, UnusableFolder
 
 LOCK = "lock.json"
 BEAT = 20.0  # seconds between signs of life of a writer
@@ -183,8 +183,7 @@ def _claim(folder: Path) -> str:
             if _put_aside(path, owner):
                 note = f"the lock of {_words(owner)} was taken over: {why}"
     except OSError as error:
-        why = error.strerror or str(error)
-        raise AnisoscopeError(f"run folder {str(folder)!r} cannot be written ({why}); give another.") from error
+        raise UnusableFolder.because(folder, error) from error
     raise AnisoscopeError(f"several processes want to write into {str(folder)!r}; give each a folder of its own.")
 
 

@@ -296,7 +296,7 @@ class Sweeper:
         done = {k: e for k, e in self.entries.items() if not any(map(integrity.is_lost, e["flags"]))}
         state = {"step": key, "done": sorted(self.tables), "entries": done, "words": self.words}
         state |= {"kept": self.kept, "examiner": self.measurer.state()}
-        self.store.write_concepts(key, [{"model": name, **card} for card in found.cards])
+        self.store.put_concepts(key, [{"model": name, **card} for card in found.cards])
         self.store.write_step(key, self.tables[key], state, self.measurer.window(key), number=self.kept)
         self._write_about()
 

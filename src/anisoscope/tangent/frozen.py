@@ -142,8 +142,8 @@ class FrozenProxies:
         return {
             "rank": self.rank,
             "window": sorted(self.window),  # their moments are large and are saved in separate files
-            "pool": {fitting.key(site): parts for site, parts in self.pool.items()},
-            "folds": {fitting.key(site): parts for site, parts in self.folds.items()},
+            "pool": {fitting.key(site): list(parts) for site, parts in self.pool.items()},
+            "folds": {fitting.key(site): list(parts) for site, parts in self.folds.items()},
             **{
                 f"{coordinates}{name}": {
                     self._saved_name(label): found

@@ -30,6 +30,7 @@ from anisoscope.tangent.proxy import key
 KINDS = ("embed", "resid", "stage", "final")
 AXES = ("x", "y", "z")
 DENSE = 1024  # widths up to this have all their eigenvectors computed
+HELD = 64 << 20  # bytes of rows that stay in memory though they are in the folder, should it be deleted
 Kept = dict[str, Tensor]  # of one site at one step: rows, scale, hash, position, token, group
 
 
@@ -69,7 +70,8 @@ class RowMap:
         self.groups: list[str] = []
         self.words: dict[int, str] = {}  # tokens as text
         self._open: dict[Site, Sample] = {}
-        self._steps: dict[int, dict[Site, Kept] | None] = {}  # None = in the folder
+        self._steps: dict[int, dict[Site, Kept] | None] = {}  # None = in the folder alone
+        self._unsaved: set[int] = set()  # steps that are not in the folder yet
         self._axes: dict[Site, Axes] = {}
 
     @torch.inference_mode(False)  # rows outlive the forward pass, so they must be ordinary tensors
@@ -102,10 +104,37 @@ class RowMap:
             fresh = {int(t) for found in kept.values() for t in found["token"]} - set(self.words)
             self.words |= {token: decode([token]) if token >= 0 else "" for token in sorted(fresh)}
         self._steps[step] = kept
-        if self.folder is not None:
-            parts = {"groups": self.groups, "sites": [(key(site), found) for site, found in kept.items()]}
-            replace_file(self._path(step), lambda path: torch.save(parts, path))
+        self._unsaved.add(step)
+        self.save()
+
+    def save(self) -> None:
+        """Write the steps that are not in the folder yet; what fails is written with the next."""
+        if self.folder is None:
+            return
+        for step in sorted(self._unsaved):
+            sites = [(key(site), found) for site, found in (self._steps[step] or {}).items()]
+            parts = {"groups": self.groups, "sites": sites}
+            replace_file(self._path(step), lambda path, parts=parts: torch.save(parts, path))  # type: ignore[misc]
+            self._unsaved.discard(step)
+        held = {step: _size(kept) for step, kept in self._steps.items() if kept is not None}
+        for step in sorted(held):
+            if sum(held.values()) <= HELD:
+                break
             self._steps[step] = None
+            del held[step]
+
+    def rewrite(self, folder: Path | None) -> int:
+        """Go on in this folder, where nothing is yet; returns how many steps are lost, since memory has them no more.
+
+        Without a folder, steps stay in memory.
+        """
+        self.folder, before = folder, len(self._steps)
+        self._steps = {step: kept for step, kept in self._steps.items() if kept is not None or self._is_saved(step)}
+        self._unsaved = {step for step, kept in self._steps.items() if kept is not None}
+        return before - len(self._steps)
+
+    def _is_saved(self, step: int) -> bool:
+        return self.folder is not None and self._path(step).is_file()
 
     def drop(self) -> None:
         """Forget the rows since the last step: the pass that they came from failed."""
@@ -117,18 +146,19 @@ class RowMap:
 
     def state(self) -> dict[str, Any]:
         """The state for resuming; rows saved in the folder are not part of it."""
-        inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in self._steps.items() if kept}
+        unsaved = {step: kept for step in self.steps if step in self._unsaved and (kept := self._steps[step])}
+        inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in unsaved.items()}
         return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
 
     def load(self, state: Mapping[str, Any]) -> RowMap:
         """Restore a state; steps whose rows are missing are left out."""
         inside = state.get("inside", {})
         self.groups, self.words = list(state.get("groups", ())), dict(state.get("words", {}))
-        self._open, self._axes, self._steps = {}, {}, {}
+        self._open, self._axes, self._steps, self._unsaved = {}, {}, {}, set(inside)
         for step in state["steps"]:
             if step in inside:
                 self._steps[step] = {Site(*place): kept for place, kept in inside[step]}
-            elif self.folder is not None and self._path(step).is_file():
+            elif self._is_saved(step):
                 self._steps[step] = None
         return self
 
@@ -211,6 +241,10 @@ def _kept(sample: Sample) -> Kept:
     scale = finite.abs().max() if len(finite) and bool(finite.any()) else torch.tensor(1.0, dtype=torch.float64)
     labels = {name: sample.label(name).clone() for name in ("hash", "position", "token", "group")}
     return {"rows": (x / scale).half(), "mean": mean, "scale": scale.clone(), **labels}
+
+
+def _size(sites: Mapping[Site, Kept]) -> int:
+    return sum(x.numel() * x.element_size() for kept in sites.values() for x in kept.values())
 
 
 def _rows(kept: Kept) -> Tensor:

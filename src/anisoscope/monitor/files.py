@@ -1,0 +1,127 @@
+"""What a monitor writes into its run folder, and what it does where the folder is lost, full or not to be used yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anisoscope.errors import AnisoscopeError, UnusableFolder
+from anisoscope.monitor.every_step import FILE, EveryStep
+from anisoscope.monitor.guard import FaultGuard
+from anisoscope.monitor.sink import MonitorStore
+from anisoscope.results.folder import replace_file
+from anisoscope.results.query import Table
+from anisoscope.tangent.row_map import RowMap, write_map
+from anisoscope.tangent.tangent_study import TangentStudy
+
+WRITE = "write results; they wait in memory for the next step"
+
+
+@dataclass
+class MonitorFiles:
+    """The files of a monitored run; without a store nothing is written and everything stays in memory."""
+
+    guard: FaultGuard
+    studies: Mapping[str, TangentStudy]
+    describe: Callable[[str], None]  # writes run.json with a status
+    store: MonitorStore | None = None
+    every: EveryStep | None = None
+    map: RowMap | None = None
+
+    def begin(self) -> str:
+        """Call when the monitor begins to measure; returns a note, if there is one."""
+        if self.store is None:
+            return ""
+        self.store.begin()
+        if self.store.lock is None:
+            self._go_on_in(None)
+            return ""
+        return self.store.lock.note
+
+    def end(self) -> None:
+        if self.store is not None:
+            self.store.end()
+
+    def reach(self) -> bool:
+        """Whether the folder can be written now: made again where it was deleted; given up if others have it."""
+        with self.guard.catching(WRITE):
+            self._recover()
+            return self.store is not None
+        return False
+
+    def _recover(self) -> None:
+        if self.store is None:
+            return
+        try:
+            happened = self.store.recover()
+        except UnusableFolder:
+            raise  # it is tried again
+        except AnisoscopeError:
+            self.give_up()
+            raise
+        if happened:
+            lost = self._go_on_in(self.store.folder.path / "state")
+            gone = f", but for the rows of {lost} earlier steps on the map" if lost else ""
+            self.guard.note(f"{happened}{gone}")
+            self.describe("running")
+
+    def give_up(self) -> None:
+        """Results stay in memory alone from now on."""
+        self.end()
+        self.store = None
+        self._go_on_in(None)
+
+    def _go_on_in(self, folder: Path | None) -> int:
+        """Have everything that is in memory saved in this folder; returns how many steps the map has lost."""
+        frozen = [study.frozen for study in self.studies.values() if study.frozen is not None]
+        for step in sorted({step for proxies in frozen for step in proxies.window}):
+            if folder is not None and self.store is not None:
+                self.store.keep_window(step, self._window(step))
+        if self.every is not None:
+            self.every.rewrite(folder)
+        return self.map.rewrite(folder) if self.map is not None else 0
+
+    def _window(self, step: int) -> dict[str, Any]:
+        """The moments of a step inside an open window, by study."""
+        frozen = {name: study.frozen for name, study in self.studies.items()}
+        return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+
+    def write(self, step: int, table: Table, part: str, state: Callable[[], dict[str, Any]]) -> None:
+        """Write the table of a measured step and the state after it, or a later part of the table."""
+        if self.store is None:
+            return
+        with self.guard.catching(WRITE):
+            self.store.put_part(part or f"step-{step:09d}", table)
+            if not part:
+                self.store.put_state(step, state(), self._window(step))
+        if self.reach():
+            with self.guard.catching(WRITE):
+                self.store.flush()
+
+    def drop_window(self) -> None:
+        """Delete the moments of a window that is closed."""
+        if self.store is not None:
+            self.guard.call("delete the moments of the window", self.store.drop_window)
+
+    def write_end(self, table: Callable[[], Table], trace: Callable[[], Table], *, done: set[int]) -> None:
+        """Write the table and what else the folder has at the end, as much of it as possible."""
+        if self.store is None or not self.reach():
+            return
+        with self.guard.catching("write the steps that wait"):
+            self.store.flush()
+        with self.guard.catching("write table.parquet"):
+            self.store.write_table(table(), done=done)
+        if self.every is not None:
+            with self.guard.catching(f"write {FILE}"):
+                if len(found := trace()):
+                    replace_file(self.store.folder.path / FILE, found.write)
+
+    def write_map(self, **labels: Any) -> dict[str, Any]:
+        """Write the map of rows at the end of a complete run; returns its entry of run.json."""
+        if self.store is None or self.map is None or self.store.lock is None:
+            return {}
+        self.guard.call("keep rows for the map", self.map.save)
+        found = self.guard.call("write the map of rows", write_map, self.store.folder.path, self.map, **labels)
+        return {"map": found} if found is not None else {}
