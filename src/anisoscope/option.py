@@ -9,7 +9,7 @@ before the help is printed, so it and the modules with configurations import no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -102,6 +102,15 @@ def numbers(kind: type, example: str) -> Callable[[str, str], tuple[Any, ...]]:
             raise AnisoscopeError(f"{option} is {text!r}; expected {expected} such as {example}.") from error
 
     return parse
+
+
+def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
+    """One seed or several.
+
+    >>> seeds_of(1), seeds_of([1, 2]), seeds_of(())
+    ((1,), (1, 2), ())
+    """
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def check_least(config: Any, least: Mapping[str, float]) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate"
 from transformers import TrainerCallback
 
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch
+from anisoscope.errors import UnusableFolder
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.integrations.lightning import MonitorCallback as LightningCallback
 from anisoscope.monitor.guard import MonitorWarning
@@ -27,7 +28,7 @@ from anisoscope.tangent.tangent_study import TangentStudy
 from support.trainings import fit, gpt2, hooks_of, make_trainer, monitor_options, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore::anisoscope.monitor.guard.MonitorWarning")
-FAULTS = ["memory", "hook", "gradient hook", "disk", "deleted", "cleared", "saving"]
+FAULTS = ["memory", "hook", "gradient hook", "disk", "unusable", "deleted", "cleared", "saving"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,12 @@ def install(fault: str, patch: pytest.MonkeyPatch) -> None:
     places |= {"gradient hook": (MicroBatch, "receive"), "saving": (Monitor, "_state")}
     if fault in places:
         patch.setattr(*places[fault], fails)
+    if fault == "unusable":  # from the beginning
+
+        def refused(folder: Path) -> Any:
+            raise UnusableFolder.because(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+
+        patch.setattr("anisoscope.monitor.sink.WriterLock", refused)
     if fault == "disk":
 
         def full(handle: int) -> None:

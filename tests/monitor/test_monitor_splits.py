@@ -37,7 +37,7 @@ def test_halves_of_different_splits_are_independent_and_the_first_is_as_ever() -
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-masked"])
 def test_a_split_is_what_a_run_with_these_halves_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_split = measured(name, probe_of(name), splits=(SPLIT,))
+    with_split = measured(name, probe_of(name), split=(SPLIT,))
     plain = measured(name, probe_of(name))
     kept = [row for row in with_split.records() if "split=" not in row["variant"]]
     assert [row["value"] for row in kept] == pytest.approx([r["value"] for r in plain.records()], nan_ok=True, rel=0)
@@ -69,14 +69,14 @@ def test_energy_of_a_split_by_hand() -> None:
     basis = torch.linalg.svd(fit - fit.mean(0), full_matrices=False).Vh[:4].T
     G = torch.cat([rows for rows, tested in zip(g, test, strict=True) if tested])
     wanted = float((G @ basis).square().sum() / G.square().sum())
-    table = measured("gpt2", probe_of("gpt2"), splits=(SPLIT,))
+    table = measured("gpt2", probe_of("gpt2"), split=SPLIT)
     where = {"metric": "gradient_energy", "layer": 2, "kind": "resid", "group": ""}
     assert table.value(**where, variant=f"{MAIN};split={SPLIT}") == pytest.approx(wanted, rel=1e-6)
 
 
 def test_training_batches_have_splits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"plan": PLAN, "metrics": "tangent", "live": True}
-    _, _, both = trained("gpt2", {**options, "splits": (SPLIT,)}, steps=1)
+    _, _, both = trained("gpt2", {**options, "split": SPLIT}, steps=1)
     monkeypatch.setattr(step_capture, "half_of", lambda contexts: half_of(contexts, split=SPLIT))
     _, _, only = trained("gpt2", options, steps=1)
     found = energies(both.table, str(SPLIT))
@@ -89,7 +89,7 @@ def test_a_split_without_one_half_is_noted_and_left_out() -> None:
     few = {name: value[chosen] for name, value in probe_of("gpt2").items()}
     hashes = original_contexts(few)
     lacking = next(s for s in range(1, 99) if len(half_of(hashes, split=s).unique()) < 2)
-    monitor = build(probe=few, splits=(lacking,))
+    monitor = build(probe=few, split=lacking)
     with monitor, monitor.step(0):
         pass
     assert not energies(monitor.table, str(lacking))

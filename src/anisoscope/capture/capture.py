@@ -217,7 +217,7 @@ class Capture:
         self._stack.close()
         for module in self.model.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for number in [number for number, act in hooks.items() if id(act) in acts]:
+                for number in [number for number, act in hooks.items() if id(act) in acts or act is _do_nothing]:
                     del hooks[number]
         self._hooked.clear()
         self._passes.clear()
@@ -257,7 +257,7 @@ class Capture:
     def _hook(self, path: str, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
         """Register a hook until exit; if the capture may be idle, it is kept out of the graph of torch.compile."""
         module, act = self.model.get_submodule(path), self._shielded(act)
-        act = act if self.idle is None else torch.compiler.disable(_only_of(module, act))
+        act = act if self.idle is None else ModuleHook(module, torch.compiler.disable(act))
         if before:
             handle = module.register_forward_pre_hook(act, with_kwargs=True)
         else:
@@ -427,14 +427,25 @@ class Capture:
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
 
 
-def _only_of(module: nn.Module, act: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of one module: copies of the module, such as averaged weights, have copies of its hooks."""
+class ModuleHook:
+    """A hook of one module; in copies and pickles of it, such as averaged weights, it does nothing."""
 
-    @functools.wraps(act)
-    def here(called: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return act(called, *args, **kwargs) if called is module else None
+    def __init__(self, module: nn.Module, act: Callable[..., Any]) -> None:
+        self.module, self.act = module, act
 
-    return here
+    def __call__(self, called: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.act(called, *args, **kwargs) if called is self.module else None
+
+    def __reduce__(self) -> Any:
+        return _left_behind, ()
+
+
+def _left_behind() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """The hook of a copy."""
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:

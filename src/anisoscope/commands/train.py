@@ -70,7 +70,7 @@ def train(
         flag = f"--{idle[0].replace('_', '-')}"
         raise AnisoscopeError(f"{flag} does nothing with --monitor none, which measures nothing; leave it out.")
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
-    watch |= {"splits": numbers(int, "1,2")(split, "--split")} if split is not None else {}
+    watch |= {"split": numbers(int, "1,2")(split, "--split")} if split is not None else {}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json
     watch |= {"frozen_window": frozen_window} if frozen_window is not None else {}
     flags = {"weighted_gradients": weighted_gradients, "standardised": standardised}

@@ -83,7 +83,8 @@ class Follower:
         self.monitor.__enter__()
         self.running = True
         if resume and saved is not None and (saved / SAVED).is_file():
-            self.monitor.load(saved)
+            with self.monitor.guard.reaching("read its state in the checkpoint"):
+                self.monitor.load(saved)
         elif resume and self.monitor.resumed < step:  # updates of the embeddings in between were not observed
             self.monitor.watch.before = self.monitor.watch.decay = None
 

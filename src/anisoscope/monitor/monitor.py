@@ -46,7 +46,7 @@ from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_
 from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
-from anisoscope.option import Progress
+from anisoscope.option import Progress, seeds_of
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
@@ -67,7 +67,7 @@ class Monitor:
     `frozen_window` is what the frozen proxy is fitted on: `checkpoints:0.3`, the first three tenths of the measured
     steps, or `steps:0.3`, those of all steps. If it is not known in advance which steps are measured (no `total_steps`,
     or `when` is a function), moments of all of them are kept until the end, of 64 at most.
-    `splits` are seeds of further splits of the contexts into halves to fit and to test: energies of their own rows.
+    `split=1`, or several as (1, 2): energies also for other splits of the contexts to fit and to test, by seed.
     `constant_loss` is what a model that learned must beat on the probe (`monitor.held_out`): the loss of the best
     constant prediction as a number, or how often each target occurs in the training data [V], or a function of a batch
     of the probe that returns the constant's loss on each context; default: `counts`, where the outputs are tokens.
@@ -101,7 +101,7 @@ class Monitor:
         plan: TangentPlan | None = None,
         rank: int | None = None,
         frozen_window: str | None = None,
-        splits: Sequence[int] = (),
+        split: int | Sequence[int] = (),
         layers: Sequence[int] | None = None,
         counts: Tensor | None = None,
         tokenizer: Any = None,
@@ -137,8 +137,8 @@ class Monitor:
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
-        if splits and self.plan is not None:
-            self.plan = replace(self.plan, splits=tuple(splits))
+        if (splits := seeds_of(split)) and self.plan is not None:
+            self.plan = replace(self.plan, splits=splits)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))

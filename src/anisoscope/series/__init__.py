@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle
+from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle, seeds_of
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -83,6 +83,7 @@ class SweepConfig:
         from anisoscope.series.discovery import refuse_training_run
         from anisoscope.tangent.plan import GEOMETRY
 
+        object.__setattr__(self, "split", seeds_of(self.split))  # in Python one seed may be given as it is
         check_known("preset", self.preset, GEOMETRY)
         check_least(self, _LEAST)
         check_most(self, {"draws": 100_000})

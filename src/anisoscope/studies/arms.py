@@ -67,7 +67,7 @@ def training_monitor(
     when: str = "log",
     monitor: str = "standard",
     rank: int | None = None,
-    splits: Sequence[int] = (),
+    split: Sequence[int] = (),
     contexts: int = 96,
     halves: bool = False,
     clean: bool = False,
@@ -89,7 +89,7 @@ def training_monitor(
     together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
     batches = stream.probe_batches(contexts, batch_size=together)
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
-    options |= {"metrics": monitor, "rank": rank, "splits": splits, "name": name or training.arm, "seed": training.seed}
+    options |= {"metrics": monitor, "rank": rank, "split": split, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
     options["strict"] = True  # this training is ours: it goes on with --resume, and its table is to be whole
     options |= {"frozen_window": frozen_window}
