@@ -1,7 +1,7 @@
-"""What a training loop may do to a model under a monitor: its weights are those of an unmonitored training, bit for bit.
+"""What a training loop may do to a model under a monitor: its weights are those without a monitor, bit for bit.
 
-Everything in `HOSTILE` is done in the middle of a run, with and without a monitor. No error of ours reaches the loop, the
-code after `with` runs, and afterwards the model carries no hook.
+Everything in `HOSTILE` is done in the middle of a run, with and without a monitor. No error of ours reaches the loop,
+the code after `with` runs, and afterwards the model carries no hook.
 """
 
 from __future__ import annotations
