@@ -57,6 +57,14 @@ def test_rows_give_the_same_numbers_however_they_are_kept() -> None:
         assert one["value"] == pytest.approx(other["value"], rel=1e-10)
 
 
+def test_saving_few_wide_rows_makes_no_matrix_of_them() -> None:
+    rows = torch.randn(30, 100, generator=torch.Generator().manual_seed(0))
+    moments = Moments().update(rows)
+    again = Moments.load(moments.state())
+    assert moments.thin and again.thin and sum(x.numel() for x in moments.state().values()) <= rows.numel() + 1
+    torch.testing.assert_close(again.scatter, Moments().update(rows).scatter)
+
+
 def test_the_spectrum_of_the_metrics_is_the_one_that_is_saved() -> None:
     bank = _fed(torch.randn(90, 40, generator=torch.Generator().manual_seed(0)))
     (stats,) = bank.sites.values()

@@ -217,13 +217,20 @@ def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amo
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
         width, rows = shape.width, amount.rows(shape)
-        if Moments in wanted:
+        if Moments in wanted and _thin(shape, rows):
+            total += rows * width * 4
+        elif Moments in wanted:
             total += folds * shape.heads * width * width * 8
             total += min(rows, folds * width) // 2 * shape.heads * width * 4
         if Sample in wanted:
             total += int(1.2 * min(plan.sample_size, rows)) * width * shape.heads * 4
         total += FOLDS * 2 * 8 * shape.heads * width * 8
     return total
+
+
+def _thin(shape: SiteShape, rows: int) -> bool:
+    """Whether moments are kept as rows, of which there are no more than columns, and measured by their Gram matrix."""
+    return shape.heads == 1 and rows <= shape.width
 
 
 def record_count(sites: Sequence[Site], shapes: Shapes, requests: Sequence[Request]) -> int:
@@ -238,13 +245,16 @@ def record_count(sites: Sequence[Site], shapes: Shapes, requests: Sequence[Reque
 def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
     """Bytes that evaluating the metrics of the widest site takes beside the bank; factors were measured.
 
-    24 d×d matrices in float64 (moments without each fold, their spectra) and 7 copies of the sampled rows.
+    24 d×d matrices in float64 (moments without each fold, their spectra), or the Gram matrix of few rows, a part of it
+    and the solver's copy; and 7 copies of the sampled rows.
     """
     most = 0
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
-        matrices = 24 * shape.width**2 * 8 if Moments in wanted else 0
-        sampled = 7 * min(plan.looked_at, amount.rows(shape)) * shape.width * 4 if Sample in wanted else 0
+        rows = amount.rows(shape)
+        matrices = 3 * rows**2 * 8 if _thin(shape, rows) else 24 * shape.width**2 * 8
+        matrices = matrices if Moments in wanted else 0
+        sampled = 7 * min(plan.looked_at, rows) * shape.width * 4 if Sample in wanted else 0
         most = max(most, matrices + sampled)
     return _WORKSPACE + most
 

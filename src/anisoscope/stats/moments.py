@@ -160,12 +160,16 @@ class Moments:
         return self if self.width > _WIDE or self.thin else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
+        if self._pending and self.thin:  # as rows, so that a save makes no d×d matrix of them
+            return {"n": torch.tensor(self.n), "rows": torch.cat([rows.gathered() for rows in self._pending])}
         self._fold()
         n = {"n": torch.tensor(self._n)}
         return n if self._mean is None else {**n, "mean": self._mean, "scatter": self._scatter}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Moments:
+        if "rows" in state:
+            return cls().update(state["rows"])
         return cls(int(state["n"]), state["mean"], state["scatter"]) if int(state["n"]) else cls()
 
     def _fold(self) -> None:
