@@ -55,11 +55,13 @@ def test_the_long_table_is_narrowed(command: Command, plain: RunFolder) -> None:
     ("steps", "columns"), [((0, 7), ["model", "step", "layer"]), ((0,), ["model", "layer", "kind"])]
 )
 def test_several_steps_can_be_told_apart(
-    steps: tuple[int, ...], columns: list[str], capsys: pytest.CaptureFixture[str]
+    steps: tuple[int, ...], columns: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = {"model": "m", "layer": 1, "kind": "resid", "metric": "average_cosine", "value": 0.5, "seed": 0}
-    table = Table.from_records([{**place, "step": step} for step in steps])
-    print_run(table, {"status": "complete"}, form="table", wanted={}, heads=False)
+    run = RunFolder(tmp_path)
+    run.write_table(Table.from_records([{**place, "step": step} for step in steps]))
+    run.write_about({"status": "complete"})
+    print_run(run, form="table", wanted={}, heads=False)
     assert capsys.readouterr().out.split()[:3] == columns
 
 

@@ -229,9 +229,12 @@ def test_a_metric_is_described_by_its_docstring() -> None:
     assert "Dimension" in str(anisoscope.two_nn.__doc__)
 
 
-def test_few_wide_rows_are_measured_by_their_gram_matrix_as_by_their_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "mean"), [(200, 0.5), (500, 0.5), (200, 1e4)])
+def test_few_wide_rows_are_measured_by_their_gram_matrix_as_by_their_scatter(
+    count: int, mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scale = torch.linspace(0.1, 3.0, 600)
-    rows = torch.randn(200, 600, generator=torch.Generator().manual_seed(0)) * scale + 0.5
+    rows = torch.randn(count, 600, generator=torch.Generator().manual_seed(0)).double() * scale + mean
     made: list[int] = []
     take = Moments._take
     monkeypatch.setattr(Moments, "_take", lambda self, x: made.append(len(x)) or take(self, x))

@@ -63,6 +63,7 @@ class Rows:
     site: Site
     x: Tensor
     index: Index
+    lasting: bool = False  # nobody will change x, so that it may be kept without a copy
 
 
 @dataclass(frozen=True)

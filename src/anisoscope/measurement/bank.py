@@ -303,6 +303,7 @@ class SiteStats:
     bad: Counter[Cell] = field(default_factory=Counter)  # rows that are not finite
     heads: int = 0
     width: int = 0
+    spectrum: Tensor | None = None  # of all rows, once metrics have had it computed; see `mean_spectrum`
 
     @property
     def non_finite(self) -> int:
@@ -385,6 +386,7 @@ class Bank:
 
     def _add_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
         site = self._sites.setdefault(rows.site, SiteStats())
+        site.spectrum = None
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         site.contexts.update(split.contexts)
         if rows.x.dtype is torch.float64 or not bool(total.isfinite()):  # it may overflow although all rows are finite
@@ -392,12 +394,16 @@ class Bank:
             if not bool(good.all()):
                 site.bad.update({key: int((~good[cell_rows]).sum()) for key, cell_rows in split.cells})
                 finite = good.nonzero().squeeze(1)
-                rows = Rows(rows.site, rows.x[finite.to(rows.x.device)], rows.index.taken(finite))
+                rows = replace(rows, x=rows.x[finite.to(rows.x.device)], index=rows.index.taken(finite))
                 split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
         if Moments in wanted:
-            for number, (key, _) in enumerate(split.cells):
-                site.stat(key, Moments).update(split.pick(rows.x, number))
+            for number, (key, at) in enumerate(split.cells):
+                moments = site.stat(key, Moments)
+                if rows.lasting:
+                    moments.hold(rows.x, at)
+                else:
+                    moments.update(split.pick(rows.x, number))
         for kind in _SPLIT & wanted:
             parts = kind.split(rows.x, split.cell, len(split.cells))
             for (key, _), part in zip(split.cells, parts, strict=True):
@@ -412,7 +418,8 @@ class Bank:
                 site.sample = Sample(self.plan.sample_size, self.plan.seed)
             index = rows.index
             labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
-            site.sample.update(rows.x, **labels, **({} if index.first is None else {"first": index.first}))
+            labels |= {} if index.first is None else {"first": index.first}
+            site.sample.update(rows.x, **labels, lasting=rows.lasting)
 
     def _add_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
         site = self._sites.setdefault(place, SiteStats())

@@ -55,6 +55,7 @@ def evaluate_bank(
             place = {"stack": job.site.stack, "layer": job.site.layer, "kind": job.site.name or job.site.kind}
             place["depth"] = job.site.layer / depth if depth else math.nan
             records += [{**place, **record} for record in job.records()]
+            job.keep_spectrum()
             number += 1
             if progress is not None:
                 progress("metrics", number, len(bank.sites))
@@ -123,6 +124,13 @@ class _Job:
         for selection, request in self.tasks if not self.stats.heads else ():
             if Moments in request.metric.given(request.options):
                 yield selection.view, request.options
+
+    def keep_spectrum(self) -> None:
+        """Keep the spectrum of all rows that the metrics have had computed: for many columns it takes long."""
+        view = next((s.view for s, _ in self.tasks if not s.group and not s.variant), None)
+        lines = view.lines(Moments) if view is not None and view.pieces(Moments) and not self.stats.heads else None
+        if lines is not None and True in lines.spectra:
+            self.stats.spectrum = _variances(lines.spectra[True][0], int(lines.n.flatten()[0]))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """A record for each metric in each selection; with heads, one for the mean over heads and one for each."""
@@ -276,11 +284,18 @@ class HeadView(View):
 
 def mean_spectrum(stats: SiteStats) -> torch.Tensor | None:
     """Eigenvalues [d] of the covariance over all rows, descending; None without moments and for heads."""
+    if stats.spectrum is not None:
+        return stats.spectrum
     view = _view(stats, lambda cell: True, None, None)
     if not any(Moments in fold for fold in view.folds) or stats.heads:
         return None
     moments = view.stat(Moments)
-    return moments.eigenvalues().cpu() / max(1, moments.n - 1)
+    return _variances(moments.eigenvalues(), moments.n)
+
+
+def _variances(energies: torch.Tensor, n: int) -> torch.Tensor:
+    """Eigenvalues of the covariance of n rows from those of their scatter."""
+    return energies.cpu() / max(1, n - 1)
 
 
 def _energy_per_row(stats: SiteStats, part: str) -> float:
@@ -290,9 +305,7 @@ def _energy_per_row(stats: SiteStats, part: str) -> float:
         if Directions in kinds and kinds[Directions].squared_norms is not None:
             count, total = count + kinds[Directions].n, total + float(kinds[Directions].squared_norms.sum())
         elif Moments in kinds:
-            moments = kinds[Moments]
-            spread = moments.scatter.diagonal(dim1=-2, dim2=-1).sum()
-            count, total = count + moments.n, total + float(spread + moments.n * moments.mean.square().sum())
+            count, total = count + kinds[Moments].n, total + kinds[Moments].energy
     if not count and stats.sample is not None and len(stats.sample):
         mask = stats.sample.label("first").bool() == (part == FIRST)
         rows = stats.sample.rows[mask.to(stats.sample.rows.device)].double()

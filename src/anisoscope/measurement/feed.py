@@ -369,7 +369,7 @@ class ShapeReader:
         self.shapes[rows.site] = SiteShape(rows.index.length, rows.x.shape[-1], heads, rows.index.keep.numel())
 
     def scores(self, scores: Scores) -> None:
-        self.shapes[scores.site] = SiteShape(scores.query.shape[2], 1)
+        self.shapes[scores.site] = SiteShape(scores.query.shape[2], 1, scores.query.shape[1])
 
 
 def _count_rows(loaded: Loaded, context: MediaContext, *, modules: tuple[str, ...]) -> tuple[int, int]:

@@ -16,12 +16,14 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup, make_plan
+from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup, applies, make_plan
 from anisoscope.measurement.feed import Feed, ShapeReader, SiteShape, forward_failed, no_text
+from anisoscope.metrics.engine.estimation import NEIGHBOUR_BATCH
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, modalities_of
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import processor_fingerprint
+from anisoscope.models.source import StoredRows
 from anisoscope.models.tokenizer import tokenizer_fingerprint
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.results.modality import row_words
@@ -30,6 +32,8 @@ from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
 _WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
+# a row of the table as a mapping with its replicates, and as columns, which are made for a pass and for the model
+_RECORD, _COLUMNS = 1400, 1300
 _CONVOLVED = ("stage", "stage_mean")
 Shapes = Mapping[Site, SiteShape]
 Entry = dict[str, Any]  # of a model in run.json
@@ -175,13 +179,16 @@ def plan_passes(
     fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
     heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # heads whose score matrices are materialised
     forward_pass = activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
-    work = max(forward_pass, _evaluation_bytes(sites, shapes, plan, amount=amount))
+    records = record_count(sites, shapes, requests)
+    evaluation = _evaluation_bytes(sites, shapes, plan, amount=amount)
+    work = max(forward_pass, evaluation + records * _RECORD, records * (_RECORD + _COLUMNS))
     budget = config.memory_mb * MIB if config.memory_mb else available() // 2
     layers = sorted({(s.stack, s.layer) for s in sites})  # whole layers stay together
     step = max(1, -(-len(layers) // max(1, -(-bank // max(1, budget)))))
     chunks = [set(layers[i : i + step]) for i in range(0, len(layers), step)]
     groups = [[s for s in sites if (s.stack, s.layer) in chunk] for chunk in chunks] or [[]]
-    peak = max(reached, int(psutil.Process().memory_info().rss) + bank // len(groups) + work)
+    measured = max(bank // len(groups) + work, records * (_RECORD + 2 * _COLUMNS))  # of the model, and of its table
+    peak = max(reached, int(psutil.Process().memory_info().rss) + measured)
     return PassPlan(plan, groups, shapes, peak)
 
 
@@ -210,7 +217,9 @@ def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amo
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
         width, rows = shape.width, amount.rows(shape)
-        if Moments in wanted:
+        if Moments in wanted and _thin(shape, rows):
+            total += rows * width * 4
+        elif Moments in wanted:
             total += folds * shape.heads * width * width * 8
             total += min(rows, folds * width) // 2 * shape.heads * width * 4
         if Sample in wanted:
@@ -219,27 +228,50 @@ def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amo
     return total
 
 
+def _thin(shape: SiteShape, rows: int) -> bool:
+    """Whether moments are kept as rows, of which there are no more than columns, and measured by their Gram matrix."""
+    return shape.heads == 1 and rows <= shape.width
+
+
+def record_count(sites: Sequence[Site], shapes: Shapes, requests: Sequence[Request]) -> int:
+    """Rows of the table: for every metric at a site one, and at a site with heads one more for each head."""
+    found = 0
+    for site in (s for s in sites if s in shapes):
+        heads = shapes[site].heads if site.kind in ATTENTION_KINDS else 0
+        found += sum(applies(request, site.kind) for request in requests) * (1 + heads)
+    return found
+
+
 def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
     """Bytes that evaluating the metrics of the widest site takes beside the bank; factors were measured.
 
-    24 d×d matrices in float64 (moments without each fold, their spectra) and 7 copies of the sampled rows.
+    24 d×d matrices in float64 (moments without each fold, their spectra), or the Gram matrix of few rows, a part of it
+    and the solver's copy; and 7 copies of the sampled rows.
     """
     most = 0
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
-        matrices = 24 * shape.width**2 * 8 if Moments in wanted else 0
-        sampled = 7 * min(plan.looked_at, amount.rows(shape)) * shape.width * 4 if Sample in wanted else 0
+        rows = amount.rows(shape)
+        matrices = 3 * rows**2 * 8 if _thin(shape, rows) else 24 * shape.width**2 * 8
+        matrices = matrices if Moments in wanted else 0
+        sampled = 7 * min(plan.looked_at, rows) * shape.width * 4 if Sample in wanted else 0
         most = max(most, matrices + sampled)
     return _WORKSPACE + most
 
 
-def rows_bytes(n: int, d: int) -> int:
-    """Bytes that measuring an n×d array takes beside it: copies of its sample, and the smaller of its two matrices.
+def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
+    """Bytes that the statistics of an n×d array hold, and that evaluating its metrics takes beside them.
 
-    Factors were measured: of rows fewer than half the width the Gram matrix, its centred part and the work on it.
+    Held are its sampled rows once, and rows that wait or d×d moments of each fold, whichever are fewer. Evaluation
+    takes the Gram matrix, one part of it and the copy of the solver (or 24 d×d matrices, as measured), or the Gram
+    matrix and a float32 copy of the rows among which neighbours are searched.
     """
-    matrices = 5 * n * n * 8 if 2 * n <= d else (FOLDS + 24) * d * d * 8
-    return _WORKSPACE + matrices + 4 * min(n, 2 * 4096) * d * 4
+    (n, d), size = rows.shape, rows.dtype.itemsize
+    sampled, thin = min(n, sample_size + sample_size // 4), n <= d
+    waiting = 0 if n <= sample_size else n * d * size  # rows that the sample has whole are kept once
+    held = sampled * d * size + (waiting if thin else FOLDS * d * d * 8)
+    matrix, searched = 8 * min(n, d) ** 2, 4 * min(n, NEIGHBOUR_BATCH) * d
+    return held, _WORKSPACE + max((3 if thin else 24) * matrix, (1 if thin else FOLDS + 1) * matrix + searched)
 
 
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:

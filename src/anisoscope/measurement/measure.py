@@ -20,10 +20,13 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.models.source import StoredRows
+from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
 from anisoscope.results.query import Table
 
-_CHUNK = 4096
+_CHUNK = 4096  # rows at a time
+_READ = 1 << 21  # elements of a block of rows that is read
 
 
 def measure(
@@ -175,11 +178,33 @@ def feed_tables(bank: Bank, model: nn.Module, setup: Setup) -> None:
             feed_rows(bank, site, weight_rows(model, kind))
 
 
-def feed_rows(bank: Bank, site: Site, rows: Any) -> None:
-    """Add the rows of an n×d array to the bank, each as a context of its own."""
-    for start in range(0, len(rows), _CHUNK):
-        x = torch.as_tensor(rows[start : start + _CHUNK]).detach()
-        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        number = torch.arange(start, start + len(x))
+def feed_rows(bank: Bank, site: Site, rows: Tensor | StoredRows) -> None:
+    """Add the rows of an n×d array to the bank, each as a context of its own.
+
+    Rows of which the sample misses none are brought into its order once, so that the bank keeps them without a copy.
+    """
+    every = len(rows) <= bank.plan.sample_size
+    for start in range(0, len(rows), len(rows) if every else _CHUNK):
+        number = torch.arange(start, len(rows) if every else min(start + _CHUNK, len(rows)))
+        if every:
+            number = number[row_hash(number, torch.zeros_like(number), seed=bank.plan.seed).argsort(stable=True)]
+        x = _in_order(rows, number) if every else _floating(rows[start : start + _CHUNK])
         index = Index(len(x), 1, torch.arange(len(x)), context=number, position=torch.zeros_like(number), token=number)
-        bank.rows(Rows(site, x, index))
+        bank.rows(Rows(site, x, index, lasting=every))
+
+
+def _in_order(rows: Tensor | StoredRows, number: Tensor) -> Tensor:
+    """All rows in the order of these numbers, read a block at a time."""
+    step = max(1, _READ // rows.shape[1])
+    place = number.argsort()
+    out = torch.empty(0)
+    for start in range(0, len(rows), step):
+        part = _floating(rows[start : start + step])
+        out = part.new_empty(len(rows), part.shape[1]) if not start else out
+        out[place[start : start + step].to(out.device)] = part
+    return out
+
+
+def _floating(rows: Tensor) -> Tensor:
+    x = rows.detach()
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -40,7 +40,7 @@ from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
-from anisoscope.models.source import load_rows, parse_model
+from anisoscope.models.source import parse_model, stored_rows
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress, refuse_idle
 from anisoscope.results.folder import RunFolder, replace_file, slug
@@ -137,7 +137,7 @@ class Profiler:
             refuse_idle(self.config, OF_MODELS, "for a file of rows, which is read as it is")
         except AnisoscopeError:
             for spec in self.config.models:
-                load_rows(spec)  # a file that cannot be read is told first: no option mends it
+                stored_rows(spec)  # a file that cannot be read is told first: no option mends it
             raise
 
     def _finish(self, error: BaseException | None = None) -> None:
@@ -182,13 +182,15 @@ class Profiler:
         self.about["memory_estimate_mb"] = max(sizes)
 
     def _rows_file(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
-        arrays = load_rows(spec)
+        arrays = stored_rows(spec)
         if not any(applies(request, "rows") for request in requests):
             names = ", ".join(request.metric.name for request in requests)
             raise AnisoscopeError(f"none of the metrics asked for ({names}) is measured on rows of a file.")
-        needed = max(rows_bytes(*rows.shape) for rows in arrays.values())
+        sizes = [rows_bytes(rows, sample_size=self.config.sample_size) for rows in arrays.values()]
+        needed = sum(held for held, _ in sizes) + max(work for _, work in sizes)
+        now = self.peak.process.memory_info().rss
         self.estimate = (
-            f"{Path(spec).name}: about {needed // MIB} MiB of memory beside the file, {available() // MIB} free"
+            f"{Path(spec).name}: about {(now + needed) // MIB} MiB of memory in all, {available() // MIB} MiB are free"
         )
         if needed > available():
             raise AnisoscopeError(f"{self.estimate}; give fewer columns, or a part of the rows.")
@@ -203,7 +205,7 @@ class Profiler:
         save_arrays(self.folder, key, bank)
         width = next(iter(arrays.values())).shape[1]
         entry = {"key": key, "name": Path(spec).name, "type": "rows", "width": int(width), "layers": len(arrays)}
-        return records, entry | counts
+        return records, entry | counts | {"memory_estimate_mb": round((now + needed) / MIB)}
 
     def _network(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
         c = self.config

@@ -9,8 +9,9 @@ nearly so otherwise), where A over all pairs leans towards the similarity inside
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine.folds import SampleLines, once, unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
-from anisoscope.numerics.linalg import as_float64
+from anisoscope.numerics.host import float64_copy
+from anisoscope.numerics.linalg import as_float64, has_float64, row_norms
 from anisoscope.stats.directions import ContextPairs, Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
-_COLUMNS = 2048  # of rows that are centred at a time
+_BLOCK = 1 << 20  # elements that are converted to float64 at a time
 _NOISE = 1e-13  # centred rows below this share of the largest norm are rounding errors and have no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _RIGID = ("rotation", "scale")
@@ -166,11 +168,17 @@ class Centred(SampleLines):
     One pass over the rows serves all folds: Σ (h − m − δ) / ‖h − m − δ‖ needs only products of h − m with the few δ.
     """
 
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """The rows as they are: blocks of their columns are converted, since float64 would double float32 rows."""
+        rows = sample.rows.flatten(1)
+        return cls(rows if has_float64(rows.device) else rows.cpu(), sample.fold)
+
     def average_cosine(self, *, centred: bool) -> Tensor:
         """The average cosine by line of the raw rows h, or of h − m − δ, the rows minus the mean of the line."""
 
         def cosines() -> Tensor:
-            there = self.staying(self.left_out or (-1,)).to(self.rows)
+            there = self.staying(self.left_out or (-1,)).to(self.rows.device, torch.float64)
             units, counts = (_centred_units if centred else _raw_units)(self.rows, there)
             return pair_cosines(*(x.cpu() if self.left_out else x[0].cpu() for x in (units, counts)))
 
@@ -179,25 +187,36 @@ class Centred(SampleLines):
 
 def _raw_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """Σ h/‖h‖ and the number of rows that are not zero, by line; `there` [n, lines] of zeros and ones."""
-    norms = torch.linalg.vector_norm(rows, dim=1)
+    norms = row_norms(rows)
     weights = there * torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(1)
-    return weights.T @ rows, there.T @ (norms > 0).to(there)
+    units = rows.new_empty(there.shape[1], rows.shape[1], dtype=torch.float64)
+    for part, block in _columns(rows):
+        units[:, part] = weights.T @ block
+    return units, there.T @ (norms > 0).to(there)
+
+
+def _columns(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns in float64, so that no copy of all rows is made; each is overwritten by the next."""
+    step = max(64, _BLOCK // max(1, len(rows)))
+    for part in (slice(start, start + step) for start in range(0, rows.shape[1], step)):
+        yield part, float64_copy(rows[:, part])
 
 
 def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    noise, mean = _NOISE * torch.linalg.vector_norm(rows, dim=1).max(), rows.mean(0)
-    parts = [slice(start, start + _COLUMNS) for start in range(0, rows.shape[1], _COLUMNS)]  # no copy of all rows
-    share = there / there.sum(0).clamp_min(1.0)
-    shifts, squares = [], rows.new_zeros(len(rows), there.shape[1])
-    for part in parts:
-        centred = rows[:, part] - mean[part]
-        shifts.append(share.T @ centred)  # δ [lines, columns]
-        squares = squares + centred.square().sum(1, keepdim=True) - 2.0 * centred @ shifts[-1].T
-    shift = torch.cat(shifts, dim=1)
-    squares = squares + shift.square().sum(1)
+    noise, share = _NOISE * row_norms(rows).max(), there / there.sum(0).clamp_min(1.0)
+    shift = rows.new_empty(there.shape[1], rows.shape[1], dtype=torch.float64)  # δ
+    squares = there.new_zeros(there.shape)
+    for part, block in _columns(rows):
+        block -= block.mean(0)
+        shift[:, part] = share.T @ block
+        squares += torch.linalg.vector_norm(block, dim=1, keepdim=True).square() - 2.0 * block @ shift[:, part].T
+    squares += shift.square().sum(1)
     has = there * (squares > noise**2)
     weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
-    units = torch.cat([weights.T @ (rows[:, part] - mean[part]) for part in parts], dim=1)
+    units = torch.empty_like(shift)
+    for part, block in _columns(rows):
+        block -= block.mean(0)
+        units[:, part] = weights.T @ block
     return units - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
 
 

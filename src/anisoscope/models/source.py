@@ -7,8 +7,9 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -283,8 +284,31 @@ def hub_reachable(timeout: float = 4.0) -> bool:
     return bool(answers and answers[0])
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """A 2-D array of a file; slices of its rows are read as float32 or float64 when they are asked for.
+
+    Nothing stays mapped: pages of a memory map count as memory of the process as soon as they were read.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype  # of the rows as they are read
+    _read: Callable[[slice], Tensor]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> Tensor:
+        return self._read(part).to(self.dtype)
+
+
 def load_rows(path: str | Path) -> dict[str, Tensor]:
-    """The 2-D floating-point tensors of a file by name; `.npy` is memory-mapped; NaN values are kept."""
+    """The 2-D floating-point arrays of a file by name; NaN values are kept."""
+    return {name: rows[:] for name, rows in stored_rows(path).items()}
+
+
+def stored_rows(path: str | Path) -> dict[str, StoredRows]:
+    """As `load_rows`, before anything is read but shapes and types."""
     path = Path(path).expanduser()
     refuse_special(path)
     if not path.exists():
@@ -294,7 +318,7 @@ def load_rows(path: str | Path) -> dict[str, Tensor]:
     if path.suffix != ".npy":
         raise AnisoscopeError(f"{str(path)!r} is no file of rows; expected one of {', '.join(ROW_SUFFIXES)}.")
     try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         reason = "it holds pickled objects" if _PICKLED.search(str(error)) else str(error).splitlines()[0]
         raise AnisoscopeError(f"{str(path)!r} cannot be read as rows ({reason}); {_EXPECTED}.") from error
@@ -305,23 +329,32 @@ def load_rows(path: str | Path) -> dict[str, Tensor]:
         raise AnisoscopeError(f"{str(path)!r} holds {kind}; {_EXPECTED}; convert it first.")
     if 0 in shape:
         raise AnisoscopeError(f"{str(path)!r} is empty, of shape {shape}; {_EXPECTED}.")
-    if kind.byteorder == ">" or kind not in (np.float16, np.float32, np.float64):
-        array = array.astype(np.float64)
-    return {path.stem: torch.from_numpy(array)}
+    read_as: Any = np.float32 if kind.itemsize <= 4 else np.float64
+
+    def read(part: slice) -> Tensor:
+        return torch.from_numpy(np.load(path, mmap_mode="r")[part].astype(read_as, order="C"))
+
+    return {path.stem: StoredRows(shape, torch.float32 if kind.itemsize <= 4 else torch.float64, read)}
 
 
-def _safetensors_rows(path: Path) -> dict[str, Tensor]:
+def _safetensors_rows(path: Path) -> dict[str, StoredRows]:
     from safetensors import SafetensorError, safe_open
 
-    rows: dict[str, Tensor] = {}
+    rows: dict[str, StoredRows] = {}
     seen: list[str] = []
+
+    def read(part: slice, name: str) -> Tensor:
+        with safe_open(path, framework="pt") as file:
+            return file.get_slice(name)[part].clone()  # of its own, not a view of the file
+
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a handle, not a mapping
                 shape, kind = tuple(file.get_slice(name).get_shape()), file.get_slice(name).get_dtype()
                 seen.append(f"{name} {kind}{list(shape)}")
                 if len(shape) == 2 and min(shape) and kind in ("F16", "BF16", "F32", "F64"):
-                    rows[name] = file.get_tensor(name)
+                    dtype = torch.float64 if kind == "F64" else torch.float32
+                    rows[name] = StoredRows(shape, dtype, partial(read, name=name))
     except (SafetensorError, OSError) as error:
         raise AnisoscopeError(f"{str(path)!r} is not a safetensors file ({error}); write it again.") from error
     if not rows:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.numerics.host import one_blas_thread, room
+from anisoscope.numerics.host import float64_copy, one_blas_thread, room
 
 _WIDE = 2048  # columns from which several threads make a spectrum faster
 _NARROW = 64  # columns below which NumPy's faster LAPACK does not make up for the call
+_WIDENED = 1 << 19  # elements converted to float64 at a time
 _EMPTY = 1e-6  # singular values below this share of the largest count as 0
 _SPARE = 4  # oversampling: columns of a block beyond the wanted ones
 _DEPTH = 6  # blocks of one cycle; narrower problems are solved exactly
@@ -54,6 +55,19 @@ def full_float32() -> Iterator[None]:
 def as_float64(x: Tensor) -> Tensor:
     """x in float64; moved to the host if its device has no float64."""
     return x.double() if has_float64(x.device) else x.cpu().double()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """Norms [n] of rows [n, d] in float64, which are converted a few at a time.
+
+    >>> row_norms(torch.tensor([[3.0, 4.0]])).tolist()
+    [5.0]
+    """
+    found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    step = max(1, _WIDENED // max(1, rows.shape[1]))
+    for part in (slice(start, start + step) for start in range(0, len(rows), step)):
+        found[part] = torch.linalg.vector_norm(float64_copy(rows[part]), dim=1)
+    return found
 
 
 def norms_of(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.host import together
+from anisoscope.numerics.host import float64_copy, room, together
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.numerics.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
 
@@ -60,7 +60,9 @@ def first_equal(x: Tensor) -> Tensor:
     """
     weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
     # summed in the same order for each row, so that equal rows have bit-equal projections; different rows rarely have
-    projection = torch.cat([(x[part] * weights).sum(1) for part in blocks(x)])
+    projection = x.new_empty(len(x))
+    for part in blocks(x):
+        projection[part] = (x[part] * weights).sum(1)
     _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
     candidates = (counts[inverse] > 1).nonzero().squeeze(1)
     found = torch.arange(len(x), device=x.device)
@@ -198,12 +200,22 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     both = torch.minimum(first, second) * len(x) + torch.maximum(first, second)
     pairs, place = torch.unique(both, return_inverse=True)
     first, second = pairs // len(x), pairs % len(x)
+    found = torch.empty(len(first), dtype=torch.float64, device=x.device)
 
-    def some(start: int) -> Tensor:
+    def some(start: int) -> None:
         part = slice(start, start + step)
-        return torch.linalg.vector_norm(x[second[part]].double().sub_(x[first[part]]), dim=1)
+        gap = float64_copy(_taken(x, second[part], "one")).sub_(_taken(x, first[part], "other"))
+        torch.linalg.vector_norm(gap, dim=1, out=found[part])
 
-    return torch.cat(together(some, range(0, max(1, len(first)), step)))[place]
+    together(some, range(0, len(first), step))
+    return found[place]
+
+
+def _taken(x: Tensor, at: Tensor, name: str) -> Tensor:
+    """x[at], on the host in a buffer of this thread: new memory for each of many small blocks scatters the heap."""
+    if x.device.type != "cpu":
+        return x[at]
+    return torch.index_select(x, 0, at, out=room(f"rows {name}", (len(at), x.shape[1]), x.dtype))
 
 
 def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ _SPARE = 3  # capacity of each row's list in units of the wanted number; a full 
 _WIDENED = 1 << 17  # elements converted to float64 at a time
 _DEVICE_WIDENED = 1 << 26
 _SEEN = 1024  # rows that the centre is computed from
+_MIDDLES = 1 << 20  # elements whose medians are taken at a time
 _STRIP = 16384  # rows per `Candidates` object
 _BFLOAT = 2.0**-8  # rounding unit
 DTYPES = {"bfloat16": torch.bfloat16, "tfloat32": torch.float32, "float32": torch.float32}
@@ -81,7 +82,12 @@ def blocks(x: Tensor) -> Iterator[slice]:
 
 def centre(x: Tensor) -> Tensor:
     """The coordinate-wise median of some rows, in float64, which is robust to a few rows of huge norm."""
-    return x[:: -(-len(x) // _SEEN)].double().median(0).values
+    seen = x[:: -(-len(x) // _SEEN)]
+    step = max(1, (_MIDDLES if x.device.type == "cpu" else _DEVICE_WIDENED) // len(seen))
+    found = torch.empty(x.shape[1], dtype=torch.float64, device=x.device)
+    for part in (slice(start, start + step) for start in range(0, len(found), step)):
+        found[part] = seen[:, part].double().median(0).values
+    return found
 
 
 def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool = False) -> Rounded:

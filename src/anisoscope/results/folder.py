@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.lock import LOCK, refuse_other_writer
 from anisoscope.results.privacy import marked, placeless, without_places
-from anisoscope.results.query import SCHEMA, Table
+from anisoscope.results.query import SCHEMA, Table, current_names
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "comparison.json", "concepts.json", "map.parquet", "every_step.parquet", LOCK}
@@ -208,7 +208,23 @@ class RunFolder:
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
-        path, about = self.path / "table.parquet", self.about()
+        about = self.about()
+        with self._readable_table(about) as path:
+            return Table(Table.read(path).arrow, about)
+
+    def batches(self, columns: Sequence[str] | None = None, *, size: int = 1 << 16) -> Iterator[pa.Table]:
+        """The rows of the table in order, or some columns of them, at most `size` at a time, in bounded memory."""
+        with self._readable_table(self.about()) as path, pq.ParquetFile(path) as file:
+            # metric and variant tell rows of former names
+            read = None if columns is None else list(dict.fromkeys([*columns, "metric", "variant"]))
+            for batch in file.iter_batches(size, columns=read):
+                part = pa.Table.from_batches([batch]).select(read or SCHEMA.names)
+                yield current_names(part.cast(pa.schema([SCHEMA.field(name) for name in part.column_names])))
+
+    @contextlib.contextmanager
+    def _readable_table(self, about: Mapping[str, Any]) -> Iterator[Path]:
+        """Around reading the table: the path of its file; one that is absent or unreadable is told in a sentence."""
+        path = self.path / "table.parquet"
         if not path.is_file():
             unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
             why = "has no table yet; let it finish (its command again, with --resume)."
@@ -220,7 +236,7 @@ class RunFolder:
             if foreign:
                 verb = "has no" if (name := min(foreign)) in SCHEMA.names else "has a foreign"
                 raise ValueError(f"it {verb} column {name!r}")
-            return Table(Table.read(path).arrow, about)
+            yield path
         except (OSError, ValueError, TypeError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
 

@@ -101,7 +101,7 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        return cls(_current(pq.read_table(path, schema=SCHEMA)))
+        return cls(current_names(pq.read_table(path, schema=SCHEMA)))
 
     def write(self, path: str | Path) -> None:
         pq.write_table(self.arrow, path)
@@ -179,12 +179,12 @@ class Table:
 FORMER = {("gradient_alignment", "rows=batch"): "gradient_cosine"}  # names of metrics in older tables
 
 
-def _current(arrow: pa.Table) -> pa.Table:
-    """A table with the current names of its metrics."""
+def current_names(arrow: pa.Table) -> pa.Table:
+    """A table, or some of its columns with metric and variant, with the current names of its metrics."""
     for (metric, variant), name in FORMER.items():
         old = pc.and_(pc.equal(arrow["metric"], metric), pc.equal(arrow["variant"], variant))
         if pc.any(old).as_py():
-            place = SCHEMA.get_field_index("metric")
+            place = arrow.column_names.index("metric")
             arrow = arrow.set_column(place, SCHEMA.field("metric"), pc.if_else(old, name, arrow["metric"]))
     return arrow
 
@@ -465,7 +465,10 @@ class Query:
     def values(self, field: str) -> list[Any]:
         """The distinct values of a field, in order of appearance."""
         codes, values = self._columns.coded(field)
-        return [values[code] for code in dict.fromkeys(codes[self._rows].tolist())]
+        here = codes[self._rows]
+        first = np.full(len(values), len(here))
+        first[here[::-1]] = np.arange(len(here))[::-1]  # the last to be written is the first place
+        return [values[code] for code in np.argsort(first, kind="stable")[: int((first < len(here)).sum())]]
 
     def numbers(self, column: str = "value") -> np.ndarray:
         """A numeric column as an array; a missing number is NaN."""

@@ -7,7 +7,7 @@ in its complement; both merge by addition. Of the rows h of many sites at once: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +21,25 @@ from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 from anisoscope.stats.directions import UNSET, Additive
 
 _WIDE = 2048  # columns
-_COLUMNS = 1024  # of wide rows that are multiplied at a time
+_COLUMNS, _FEWEST_COLUMNS = 1 << 21, 256  # elements, and least columns, of wide rows that are read at a time
 _BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
 _BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the whole d×d matrix
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows that wait to be added: a tensor, or those at some places of one that others hold as well."""
+
+    source: Tensor  # never changed
+    at: Tensor | None = None  # None: all of them
+
+    def __len__(self) -> int:
+        return len(self.source if self.at is None else self.at)
+
+    def gathered(self, columns: slice | None = None) -> Tensor:
+        """The rows; of few columns, only these are copied."""
+        rows = self.source if columns is None else self.source[..., columns]
+        return rows if self.at is None else rows.index_select(0, self.at.to(rows.device))
 
 
 class Moments:
@@ -39,7 +55,7 @@ class Moments:
 
     def __init__(self, n: Any = 0, mean: Tensor = UNSET, scatter: Tensor = UNSET) -> None:
         self._n, self._mean, self._scatter = n, mean, scatter
-        self._pending: list[Tensor] = []
+        self._pending: list[HeldRows] = []
         self.spectra: dict[bool, Tensor] = {}
 
     def update(self, x: Tensor) -> Moments:
@@ -50,15 +66,24 @@ class Moments:
         if not self._pending and len(x) >= enough:
             self._take(x)
         else:  # a copy, because x may be a view of a batch, which would be kept alive or overwritten
-            self._pending.append(x.clone())
-            if sum(map(len, self._pending)) >= enough:
-                self._fold()
+            self._wait(HeldRows(x.clone()))
         return self
+
+    def hold(self, x: Tensor, at: Tensor) -> Moments:
+        """Add the rows at some places of a tensor that nobody will change; they are not copied while they wait."""
+        self.spectra.clear()
+        self._wait(HeldRows(x, at))
+        return self
+
+    def _wait(self, rows: HeldRows) -> None:
+        self._pending.append(rows)
+        if sum(map(len, self._pending)) >= max(rows.source.shape[-1], 64):
+            self._fold()
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows; neither is changed."""
         out = Moments()
-        if self.thin and other.thin and 2 * (self.n + other.n) <= max(self.width, other.width):
+        if self.thin and other.thin and self.n + other.n <= max(self.width, other.width):
             out._pending = [*self._pending, *other._pending]  # shared: rows are never changed
             return out
         for part in (self, other):
@@ -73,14 +98,22 @@ class Moments:
 
     @property
     def thin(self) -> bool:
-        """Whether only rows are held, fewer than half the width (or none), and no d×d matrix."""
+        """Whether only rows are held, no more than the width (or none), and no d×d matrix."""
         rows = self._pending
-        return self._mean is None and (not rows or (rows[0].ndim == 2 and 2 * self.n <= rows[0].shape[-1]))
+        return self._mean is None and (not rows or (rows[0].source.ndim == 2 and self.n <= self.width))
 
     @property
-    def rows(self) -> list[Tensor]:
+    def rows(self) -> list[HeldRows]:
         """The rows that are held, of thin moments."""
         return self._pending
+
+    @property
+    def energy(self) -> float:
+        """Σ‖x‖² over all rows and heads; makes no d×d matrix."""
+        if self.thin:
+            parts = _column_blocks(self.n, self.width)
+            return sum(float(rows.gathered(part).double().square().sum()) for part in parts for rows in self.rows)
+        return float(self.scatter.diagonal(dim1=-2, dim2=-1).sum() + self.n * self.mean.square().sum())
 
     @property
     def trace(self) -> Tensor:
@@ -105,7 +138,7 @@ class Moments:
 
     @property
     def width(self) -> int:
-        held = self._pending[0] if self._pending else self._mean
+        held = self._pending[0].source if self._pending else self._mean
         return 0 if held is None else held.shape[-1]
 
     def matrix(self, *, centred: bool) -> Tensor:
@@ -127,18 +160,22 @@ class Moments:
         return self if self.width > _WIDE or self.thin else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
+        if self._pending and self.thin:  # as rows, so that a save makes no d×d matrix of them
+            return {"n": torch.tensor(self.n), "rows": torch.cat([rows.gathered() for rows in self._pending])}
         self._fold()
         n = {"n": torch.tensor(self._n)}
         return n if self._mean is None else {**n, "mean": self._mean, "scatter": self._scatter}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Moments:
+        if "rows" in state:
+            return cls().update(state["rows"])
         return cls(int(state["n"]), state["mean"], state["scatter"]) if int(state["n"]) else cls()
 
     def _fold(self) -> None:
         """Add the moments of the buffered rows."""
         if self._pending:
-            x, self._pending = torch.cat(self._pending), []
+            x, self._pending = torch.cat([rows.gathered() for rows in self._pending]), []
             self._take(x)
 
     @staticmethod
@@ -181,13 +218,53 @@ class Moments:
         self._n, self._mean = total, self._mean + gap * (n / total)
 
 
+def _column_blocks(n: int, width: int) -> Iterator[slice]:
+    """Slices of the columns of n rows of which few elements are read at a time."""
+    step = max(_FEWEST_COLUMNS, _COLUMNS // max(1, n))
+    yield from (slice(start, start + step) for start in range(0, width, step))
+
+
+@dataclass
+class Gram:
+    """Products of n rows x about their mean c, so that a large common mean costs no digits."""
+
+    about: Tensor  # (x − c)·(y − c) [n, n]
+    along: Tensor  # (x − c)·c [n]
+    square: float = 0.0  # ‖c‖²
+
+    @classmethod
+    def zeros(cls, n: int) -> Gram:
+        return cls(torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64))
+
+    def add(self, block: Tensor) -> None:
+        """Add some columns of the rows, in float64; they are overwritten."""
+        mean = block.mean(0)
+        block -= mean
+        self.about.addmm_(block, block.T)
+        self.along += block @ mean
+        self.square += float(mean.square().sum())
+
+    def products(self, kept: Tensor, *, centred: bool) -> Tensor:
+        """The products of the rows that are kept, about their own mean or about 0."""
+        at = kept.nonzero().squeeze(1)
+        inner = self.about[at.unsqueeze(1), at]
+        if centred:
+            means = inner.mean(0)
+            inner -= means
+            inner -= (means - means.mean()).unsqueeze(1)
+        else:
+            inner += self.along[at]
+            inner += (self.along[at] + self.square).unsqueeze(1)
+        return inner
+
+
 class GramMoments(Moments):
     """Moments of few wide rows, as lines of some of them, from their n×n Gram matrix instead of a d×d scatter.
 
     The spectra of X and Xᵀ are the same but for zeros, so that metrics of the spectrum read the same numbers.
     """
 
-    def __init__(self, gram: Tensor, kept: Tensor, mean: Tensor, *, single: bool = False) -> None:
+    def __init__(self, gram: Gram, kept: Tensor, mean: Tensor, *, single: bool = False) -> None:
         super().__init__(kept.sum(1).double(), mean)
         self.gram, self.kept, self.single = gram, kept, single
         if single:
@@ -196,15 +273,14 @@ class GramMoments(Moments):
     @classmethod
     def of(cls, parts: Sequence[Moments], kept: Tensor) -> GramMoments:
         """Of several thin parts; `kept` [lines, parts] says which of them a line has."""
-        rows, sizes = [x for part in parts for x in part.rows], torch.tensor([part.n for part in parts])
-        lines = kept.bool().repeat_interleave(sizes, dim=1)
-        gram = torch.zeros(len(lines.T), len(lines.T), dtype=torch.float64)
-        means = []
-        for start in range(0, parts[0].width, _COLUMNS):
-            block = torch.cat([x[:, start : start + _COLUMNS].cpu() for x in rows]).double()
-            gram.addmm_(block, block.T)
-            means.append(lines.double() @ block / lines.sum(1, keepdim=True).clamp_min(1))
-        return cls(gram, lines, torch.cat(means, dim=1))
+        lines = kept.bool().repeat_interleave(torch.tensor([part.n for part in parts]), dim=1)
+        gram, share = Gram.zeros(len(lines.T)), lines.double() / lines.sum(1, keepdim=True).clamp_min(1)
+        mean = torch.empty(len(lines), parts[0].width, dtype=torch.float64)
+        for columns in _column_blocks(lines.shape[1], parts[0].width):
+            block = float64_copy(torch.cat([rows.gathered(columns).cpu() for part in parts for rows in part.rows]))
+            mean[:, columns] = share @ block
+            gram.add(block)
+        return cls(gram, lines, mean)
 
     @property
     def width(self) -> int:
@@ -216,13 +292,14 @@ class GramMoments(Moments):
 
     @property
     def scatter(self) -> Tensor:
-        raise TooFewRows(f"{int(self.gram.shape[0])} rows in {self.width} dimensions: their d×d matrix is not made")
+        raise TooFewRows(f"{int(self.kept.shape[1])} rows in {self.width} dimensions: their d×d matrix is not made")
 
     @property
     def trace(self) -> Tensor:
-        """tr of the scatter of each line: Σ‖x‖² − n‖m‖²."""
-        squares = self.kept.double() @ self.gram.diagonal()
-        found = squares - self.kept.sum(1) * torch.atleast_2d(self._mean).square().sum(-1)
+        """tr of the scatter of each line: Σ‖x − c‖² − n‖m − c‖²."""
+        kept = self.kept.double()
+        inner = kept @ self.gram.about
+        found = kept @ self.gram.about.diagonal() - (inner * kept).sum(1) / kept.sum(1).clamp_min(1)
         return found[0] if self.single else found
 
     @property
@@ -230,7 +307,7 @@ class GramMoments(Moments):
         """‖(X − m) m‖² of each line, whose entries are centred sums of rows of the Gram matrix."""
         kept = self.kept.double()
         sizes = kept.sum(1, keepdim=True).clamp_min(1)
-        products = kept @ self.gram / sizes  # of every row with the mean of each line
+        products = kept @ self.gram.about / sizes + self.gram.along  # x·m but for what is the same for all rows
         centred = (products - (products * kept).sum(1, keepdim=True) / sizes) * kept
         found = centred.square().sum(1)
         return found[0] if self.single else found
@@ -240,13 +317,7 @@ class GramMoments(Moments):
         if centred not in self.spectra:
             found = torch.zeros(len(self.kept), self.width, dtype=torch.float64)
             for line, kept in zip(found, self.kept, strict=True):
-                at = kept.nonzero().squeeze(1)
-                inner = self.gram[at][:, at]
-                if centred and len(at):
-                    means = inner.mean(0)
-                    inner -= means
-                    inner -= (means - means.mean())[:, None]
-                values = eigenvalues(inner) if len(at) else inner.new_zeros(0)
+                values = eigenvalues(self.gram.products(kept, centred=centred)) if bool(kept.any()) else line[:0]
                 line[: len(values)] = values.clamp_min(0)
             self.spectra[centred] = found[0] if self.single else found
         return self.spectra[centred]

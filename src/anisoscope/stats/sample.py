@@ -40,11 +40,13 @@ class Sample:
         token: Tensor | None = None,
         group: Tensor | None = None,
         first: Tensor | None = None,
+        lasting: bool = False,
     ) -> Sample:
+        """Add rows; those of a tensor that is `lasting` are kept without a copy where all of them are taken."""
         given = ((position, 0), (token, -1), (group, 0), (first, 0))
         labels = [torch.full_like(context, missing) if label is None else label for label, missing in given]
         columns = (row_hash(context, labels[0], seed=self.seed), context, *labels)
-        return self._take(x, torch.stack([column.to("cpu", torch.int64) for column in columns], 1))
+        return self._take(x, torch.stack([column.to("cpu", torch.int64) for column in columns], 1), lasting=lasting)
 
     def merge(self, other: Sample) -> Sample:
         out = Sample(self.size, self.seed)
@@ -118,11 +120,12 @@ class Sample:
         """A sample of rows that are sorted by hash."""
         return Sample(self.size, self.seed, [rows], [labels], _ordered=True)
 
-    def _take(self, x: Tensor, labels: Tensor) -> Sample:
+    def _take(self, x: Tensor, labels: Tensor, *, lasting: bool = False) -> Sample:
         inside = (labels[:, 0] <= self._limit).nonzero().squeeze(1)
         if len(inside):
             self._ordered = False
-            self._rows.append(x[inside.to(x.device, non_blocking=True)])  # a copy, also when every row is taken
+            whole = lasting and len(inside) == len(x)
+            self._rows.append(x if whole else x[inside.to(x.device, non_blocking=True)])  # else a copy, even of all
             self._labels.append(labels[inside])
             if sum(map(len, self._rows)) > self.size + self.size // 4:
                 self._compact()

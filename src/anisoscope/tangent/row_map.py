@@ -86,8 +86,8 @@ class RowMap:
         numbers = torch.tensor([self.groups.index(name) for name in names])
         labels = {"context": index.context, "position": index.position, "token": index.token}
         labels["group"] = numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
-        labels = {name: value.cpu() for name, value in labels.items()}
-        self._open.setdefault(site, Sample(self.size)).update(rows.x.detach(), **labels)
+        on_host: dict[str, Any] = {name: value.cpu() for name, value in labels.items()}
+        self._open.setdefault(site, Sample(self.size)).update(rows.x.detach(), **on_host)
 
     def scores(self, scores: Scores) -> None:
         """Attention has no rows to map."""

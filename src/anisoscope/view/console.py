@@ -13,6 +13,8 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ from rich.text import Text
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import is_grave
-from anisoscope.results.query import SCHEMA, Query, Row
+from anisoscope.results.query import SCHEMA, Row
 from anisoscope.view.sections.findings import (
     badge_line,
     doubtful,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 _LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
 _LABELS |= {"report": "drawing the report"}
-SHOWN_ROWS = 5_000  # that a table on a terminal shows
+SHOWN_ROWS = 1_000  # that a table on a terminal shows
 BLOCK = 8_192  # rows that are written at a time
 _FORMS = ("table", "csv", "json")
 _NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
@@ -139,59 +141,131 @@ def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[s
     print_line(str(page))
 
 
-def print_run(
-    table: Any, about: Mapping[str, Any], *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool
-) -> None:
-    """Print the long table of a run; `wanted` are accepted values by column, empty for all."""
-    for name, chosen in wanted.items():
-        measured_names = Query(table).values(name)
-        for word in chosen:
-            if word not in measured_names:
-                raise unknown_name(f"{name} in this run", word, measured_names)
-        table = table.where(**{name: list(chosen)}) if chosen else table
+def print_run(run: RunFolder, *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool) -> None:
+    """Print the long table of a run, read and written in blocks; `wanted` are values by column, empty for all."""
+    chosen = {name: list(words) for name, words in wanted.items() if words}
+    seen = _Seen.of(run, chosen)
+    for name, words in chosen.items():
+        for word in words:
+            if word not in seen.values[name]:
+                raise unknown_name(f"{name} in this run", word, seen.values[name])
     if form not in _FORMS:
         raise unknown_name("format", form, _FORMS)
-    if heads and not any(head is not None for head in Query(table).values("head")):
+    if heads and not seen.heads:
         raise AnisoscopeError("--heads does nothing here: no row is of a single head; leave it out.")
-    if about.get("status") != "complete":
+    if (about := run.about()).get("status") != "complete":
         status = about.get("status", "unfinished")
         print_note(f"this run is {status}; the table holds what was finished", style="yellow")
-    several = [name for name in ("seed", "step") if len(Query(table).values(name)) > 1]
-    names = ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS]
+    blocks = (part for part in map(partial(_only, chosen=chosen), run.batches(size=BLOCK)) if len(part))
     if form == "csv":
-        _stream_csv(table, [n for n in SCHEMA.names if n not in ("schema", "replicates")])
+        _stream_csv(blocks, [n for n in SCHEMA.names if n not in ("schema", "replicates")])
     elif form == "json":
-        _stream_json(table)
+        _stream_json(blocks)
     else:
-        shown = table if heads else table.where(head=None)
-        _print_rows(shown.take(np.arange(min(SHOWN_ROWS, len(shown)))).records(), form, names)
-        if len(shown) > SHOWN_ROWS:
-            how = "choose with --metric and --kind, or see all with --format csv"
-            print_note(f"the first {SHOWN_ROWS:,} of {len(shown):,} rows; {how}", style="yellow")
+        several = [name for name in ("seed", "step") if len(seen.values[name]) > 1]
+        names = ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS]
+        _print_first(blocks if heads else map(_whole, blocks), names, total=seen.rows + heads * seen.heads)
 
 
-def _stream_csv(table: Any, names: Sequence[str]) -> None:
-    """Write all rows as CSV, a block at a time; a value that is not a number is an empty cell."""
-    chosen = table.arrow.select(names)
-    for at, field in enumerate(chosen.schema):
-        if pa.types.is_floating(field.type):
-            column = chosen[field.name]
-            chosen = chosen.set_column(at, field, pc.if_else(pc.is_nan(column), None, column))
+@dataclass
+class _Seen:
+    """Distinct values of some columns, in order of appearance, and how many rows are chosen."""
+
+    values: dict[str, list[Any]]
+    rows: int = 0  # chosen ones that are of no single head
+    heads: int = 0  # chosen ones of single heads
+
+    @classmethod
+    def of(cls, run: RunFolder, chosen: Mapping[str, list[str]]) -> _Seen:
+        names = ("metric", "kind", "seed", "step")
+        out = cls({name: [] for name in names})
+        for part in run.batches([*names, "head"]):
+            for name in ("metric", "kind"):
+                out._add(name, part)
+            part = _only(part, chosen)
+            for name in ("seed", "step"):
+                out._add(name, part)
+            alone = part["head"].null_count
+            out.rows, out.heads = out.rows + alone, out.heads + len(part) - alone
+        return out
+
+    def _add(self, name: str, part: pa.Table) -> None:
+        self.values[name] = list(dict.fromkeys([*self.values[name], *pc.unique(part[name]).to_pylist()]))
+
+
+def _only(part: pa.Table, chosen: Mapping[str, list[str]]) -> pa.Table:
+    """The rows whose columns have one of the chosen values."""
+    for name, words in chosen.items():
+        part = part.filter(pc.is_in(part[name], pa.array(words, part[name].type)))
+    return part
+
+
+def _whole(part: pa.Table) -> pa.Table:
+    """The rows that are of no single head."""
+    return part.filter(pc.is_null(part["head"]))
+
+
+def _print_first(blocks: Iterable[pa.Table], names: Sequence[str], *, total: int) -> None:
+    """Print as many rows as anybody reads, and how to see the others."""
+    rows: list[dict[str, Any]] = []
+    for part in blocks:
+        rows += part.select(names).slice(0, SHOWN_ROWS - len(rows)).to_pylist()
+        if len(rows) == SHOWN_ROWS:
+            break
+    _print_rows(rows, "table", names)
+    if total > len(rows):
+        how = "choose with --metric and --kind, or see all with --format csv"
+        print_note(f"the first {len(rows):,} of {total:,} rows; {how}", style="yellow")
+
+
+def _stream_csv(blocks: Iterable[pa.Table], names: Sequence[str]) -> None:
+    """Write rows as CSV, a block at a time; a value that is not a number is an empty cell."""
     sys.stdout.write(",".join(names) + "\n")
-    for start in range(0, len(chosen), BLOCK):
-        write_csv(chosen.slice(start, BLOCK), out := io.BytesIO(), WriteOptions(include_header=False))
+    for chosen in (part.select(names) for part in blocks):
+        for at, field in enumerate(chosen.schema):
+            if pa.types.is_floating(field.type):
+                column = chosen[field.name]
+                chosen = chosen.set_column(at, field, pc.if_else(pc.is_nan(column), None, column))
+        write_csv(chosen, out := io.BytesIO(), WriteOptions(include_header=False))
         sys.stdout.write(out.getvalue().decode())
 
 
-def _stream_json(table: Any) -> None:
-    """Write all rows as a list of objects, a block at a time."""
-    first = True
-    for batch in table.arrow.to_batches(max_chunksize=BLOCK):
-        for row in batch.to_pylist():
-            text = json.dumps({k: _plain(v) for k, v in row.items()}, ensure_ascii=not _unicode())
-            sys.stdout.write(f"{'[' if first else ','}\n {text}")
-            first = False
-    sys.stdout.write("[]\n" if first else "\n]\n")
+def _stream_json(blocks: Iterable[pa.Table]) -> None:
+    """Write rows as a list of objects, a block at a time; their text is put together by columns, which is quicker."""
+    before = "["
+    for part in blocks:
+        pieces: list[Any] = []
+        for name in part.column_names:
+            pieces += [f"{', ' if pieces else '{'}{json.dumps(name)}: ", _json_texts(part[name].combine_chunks())]
+        lines = pc.binary_join_element_wise(*pieces, "}", "").to_pylist()
+        sys.stdout.write(before + "\n " + ",\n ".join(lines))
+        before = ","
+    sys.stdout.write("[]\n" if before == "[" else "\n]\n")
+
+
+def _json_texts(column: pa.Array) -> pa.Array:
+    """Each value of a column as JSON; a number that is not finite is null."""
+    kind = column.type
+    if pa.types.is_list(kind):
+        inner = pa.ListArray.from_arrays(_offsets(column), _json_texts(column.flatten()))
+        texts = pc.binary_join_element_wise("[", pc.binary_join(inner, ", "), "]", "")
+        return pc.if_else(pc.is_valid(column), texts, "null")
+    if pa.types.is_string(kind):
+        coded = column.dictionary_encode(null_encoding="encode")
+        words = [json.dumps(word, ensure_ascii=not _unicode()) for word in coded.dictionary.to_pylist()]
+        return pa.array(words, pa.string()).take(coded.indices)
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_finite(column), column, None)
+        whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), 1e15))  # written without a point
+        text = pc.cast(column, pa.string())
+        return pc.fill_null(pc.if_else(whole, pc.binary_join_element_wise(text, ".0", ""), text), "null")
+    return pc.fill_null(pc.cast(column, pa.string()), "null")
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """Where the lists of a column begin among all of their values; a missing one is empty."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
 
 def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
-from anisoscope.numerics.linalg import as_float64
+from anisoscope.numerics.linalg import as_float64, row_norms
 from anisoscope.numerics.neighbours import first_equal, nearest
 from anisoscope.stats.moments import GramMoments, Moments
 from anisoscope.stats.sample import Sample
@@ -67,8 +67,8 @@ def stack_lines(parts: Sequence[Part], folds: Sequence[int]) -> Any:
 
 
 def _few_and_wide(parts: Sequence[Moments]) -> bool:
-    """Whether all rows together are fewer than half their width, so that their Gram matrix is the smaller one."""
-    return all(part.thin for part in parts) and 2 * sum(part.n for part in parts) <= parts[0].width
+    """Whether all rows together are no more than their width, so that their Gram matrix is the smaller one."""
+    return all(part.thin for part in parts) and sum(part.n for part in parts) <= parts[0].width
 
 
 def line_of(stacked: Any, index: int) -> Any:
@@ -192,7 +192,7 @@ class Neighbours:
             if not rounds_left:
                 break
             # the earliest row within the tolerance represents the others; a sample's order is independent of batching
-            limit = tolerance * torch.linalg.vector_norm(distinct.double(), dim=1, keepdim=True).to(distance.device)
+            limit = tolerance * row_norms(distinct).unsqueeze(1).to(distance.device)
             number = torch.arange(len(distinct), device=index.device).unsqueeze(1)
             earlier = torch.where((distance <= limit) & (index < number), index, number).amin(1).to(kept.device)
             if bool((kept[earlier] == kept).all()):

@@ -137,7 +137,8 @@ def finite_rows(x: Any, name: str, contexts: Any = None, tokens: Any = None) -> 
 
 def usable_rows(rows: Tensor) -> Tensor:
     """Which rows [n, d] have only finite numbers, whose fourth powers stay within float64 (float32 always does)."""
-    top = rows.abs().amax(1)  # NaN where a row has one
+    low, high = torch.aminmax(rows, dim=1)  # NaN where a row has one; a copy of the absolute values would be as large
+    top = torch.maximum(low.abs(), high.abs())
     return torch.isfinite(top) & ((top == 0) | ((top <= GREATEST) & (top >= 1 / GREATEST)))
 
 
