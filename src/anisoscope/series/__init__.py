@@ -93,8 +93,14 @@ class SweepConfig:
         check_options(requests)
         if plan is None and not requests:
             raise AnisoscopeError("there is nothing to measure; name metrics, or a preset.")
+        if self.metrics:
+            refuse_idle(self, ("preset",), "beside --metrics, which are measured instead")
         if plan is None:
             refuse_idle(self, ("rank", "standardised", "split", "draws", "frozen_window"), "without gradients")
+        elif not plan.frozen:
+            refuse_idle(self, ("frozen_window",), "without a frozen proxy, which --preset light does not have")
+        if plan is not None and (self.metrics or self.preset != "light"):
+            refuse_idle(self, ("standardised",), "here: such energies are measured anyway, in all presets but light")
         if self.sites and not requests:
             raise AnisoscopeError("--sites are those of the metrics; name some with --metrics.")
         if self.architecture is not None:
