@@ -241,7 +241,7 @@ def typed_options(config: Any, names: Iterable[str]) -> Iterator[None]:
 
 
 def was_typed(name: str, config: Any = None) -> bool:
-    """Whether an option was typed on the command line that is running, for this class of configuration if one is named."""
+    """Whether an option was typed on the command line that is running, into this class of configuration if given."""
     of, names = _typed.get()
     return name in names and (config is None or of is config)
 

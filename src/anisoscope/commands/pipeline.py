@@ -20,7 +20,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
-from anisoscope.option import Progress, with_options
+from anisoscope.option import Progress, check_values, with_options
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
@@ -138,6 +138,7 @@ def profile(
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
+    check_values(profile, {"out": out, "resume": resume})
     request = RunRequest(Path(out), resume, progress=progress, report=report)
     return run_profile(with_options(ProfileConfig, models, **options), request).folder.table()
 
@@ -172,6 +173,7 @@ def sweep(
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
+    check_values(sweep, {"model": model, "out": out, "resume": resume})
     models = list(model) if isinstance(model, list | tuple) else [model]
     if not models:
         raise AnisoscopeError("no model was given; name a folder of checkpoints, a hub id, or several models.")
@@ -220,6 +222,7 @@ def train(
     `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
     its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page.
     """
+    check_values(train, {"config": config, "out": out})
     if not isinstance(monitor, str):
         options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}
         return loop.train(config, out, monitor=monitor, watch=watch, recipe=recipe, **options)

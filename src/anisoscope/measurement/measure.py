@@ -122,8 +122,8 @@ def _failure_explained(model: nn.Module, batch: Any) -> Iterator[None]:
         if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise AnisoscopeError(
-                f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, and "
-                "that the batch holds what the model's forward takes."
+                f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
+                "and that the batch holds what the model's forward takes."
             ) from error
         raise AnisoscopeError(
             f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the "

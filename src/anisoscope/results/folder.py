@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.lock import LOCK, refuse_other_writer
 from anisoscope.results.privacy import marked, placeless, without_places
-from anisoscope.results.query import SCHEMA, Table
+from anisoscope.results.query import Table
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "comparison.json", "concepts.json", "map.parquet", "every_step.parquet", LOCK}
@@ -215,14 +215,7 @@ class RunFolder:
             if about.get("status") == "complete" and unwatched:
                 why = "is complete but measured nothing (--monitor none), so it has no table."
             raise AnisoscopeError(f"run {str(self.path)!r} {why}")
-        try:
-            foreign = set(pq.read_schema(path).names) ^ set(SCHEMA.names)
-            if foreign:
-                verb = "has no" if (name := min(foreign)) in SCHEMA.names else "has a foreign"
-                raise ValueError(f"it {verb} column {name!r}")
-            return Table(Table.read(path).arrow, about)
-        except (OSError, ValueError, TypeError) as error:
-            raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
+        return Table(Table.read(path).arrow, about)
 
     def write_table(self, table: Table) -> None:
         replace_file(self.path / "table.parquet", table.write)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.measurement.config import check_options, check_seconds
+from anisoscope.measurement.config import check_options, check_seconds, refuse_unread
 from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
@@ -93,6 +93,7 @@ class SweepConfig:
         check_options(requests)
         if plan is None and not requests:
             raise AnisoscopeError("there is nothing to measure; name metrics, or a preset.")
+        refuse_unread(self, requests)
         if self.metrics:
             refuse_idle(self, ("preset",), "beside --metrics, which are measured instead")
         if plan is None:
@@ -101,8 +102,8 @@ class SweepConfig:
             refuse_idle(self, ("frozen_window",), "without a frozen proxy, which --preset light does not have")
         if plan is not None and (self.metrics or self.preset != "light"):
             refuse_idle(self, ("standardised",), "here: such energies are measured anyway, in all presets but light")
-        if self.sites and not requests:
-            raise AnisoscopeError("--sites are those of the metrics; name some with --metrics.")
+        if not requests or self.at_stream:
+            refuse_idle(self, ("sites",), "without --metrics, whose sites they are")
         if self.architecture is not None:
             check_architecture(self.architecture, trust_remote_code=self.trust_remote_code)
         if self.remove_downloads and not self.revisions:
