@@ -32,6 +32,15 @@ class Interrupted(KeyboardInterrupt):
         self.code = 128 + number
 
 
+def named_type(value: object) -> str:
+    """The type of a value as a word for messages; None is called None.
+
+    >>> named_type(None), named_type("x")
+    ('None', 'str')
+    """
+    return "None" if value is None else type(value).__name__
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
     """An error for a name that is not in `known`; it suggests the most similar known name.
 

@@ -120,7 +120,7 @@ def _failure_explained(model: nn.Module, batch: Any) -> Iterator[None]:
         given = set(inputs) if isinstance(inputs, Mapping) else set()
         encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].replace("torch.", "")
             raise AnisoscopeError(
                 f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
                 "and that the batch holds what the model's forward takes."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,8 @@ _LEAST = {"rank": 1, "seed": 0, "batch_size": 1, "total_steps": 1, "every_step":
 def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
     """Raise an error for an argument of a monitor of a wrong type or size, or that would do nothing."""
     check_values(function, {name: value for name, value in values.items() if name != "when"}, _LEAST)
+    if (probe := values["probe"]) is not None and not isinstance(probe, Iterable):
+        raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
     if values["target_weights"] is None:
         refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
 
