@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 
 from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, check_least, check_values, given, listed, refuse_typed, seed_numbers
@@ -181,12 +181,20 @@ class SizedArmsConfig(ArmsConfig):
 _TANGENT = ("rank", "splits", "standardised", "frozen_window", "weighted_gradients")
 
 
+class WatchOptions(TypedDict, total=False):
+    """Types of the options of `training_monitor` that are looked at before a training begins."""
+
+    when: str
+    contexts: int
+    rank: int | None
+    frozen_window: str | None
+
+
 def check_watch(watch: Mapping[str, Any], training: Any) -> None:
     """Raise an error for options of a training's monitor that are of no size, or that would do nothing."""
-    from anisoscope.studies.arms import training_monitor
     from anisoscope.tangent.plan import choose_plan
 
-    check_values(training_monitor, watch, {"contexts": 2, "rank": 1})
+    check_values(WatchOptions, watch, {"contexts": 2, "rank": 1})
     schedule_of(watch["when"], training.steps)
     if watch["monitor"] == "none":
         return
