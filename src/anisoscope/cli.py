@@ -7,6 +7,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -82,6 +83,7 @@ def main(run: Callable[..., Any] = app) -> None:
     with interruptible() as received:
         try:
             _refuse_unreadable(sys.argv[1:])
+            _refuse_repeated(sys.argv[1:])
             # in standalone mode click itself handles Ctrl-C and prints usage errors
             code = run(standalone_mode=False, **_program_name())
             interrupted = code if code in INTERRUPTED else 0
@@ -110,6 +112,14 @@ def _refuse_unreadable(words: Sequence[str]) -> None:
             raise AnisoscopeError(f"the argument '{shown[:80]}' is not UTF-8 and cannot be recorded; rename it.")
 
 
+def _refuse_repeated(words: Sequence[str]) -> None:
+    """Raise an error for an option that is typed twice: all but the last would do nothing."""
+    options = [word.partition("=")[0] for word in takewhile(lambda word: word != "--", words) if word.startswith("--")]
+    for number, option in enumerate(options):
+        if option in options[:number]:
+            raise AnisoscopeError(f"{option} is given twice, and only the last would count; give it once.")
+
+
 def _program_name() -> dict[str, str]:
     """The program name in help texts, as a keyword of `run`; none under `python -m anisoscope`: click finds it."""
     return {} if Path(sys.argv[0]).name == "__main__.py" else {"prog_name": "anisoscope"}
@@ -125,11 +135,25 @@ def _can_resume() -> bool:
 
 def _fail_on_usage(error: Any) -> NoReturn:
     """Exit with code 2 and one sentence about a usage error; without a sentence where the help was already printed."""
-    message = str(error.format_message()).strip()
+    message = _seen_and_expected(error) or str(error.format_message()).strip()
     if not message or "\n" in message:
         raise SystemExit(2)
     where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "anisoscope"
     fail(f"{message}{'' if message[-1] in '.?!' else '.'} See `{where} --help`.", 2)
+
+
+_PLAIN = {"valid integer": "whole number", "valid number": "number", "greater than or equal to": "at least"}
+
+
+def _seen_and_expected(error: Any) -> str:
+    """A sentence for a value of a wrong type, where the parser says what it expects but not what it saw; else empty."""
+    found: list[Any] = getattr(error.__cause__, "errors", list)()
+    if not found or getattr(error, "param", None) is None:
+        return ""
+    expected = str(found[0]["msg"]).removeprefix("Input should be ").partition(",")[0]
+    for words, plain in _PLAIN.items():
+        expected = expected.replace(words, plain)
+    return f"{error.param.opts[0]} is {str(found[0]['input'])[:80]!r}; expected {expected}."
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -144,6 +168,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error.strerror}{named}; check the name, and what is there.", 1
     if isinstance(error, UnicodeError):
         return f"a name or a text is not UTF-8 ({text[:80]}); rename or re-encode it.", 1
+    if isinstance(error, RecursionError):
+        return "a file is nested more deeply than anything that a run, a model or a corpus holds; check its content.", 1
     if isinstance(error, pickle.UnpicklingError):
         return "a saved state is damaged or holds more than numbers, and nothing of it was run; start a new run.", 1
     if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+_MANY, _SHOWN = 36, 12  # of more known names than this, only the most similar are listed
+
 
 class AnisoscopeError(Exception):
     """Invalid input; the message is one sentence: what was found, what was expected, what to do.
@@ -39,6 +41,15 @@ class Interrupted(KeyboardInterrupt):
         self.code = 128 + number
 
 
+def named_type(value: object) -> str:
+    """The type of a value as a word for messages; None is called None.
+
+    >>> named_type(None), named_type("x")
+    ('None', 'str')
+    """
+    return "None" if value is None else type(value).__name__
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
     """An error for a name that is not in `known`; it suggests the most similar known name.
 
@@ -46,9 +57,11 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> AnisoscopeError:
     "unknown site 'residual'; did you mean 'resid'? Known: embed, resid."
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return AnisoscopeError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
+    shown = difflib.get_close_matches(str(name), names, n=_SHOWN, cutoff=0) if len(names) > _MANY else names
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return AnisoscopeError(f"unknown {what} {str(name)[:80]!r}{hint} Known: {', '.join(sorted(shown))}{more}.")
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:

@@ -9,13 +9,22 @@ before the help is printed, so it and the modules with configurations import no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import functools
+import math
+import numbers as numeric
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from types import NoneType, UnionType
 from typing import Annotated, Any
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, unknown_name
 
 MOST_NUMBERS = 100_000  # in a span such as 0-8
+MOST = 10**12  # the largest size that any option may have
+MOST_SEED = (1 << 63) - 1
 Progress = Callable[[str, int, int], None]  # reports the progress of a run: (phase, number done, total)
 
 
@@ -113,12 +122,107 @@ def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given)
 
 
-def check_least(config: Any, least: Mapping[str, float]) -> None:
-    """Raise an error if a field of `config` is below its minimum; None (the preset's value) is always accepted."""
-    for name, bound in least.items():
-        value = getattr(config, name)
-        if value is not None and not value >= bound:
+# -- values ------------------------------------------------------------------------------------------------------------
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+
+
+@functools.cache
+def _hints(source: Any) -> dict[str, Any]:
+    return typing.get_type_hints(source)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as far as that can be told without running anything."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if origin in (Iterable, Sequence):
+        inside = value if isinstance(value, list | tuple) else ()
+        letters = isinstance(value, str) and inner[0] is not str
+        return isinstance(value, origin) and not letters and all(_fits(one, inner[0]) for one in inside)
+    if origin is Callable:
+        return callable(value)
+    if hint is int:
+        return isinstance(value, numeric.Integral) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, numeric.Real) and not isinstance(value, bool) and math.isfinite(value)
+    plain = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
+    return isinstance(value, hint) if plain else True
+
+
+def _words(hint: Any) -> str:
+    """A type in words: "a whole number or None"."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_words, inner)))
+    if origin in (tuple, Iterable, Sequence):
+        return f"a list, each {_words(inner[0])}" if inner[0] in _WORDS else "a list"
+    if origin is Callable:
+        return "a function"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _as_tuple(value: Any, hint: Any) -> Any:
+    """A list, a text with commas or a single number as the tuple that a field holds; anything else as it is."""
+    kinds = [one for one in (hint, *typing.get_args(hint)) if typing.get_origin(one) is tuple]
+    inner = typing.get_args(kinds[0])[0] if kinds else None
+    if not kinds or value is None or isinstance(value, tuple):
+        return value
+    if isinstance(value, str):
+        return listed(value, "a list") if inner is str else value
+    return (
+        tuple(value)
+        if isinstance(value, list | set | frozenset | range)
+        else (value,)
+        if _fits(value, inner)
+        else value
+    )
+
+
+def check_values(source: Any, values: Mapping[str, Any], least: Mapping[str, float] | None = None) -> None:
+    """Raise an error for a value of another type than `source` (a class or a function) declares, or of no size.
+
+    No number is NaN or infinite, none is beyond what any machine could hold, and none is below its `least`.
+    """
+    hints = _hints(source)
+    for name, value in values.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise AnisoscopeError(f"{name} is {str(value)[:80]!r}; expected {_words(hints[name])}.")
+        most = MOST_SEED if name == "seed" else MOST
+        if isinstance(value, int) and value > most:
+            shown = str(value) if value < 10**40 else f"{str(value)[:40]}…"
+            raise AnisoscopeError(
+                f"{name} is {shown}; expected {'less than 2**63' if name == 'seed' else f'at most {most:,}'}."
+            )
+        bound = (least or {}).get(name)
+        if bound is not None and value is not None and not value >= bound:
             raise AnisoscopeError(f"{name} is {value}; expected at least {bound}.")
+
+
+def check_least(config: Any, least: Mapping[str, float]) -> None:
+    """Raise an error if a field of `config` is of a wrong type or below its minimum; None is the preset's value.
+
+    Lists become the tuples that the fields are declared as.
+    """
+    source: Any = type(config)
+    hints = _hints(source)
+    for field in fields(config):
+        given = getattr(config, field.name)
+        if (value := _as_tuple(given, hints[field.name])) is not given:
+            object.__setattr__(config, field.name, value)
+    check_values(source, {field.name: getattr(config, field.name) for field in fields(config)}, least)
+
+
+def with_options(config: Any, *values: Any, **options: Any) -> Any:
+    """A configuration from options by name; an unknown name is an error that suggests the nearest."""
+    known = [field.name for field in fields(config)]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option", name, known)
+    return config(*values, **options)
 
 
 def check_most(config: Any, most: Mapping[str, float]) -> None:
@@ -129,16 +233,46 @@ def check_most(config: Any, most: Mapping[str, float]) -> None:
             raise AnisoscopeError(f"{name} is {value}; expected at most {bound:,}.")
 
 
+# -- options that do nothing -------------------------------------------------------------------------------------------
+
 _FLAGS = {"special": "--skip-special", "first": "--skip-first", "memory_mb": "--memory"}
+_typed: ContextVar[tuple[Any, frozenset[str]]] = ContextVar("typed", default=(None, frozenset()))
 
 
-def refuse_idle(config: Any, names: Iterable[str], why: str) -> None:
+@contextlib.contextmanager
+def typed_options(config: Any, names: Iterable[str]) -> Iterator[None]:
+    """Around a command: these options of a configuration were typed, be it with their default values."""
+    token = _typed.set((config, frozenset(names)))
+    try:
+        yield
+    finally:
+        _typed.reset(token)
+
+
+def was_typed(name: str, config: Any = None) -> bool:
+    """Whether an option was typed on the command line that is running, into this class of configuration if given."""
+    of, names = _typed.get()
+    return name in names and (config is None or of is config)
+
+
+def refuse_idle(config: Any, names: Collection[str], why: str) -> None:
     """Raise an error if one of these fields was given, since it would do nothing: `why`, such as "without --model"."""
     defaults = {field.name: field.default for field in fields(config)}
+    refuse_typed([n for n in names if getattr(config, n) != defaults[n] or was_typed(n, type(config))], why)
+
+
+def refuse_typed(names: Iterable[str], why: str) -> None:
+    """Raise an error for the first of these options, which were given and would do nothing."""
     for name in names:
-        if getattr(config, name) != defaults[name]:
-            flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-            raise AnisoscopeError(f"{flag} does nothing {why}; leave it out.")
+        flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+        raise AnisoscopeError(f"{flag} does nothing {why}; leave it out.")
+
+
+def refuse_arguments(values: Mapping[str, Any], why: str) -> None:
+    """As `refuse_idle`, for arguments of a function: raise an error for the first that is neither None nor empty."""
+    for name, value in values.items():
+        if value:
+            raise AnisoscopeError(f"{name} does nothing {why}, or leave it out.")
 
 
 def given(config: Any, *names: str) -> dict[str, Any]:

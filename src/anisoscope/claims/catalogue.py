@@ -18,9 +18,12 @@ from anisoscope.claims.engine.robustness import Place, deciding, late_fit, place
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, formation, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
-from anisoscope.errors import unknown_name
+from anisoscope.errors import AnisoscopeError, check_known, unknown_name
+from anisoscope.option import check_values
 from anisoscope.results.live import by_training_batches
-from anisoscope.results.query import Table
+from anisoscope.results.query import Query, Table
+
+PROXY = "semi_nmf"  # the directions that claims are about unless told
 
 # in the order of pages and documentation
 _REVISITING = (tangent, formation, comparison, frequency_arm, theory)
@@ -34,11 +37,22 @@ def claims() -> dict[str, Claim]:
     return dict(sorted(DECLARED.items(), key=lambda item: places.get(item[1].module, len(places))))
 
 
+def check_measured(table: Table, **chosen: str | None) -> None:
+    """Raise an error for directions, or a way of fitting them, that the table does not hold."""
+    for name, value in chosen.items():
+        if value is None:
+            continue
+        held = {str(one) for one in Query(table).where(metric="gradient_energy").values(name) if one is not None}
+        if not held:
+            raise AnisoscopeError(f"--{name} chooses among tangent directions, and these runs hold none; leave it out.")
+        check_known(f"{name} in these runs", value, held)
+
+
 def evaluate_claims(
     table: Table,
     names: Iterable[str] | None = None,
     *,
-    proxy: str = "semi_nmf",
+    proxy: str = PROXY,
     rank: int | None = None,
     fit: str | None = None,
     robust: bool = False,
@@ -52,6 +66,8 @@ def evaluate_claims(
     the p of its decision, and that corrected over the grid of claims × models (`error_control`). With `robust` it is
     evaluated again under every alternative that the table offers (`robustness`).
     """
+    check_values(evaluate_claims, locals(), {"rank": 1})
+    check_measured(table, proxy=None if proxy == PROXY else proxy, fit=fit)
     table, known = by_training_batches(table), claims()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     for name in wanted:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.errors import AnisoscopeError, check_known
+from anisoscope.errors import check_known
 from anisoscope.option import distinct
 
 _FORMS = ("table", "json")
@@ -32,7 +32,7 @@ def claims(
 
     The last line says how many of them are left after correction over the grid of claims × models.
     """
-    from anisoscope.claims.catalogue import evaluate_claims
+    from anisoscope.claims.catalogue import PROXY, check_measured, evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
     from anisoscope.results.folder import readable_runs
@@ -42,8 +42,8 @@ def claims(
     check_known("format", format, _FORMS)
     with readable_runs(*runs):
         table = joint_table(open_runs(runs))
-        _check_measured(table, proxy=proxy, fit=fit)
-        chosen: dict[str, Any] = {"proxy": proxy or "semi_nmf", "fit": fit, "robust": robust}
+        check_measured(table, proxy=proxy, fit=fit)
+        chosen: dict[str, Any] = {"proxy": proxy or PROXY, "fit": fit, "robust": robust}
         verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))
     if flagged := _flagged(table):
         print_line(flagged, error=format == "json")
@@ -53,19 +53,6 @@ def claims(
         print_verdicts(verdicts, every=wanted is not None)
         if robust:
             print_robustness(verdicts)
-
-
-def _check_measured(table: Any, **chosen: str | None) -> None:
-    """Raise an error for directions, or a way of fitting them, that the table does not hold."""
-    from anisoscope.results.query import Query
-
-    for name, value in chosen.items():
-        if value is None:
-            continue
-        held = {str(one) for one in Query(table).where(metric="gradient_energy").values(name) if one is not None}
-        if not held:
-            raise AnisoscopeError(f"--{name} chooses among tangent directions, and these runs hold none; leave it out.")
-        check_known(f"{name} in these runs", value, held)
 
 
 def _flagged(table: Any) -> str:

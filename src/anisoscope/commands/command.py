@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from anisoscope.errors import Interrupted
-from anisoscope.option import Option
+from anisoscope.option import Option, typed_options
 
 if TYPE_CHECKING:
     from anisoscope.commands.pipeline import RunRequest
@@ -109,12 +109,16 @@ def configured(
         _, *more = inspect.signature(act, eval_str=True).parameters.values()
         extra = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
 
-        def command(**typed: Any) -> None:
+        def command(ctx: typer.Context, **typed: Any) -> None:
             rest = {p.name: typed.pop(p.name) for p in extra}
+            sources = {name: ctx.get_parameter_source(name) for name in (*typed, *rest)}
+            given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
             values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
-            act((build or config)(**values), **rest)
+            with typed_options(config, given):
+                act((build or config)(**values), **rest)
 
-        parameters = [*(field.parameter((help or {}).get(name)) for name, field in chosen.items()), *extra]
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [context, *(field.parameter((help or {}).get(name)) for name, field in chosen.items()), *extra]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         command.__name__, command.__doc__ = act.__name__, act.__doc__

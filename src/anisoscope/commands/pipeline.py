@@ -20,7 +20,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
-from anisoscope.option import Progress
+from anisoscope.option import Progress, check_values, with_options
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
@@ -28,7 +28,7 @@ from anisoscope.series import SweepConfig
 from anisoscope.series.sweep import Sweeper
 from anisoscope.studies.arms import training_monitor
 from anisoscope.studies.catalogue import StudyEntry
-from anisoscope.studies.config import schedule_of
+from anisoscope.studies.config import check_watch
 from anisoscope.studies.study_run import judge
 from anisoscope.training import loop
 from anisoscope.training.config import CommonTrainConfig
@@ -138,8 +138,9 @@ def profile(
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
+    check_values(profile, {"out": out, "resume": resume})
     request = RunRequest(Path(out), resume, progress=progress, report=report)
-    return run_profile(ProfileConfig(models=models, **options), request).folder.table()
+    return run_profile(with_options(ProfileConfig, models, **options), request).folder.table()
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------
@@ -172,9 +173,11 @@ def sweep(
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
-    models = [model] if isinstance(model, str) else list(model)
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    config = SweepConfig(models[0], others=tuple(models[1:]), **plain)
+    check_values(sweep, {"model": model, "out": out, "resume": resume})
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    if not models:
+        raise AnisoscopeError("no model was given; name a folder of checkpoints, a hub id, or several models.")
+    config = with_options(SweepConfig, models[0], others=tuple(models[1:]), **options)
     if out is None:
         with tempfile.TemporaryDirectory() as place:
             return Sweeper.at(config, place, resume=resume, progress=progress).run()
@@ -186,7 +189,7 @@ def sweep(
 
 def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunRequest, **options: Any) -> FinishedRun:
     """Train under a monitor with the options `watch`, evaluate the claims, write the page."""
-    schedule_of(watch["when"], config.steps)
+    check_watch(watch, config)
     RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # a foreign folder fails here
     watched = watch["monitor"] != "none"
 
@@ -219,6 +222,7 @@ def train(
     `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
     its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page.
     """
+    check_values(train, {"config": config, "out": out})
     if not isinstance(monitor, str):
         options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}
         return loop.train(config, out, monitor=monitor, watch=watch, recipe=recipe, **options)

@@ -9,6 +9,7 @@ import typer
 
 from anisoscope.commands.command import Debug, Out, Resume, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
+from anisoscope.option import was_typed
 from anisoscope.studies.catalogue import STUDIES, StudyEntry
 
 
@@ -20,15 +21,13 @@ def studies() -> dict[str, Callable[..., None]]:
 def _command(entry: StudyEntry) -> Callable[..., None]:
     """The command of one study; with --jobs and --resume only where the study supports them."""
 
-    def run(
-        config: Any, ctx: typer.Context, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False
-    ) -> None:
+    def run(config: Any, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
         from anisoscope.commands.drawing import study_summary
         from anisoscope.commands.pipeline import run_study
         from anisoscope.view.console import print_run_end
 
         if getattr(config, "measures_published", False):
-            _refuse_unused(ctx, config)
+            _refuse_unused(config)
         preset = getattr(config, "preset", "")
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
             done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))
@@ -40,12 +39,11 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
     return configured(entry.config, build=entry.build, without=unsupported)(run)
 
 
-def _refuse_unused(ctx: typer.Context, config: Any) -> None:
+def _refuse_unused(config: Any) -> None:
     """Raise if an option was typed that has no effect with the chosen preset."""
     paper = config.preset == "paper"
     unused = [f for f in declared_fields(type(config)).values() if f.option.preset == ("trained" if paper else "paper")]
     options = {field.name: field.flag for field in unused} | ({"jobs": "--jobs"} if paper else {})
-    sources = {flag: ctx.get_parameter_source(name) for name, flag in options.items()}
-    if typed := [flag for flag, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
+    if typed := [flag for name, flag in options.items() if was_typed(name)]:
         where = "the presets that train, tiny and small" if paper else "--preset paper"
         raise AnisoscopeError(f"{typed[0]} belongs to {where}; leave it out, or take another preset.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, requested
+from anisoscope.commands.command import Debug, Out, Resume, configured, fail, requested
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -38,12 +39,16 @@ def sweep(
 
 def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
     from anisoscope.commands.pipeline import run_sweep
+    from anisoscope.results.query import Query
     from anisoscope.view.console import print_run_end
 
     kind = "sweep" if config.series else "tangent"
     with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
         run = run_sweep(config, request)
     print_run_end(run.folder, run.page, run.drawing_seconds)
+    measured = [row for row in Query(run.folder.table()) if row.kind != "training"]
+    if measured and not any(math.isfinite(row.value) for row in measured):
+        fail(f"nothing could be computed: {measured[0].note or 'no value is finite'}. The table has the reasons.", 3)
 
 
 _OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")

@@ -8,8 +8,8 @@ import typer
 
 from anisoscope.commands.command import Debug, Out, Resume, configured, requested
 from anisoscope.errors import AnisoscopeError
-from anisoscope.option import numbers
-from anisoscope.training.config import TrainConfig
+from anisoscope.option import numbers, refuse_typed, was_typed
+from anisoscope.training.config import TrainConfig, last_step
 
 _WATCHED = (  # options of the monitor
     *("when", "contexts", "every_step", "weighted_gradients", "skip_first", "skip_special", "standardised"),
@@ -17,15 +17,9 @@ _WATCHED = (  # options of the monitor
 )
 
 
-def _typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 @configured(TrainConfig, first=("arch", "family", "objective", "attention", "data", "steps", "layers", "width"))
 def train(
     config: TrainConfig,
-    ctx: typer.Context,
     monitor: Annotated[
         str, typer.Option(help="What is measured on the way: none, light, standard, full, or metrics.")
     ] = "standard",
@@ -66,9 +60,12 @@ def train(
     from anisoscope.commands.pipeline import run_train
     from anisoscope.view.console import print_line, print_run_end
 
-    if monitor == "none" and (idle := [name for name in _WATCHED if _typed(ctx, name)]):
-        flag = f"--{idle[0].replace('_', '-')}"
-        raise AnisoscopeError(f"{flag} does nothing with --monitor none, which measures nothing; leave it out.")
+    if was_typed("checkpoints") and (late := last_step(config.checkpoints)) > config.steps:
+        raise AnisoscopeError(
+            f"--checkpoints names step {late}, after the last of {config.steps} updates; leave it out."
+        )
+    if monitor == "none":
+        refuse_typed(filter(was_typed, _WATCHED), "with --monitor none, which measures nothing")
     watch: dict[str, Any] = {"monitor": monitor, "when": when, "contexts": contexts, "rank": rank}
     watch |= {"split": numbers(int, "1,2")(split, "--split")} if split is not None else {}
     watch |= {"every_step": True} if every_step else {}  # --resume compares these options with run.json

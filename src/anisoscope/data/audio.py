@@ -19,6 +19,7 @@ from anisoscope.results.modality import SOUNDS_DATA
 
 RATE = 16_000
 SECONDS = 10.0
+_RATES = (1_000, 1_000_000)  # samples per second of any recording
 SHORTEST = 1.0  # seconds; a shorter last piece of a recording is dropped and counted
 PART = 600.0  # seconds decoded at a time, so that memory does not grow with a recording
 EMBEDDED = (36, 8.0)  # number of synthetic clips, and seconds of each
@@ -112,6 +113,11 @@ def _decoded(item: Item, *, most: float) -> Iterator[tuple[np.ndarray, int]]:
             yield _plain_wav(stream, item.name)
             return
         with soundfile.SoundFile(stream) as file:
+            if not _RATES[0] <= file.samplerate <= _RATES[1]:
+                raise AnisoscopeError(
+                    f"{item.name!r} says that it has {file.samplerate:,} samples per second; expected "
+                    f"{_RATES[0]:,} to {_RATES[1]:,}: convert it, or leave it out."
+                )
             while len(block := file.read(round(most * file.samplerate), dtype="float32", always_2d=True)):
                 yield block, int(file.samplerate)
 

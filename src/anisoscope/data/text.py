@@ -91,6 +91,7 @@ def read_documents(
                 f"the embedded corpus has no field {group_by!r} to group by; give data with fields, or a folder and "
                 "`file`."
             )
+        _refuse_field("the embedded corpus", text_field)
         return _embedded()
     path, name = Path(source).expanduser(), str(source)
     if not name.strip():
@@ -225,6 +226,14 @@ def _not_empty(documents: Iterable[Document], *, name: str) -> Iterator[Document
         raise AnisoscopeError(f"{name!r} holds no text (it is empty or white space only); give a file with text in it.")
 
 
+def _refuse_field(name: str, text_field: str) -> None:
+    """Raise an error if a field was named for a text that has none."""
+    if text_field != "text":
+        raise AnisoscopeError(
+            f"{name} is plain text without fields, so --text-field {text_field} does nothing; leave it out."
+        )
+
+
 def _local(path: Path, text_field: str, group_by: str | None) -> Iterator[Document]:
     for entry in entries(path):
         if entry.suffix in RECORD_SUFFIXES:
@@ -237,6 +246,8 @@ def _local(path: Path, text_field: str, group_by: str | None) -> Iterator[Docume
                 f"{entry.name!r} is plain text without fields, so it cannot be grouped by {group_by!r}; "
                 f"group by `file`, or give records (.jsonl, .parquet, .csv) that have that field."
             )
+        if path.is_file():
+            _refuse_field(repr(entry.name), text_field)
         blocks = decoded(entry)
         for text in _split(blocks, entry.separator) if entry.separator else _parts(blocks):
             yield Document(text, group=entry.label if group_by else "", source=entry.name)
@@ -401,6 +412,12 @@ def readable(name: str) -> Iterator[None]:
         raise AnisoscopeError(f"{name!r} is truncated or damaged ({error}); copy or download it again.") from error
     except OSError as error:
         raise AnisoscopeError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+    except RecursionError as error:
+        raise AnisoscopeError(f"{name!r} is nested too deeply to be read; check what it holds.") from error
+    except RuntimeError as error:  # of zipfile
+        if "encrypted" not in str(error):
+            raise
+        raise AnisoscopeError(f"{name!r} is encrypted; unpack it with its password first.") from error
 
 
 def decoded(entry: FileEntry) -> Iterator[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
+from anisoscope.option import check_values
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import MODALITIES
 from anisoscope.results.quantity import jackknife
@@ -145,6 +146,7 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
     Where both saw the same contexts the difference is paired: its interval leaves out the same fold on both sides.
     Models of different depth are matched at the nearest relative depth.
     """
+    check_values(compare, {"first": first, "second": second})
     one, two = (ComparedModel.open(first), ComparedModel.open(second)) if second else ComparedModel.both(first)
     notes: list[str] = []
     sides = [one, two]

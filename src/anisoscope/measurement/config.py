@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, TooFewRows, check_known
@@ -23,10 +22,15 @@ from anisoscope.option import (
     Tokenizer,
     check_least,
     distinct,
+    refuse_idle,
 )
 
-LEAST_SECONDS = 0.1
+LEAST_SECONDS, MOST_SECONDS = 0.1, 86_400
 _POOLS = ("none", "mean", "cls", "last")
+_OF_DATA = (
+    *("data", "tokens", "context", "seconds", "batch_size", "text_field", "group_by", "pool", "special", "first"),
+    *("tokenizer", "halves", "attention_rows"),
+)
 _LEAST = {"tokens": 2, "context": 2, "batch_size": 1, "sample_size": 32, "attention_rows": 0, "memory_mb": 1, "seed": 0}
 
 
@@ -99,6 +103,7 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         from anisoscope.capture.sites.site import EVERY, check_kinds
         from anisoscope.metrics.catalogue import parse_requests
+        from anisoscope.metrics.engine.metric import WEIGHT_KINDS
         from anisoscope.models.placement import choose_device, choose_dtype
 
         check_least(self, _LEAST)
@@ -109,14 +114,36 @@ class ProfileConfig:
         if not self.models:
             raise AnisoscopeError("no model was given; name a folder, a hub id, a .gguf file or a file of rows.")
         check_kinds([kind for kind in self.sites if kind != EVERY])
-        check_options(parse_requests(self.metrics))
+        requests = parse_requests(self.metrics)
+        check_options(requests)
+        refuse_unread(self, requests)
+        if self.sites and not self.modules and not set(self.sites) - WEIGHT_KINDS:
+            refuse_idle(self, _OF_DATA, "for tables of weights alone, which read no data")
+        if self.modules:
+            refuse_idle(self, ("sites", "layers"), "beside --modules, which are looked at instead")
         choose_dtype(self.dtype, choose_device(self.device))
+
+
+def refuse_unread(config: Any, requests: Sequence[Any]) -> None:
+    """Raise an error for a size of something that none of the metrics reads."""
+    from anisoscope.metrics.engine.folds import Neighbours, on_sample
+
+    read = {need for request in requests for need in request.metric.reads(request.options)}
+    asked = {field.name for field in fields(config)}
+    if not any(Neighbours in request.metric.needs for request in requests):
+        refuse_idle(config, asked & {"halves"}, "without an intrinsic dimension among the metrics, such as two_nn")
+    if not any(map(on_sample, read)):
+        refuse_idle(config, asked & {"sample_size"}, "without metrics of sampled rows, such as two_nn")
+    if not any("scores" in request.metric.kinds for request in requests):
+        refuse_idle(config, asked & {"attention_rows"}, "without metrics of attention, such as attention_entropy")
 
 
 def check_seconds(seconds: float | None) -> None:
     """Raise an error for contexts of speech too short for a frame."""
-    if seconds is not None and not LEAST_SECONDS <= seconds < math.inf:
+    if seconds is not None and not seconds >= LEAST_SECONDS:
         raise AnisoscopeError(f"seconds is {seconds:g}; expected at least {LEAST_SECONDS:g}.")
+    if seconds is not None and seconds > MOST_SECONDS:
+        raise AnisoscopeError(f"seconds is {seconds:g}; expected at most {MOST_SECONDS:,}, a day.")
 
 
 def check_options(requests: Sequence[Any]) -> None:

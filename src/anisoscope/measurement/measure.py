@@ -22,7 +22,7 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.option import Progress
+from anisoscope.option import Progress, check_values
 from anisoscope.results.query import Table
 
 _CHUNK = 4096  # rows at a time
@@ -58,8 +58,11 @@ def measure(
     `halves` the intrinsic dimensions of the residual stream come also for two disjoint halves of the contexts (groups
     half:1 and half:2).
     """
+    check_values(measure, locals(), {"sample_size": 32, "attention_rows": 0, "seed": 0})
     requests = parse_requests(metrics)
     sites, modules = names_of(sites), names_of(modules)
+    if modules and sites:
+        raise AnisoscopeError("modules and sites were both given; modules are looked at in place of sites.")
     setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
     if setup.layout is not None and not pool_fits(model, pool, setup.layout):
         why = "it has no class token" if pool == "cls" else "no position is the last of a text"
@@ -67,7 +70,7 @@ def measure(
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
     bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
     if setup.captured or modules:
-        around, rest = partial(_decoder_explained, model), iter(batches)
+        around, rest = partial(_failure_explained, model), iter(batches)
         if not (modules or (sites and EVERY not in sites)):  # keep the default sites that this model can capture
             for batch in islice(rest, 1):
                 with around(batch):
@@ -109,16 +112,22 @@ def capture_batches(
 
 
 @contextlib.contextmanager
-def _decoder_explained(model: nn.Module, batch: Any) -> Iterator[None]:
-    """Around a forward pass: explain the failure of an encoder-decoder whose batch lacks decoder inputs."""
+def _failure_explained(model: nn.Module, batch: Any) -> Iterator[None]:
+    """Around a forward pass: explain a failure, above all that of an encoder-decoder without decoder inputs."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, IndexError, TypeError, RuntimeError) as error:
+        if "memory" in str(error).lower():
+            raise
         inputs = batch.inputs if isinstance(batch, Batch) else batch
         given = set(inputs) if isinstance(inputs, Mapping) else set()
         encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
-            raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].replace("torch.", "")
+            raise AnisoscopeError(
+                f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
+                "and that the batch holds what the model's forward takes."
+            ) from error
         raise AnisoscopeError(
             f"the decoder of {type(model).__name__} was given nothing to read; put decoder_input_ids into the "
             "batches beside what its encoder reads, or measure model.get_encoder()."

@@ -53,7 +53,7 @@ LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "token
 OF_MODELS = (
     *("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field"),
     *("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves"),
-    *("attention_rows", "trust_remote_code", "random_init"),
+    *("attention_rows", "trust_remote_code", "random_init", "device", "memory_mb"),
 )
 KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass

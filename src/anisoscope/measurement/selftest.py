@@ -20,6 +20,7 @@ from anisoscope.metrics.tangent import Draws, gradient_energy, gradient_p, secon
 from anisoscope.models.placement import choose_device
 from anisoscope.numerics.linalg import orthonormal_basis, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
+from anisoscope.option import check_values
 
 _RAW = (("baseline", False),)
 _LENGTHS = (40, 12, 25, 31)  # of the contexts of the tiny model
@@ -165,6 +166,7 @@ def controls(seed: int = 0) -> list[PlantedControl]:
 
 def run_selftest(device: str = "auto", *, seed: int = 0) -> Iterator[ControlResult]:
     """All controls, one after the other."""
+    check_values(run_selftest, {"device": device, "seed": seed}, {"seed": 0})
     planted = Planted(choose_device(device), seed)
     known = registry()
     for control in controls(seed):

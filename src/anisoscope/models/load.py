@@ -10,6 +10,7 @@ import difflib
 import importlib.util
 import io
 import pickle
+import re
 import struct
 import warnings
 from collections.abc import Iterator
@@ -78,9 +79,24 @@ def readable_errors(source: ModelSource) -> Iterator[None]:
         raise
 
 
+_VALIDATED = re.compile(r"(?:Class validation|Validation) error for (?:field|validator) '\w+': (?:\w+Error: )?")
+_OF_THE_CODE = (TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError, RecursionError, AssertionError)
+
+
+def _plain_reason(error: BaseException, text: str) -> str:
+    """Why a model could not be made, in words of its configuration and not of the code that reads it."""
+    told = _VALIDATED.sub("", text).replace("NoneType", "null").partition(" with value ")
+    if told[1]:  # Field 'depths' with value 1 doesn't match any type in (…)
+        return f"{told[0]} is {told[2].partition(' doesn')[0]}, which it cannot be"
+    if isinstance(error, _OF_THE_CODE) and not _VALIDATED.search(text):
+        return "its configuration or its files hold a value of a kind that no model of this type takes; compare them with another model's"  # noqa: E501
+    return told[0] or type(error).__name__
+
+
 def _failure(source: ModelSource, error: BaseException) -> str:
     text = " ".join(str(error).split())
-    reason = (text[:240] + "…") if len(text) > 240 else text or type(error).__name__
+    plain = _plain_reason(error, text)
+    reason = (plain[:240] + "…") if len(plain) > 240 else plain
     if "trust_remote_code" in text or "custom code" in text:
         return f"{source.spec!r} needs its own code to be run; allow it with --trust-remote-code."
     if "weights_only" in text or (isinstance(error, pickle.UnpicklingError) and "pickle" in text.lower()):

@@ -18,6 +18,9 @@ HASHED_WHOLE = 256 << 20  # bytes of weights up to which every byte enters the f
 SAMPLE = 1 << 14  # elements of each tensor that enter the fingerprint of larger models
 
 
+_DEVICES = ("cpu", "cuda", "mps")
+
+
 def choose_device(name: str = "auto") -> torch.device:
     """The device of that name; `auto` is CUDA, else MPS, else the CPU."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
@@ -26,7 +29,9 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise unknown_name("device", name, ["auto", "cpu", "cuda", "mps"]) from error
+        raise unknown_name("device", name, ["auto", *_DEVICES]) from error
+    if device.type not in _DEVICES or (device.type != "cuda" and device.index):
+        raise unknown_name("device", name, ["auto", *_DEVICES])
     if (device.type == "cuda" and not cuda) or (device.type == "mps" and not mps):
         raise AnisoscopeError(f"device {name!r} is not available here; use --device auto or --device cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -106,6 +106,9 @@ def _split_overrides(spec: str) -> tuple[str, dict[str, Any]]:
     for key, sign, text in pairs:
         if not (key.strip().isidentifier() and sign and text.strip()):
             raise AnisoscopeError(f"{spec!r} has {key + sign + text!r}; expected {_EXAMPLE}.")
+    names = [key.strip() for key, _, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise AnisoscopeError(f"{spec!r} has {twice[0]} twice; give it once.")
     return match["name"], {key.strip(): _value(text.strip(), spec) for key, _, text in pairs}
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,10 @@ from anisoscope.monitor.files import WRITE, MonitorFiles
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
-from anisoscope.monitor.open_step import OpenStep, nothing_measured, refuse_unlearnable
+from anisoscope.monitor.open_step import OpenStep, check_arguments, nothing_measured, refuse_unlearnable, with_splits
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
-from anisoscope.option import Progress, seeds_of
+from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
@@ -126,6 +126,7 @@ class Monitor:
         strict: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        check_arguments(Monitor.__init__, locals())
         self.guard = FaultGuard(strict)
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
@@ -137,8 +138,7 @@ class Monitor:
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
-        if (splits := seeds_of(split)) and self.plan is not None:
-            self.plan = replace(self.plan, splits=splits)
+        self.plan = with_splits(self.plan, split, **sizes)
         self.layout = find_layout(self.model)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))

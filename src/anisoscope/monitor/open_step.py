@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.option import check_values, refuse_arguments, seeds_of
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import TangentPlan
 
@@ -31,6 +33,29 @@ class OpenStep:
         if records is not None:
             self.records += records
             self.measured = True
+
+
+_LEAST = {"rank": 1, "seed": 0, "batch_size": 1, "total_steps": 1, "every_step": 0}
+
+
+def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
+    """Raise an error for an argument of a monitor of a wrong type or size, or that would do nothing."""
+    check_values(function, {name: value for name, value in values.items() if name != "when"}, _LEAST)
+    if (probe := values["probe"]) is not None and not isinstance(probe, Iterable):
+        raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
+    if values["target_weights"] is None:
+        refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
+
+
+def with_splits(
+    plan: TangentPlan | None, split: int | Sequence[int], *, seed: int, window: str | None, **options: Any
+) -> TangentPlan | None:
+    """The plan with further splits; where there is none, an error for an option of the tangent study."""
+    if plan is None:
+        asked = {**options, "split": split, "frozen_window": window}
+        refuse_arguments(asked, "without gradients; add 'tangent' to the metrics")
+    seeds = seeds_of(split)
+    return plan if plan is None or not seeds else replace(plan, splits=seeds)
 
 
 def refuse_unlearnable(model: nn.Module, plan: TangentPlan | None, *, learns: bool) -> None:

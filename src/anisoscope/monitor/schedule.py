@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.option import check_values
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def every(n: int, *, total: int | None = None) -> Schedule:
     >>> [step for step in range(10) if every(4)(step)]
     [0, 4, 8]
     """
+    check_values(every, locals())
     if n < 1:
         raise AnisoscopeError(f"every({n}) names no steps; expected at least 1.")
     return Schedule("every", n=n, total=total)
@@ -60,6 +62,7 @@ def at(steps: Iterable[int]) -> Schedule:
     >>> [step for step in range(10) if at([0, 3])(step)]
     [0, 3]
     """
+    check_values(at, locals())
     chosen = frozenset(steps)
     if not chosen or min(chosen) < 0:
         raise AnisoscopeError(f"at({sorted(chosen)}) names no steps to measure; expected numbers from 0 on.")
@@ -92,6 +95,7 @@ def log_spaced(total: int | None = None, *, count: int | None = None) -> Schedul
     >>> sorted(log_spaced(1000, count=4).steps)
     [0, 1, 10, 100, 1000]
     """
+    check_values(log_spaced, locals())
     if total is not None and total < 1:
         raise AnisoscopeError(f"log_spaced({total}) ends before it begins; expected at least 1 step.")
     if count is None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, named_type
 from anisoscope.numerics.linalg import full_float32, norms_of, orthonormal_basis
 
 _BLOCK = 1 << 18  # elements of the residual computed at a time
@@ -144,7 +144,7 @@ def as_matrix(x: Any, *, width: int | None = None, layers: bool = False) -> Tens
     try:
         rows = torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise AnisoscopeError(f"seen {type(x).__name__}; expected an n×d array of numbers.") from error
+        raise AnisoscopeError(f"seen {named_type(x)}; expected an n×d array of numbers.") from error
     if rows.ndim not in ((2, 3) if layers else (2,)) or 0 in rows.shape:
         also = ", or layers × n × d" if layers else ""
         raise AnisoscopeError(

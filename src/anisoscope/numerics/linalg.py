@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, named_type
 from anisoscope.numerics.host import float64_copy, one_blas_thread, room
 
 _WIDE = 2048  # columns from which several threads make a spectrum faster
@@ -117,7 +117,10 @@ def orthonormal_basis(rows: Tensor) -> Tensor:
     >>> orthonormal_basis(torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]])).shape
     torch.Size([3, 1])
     """
-    rows = torch.as_tensor(rows).double()
+    try:
+        rows = torch.as_tensor(rows).double()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AnisoscopeError(f"seen {named_type(rows)}; expected a k×d array of numbers.") from error
     if rows.ndim != 2 or not bool(rows.isfinite().all()) or not bool(rows.any()):
         raise AnisoscopeError(
             f"a matrix of shape {tuple(rows.shape)} spans no subspace; expected finite rows × width, not all zero"

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.results.columns import check_columns, unreadable
 from anisoscope.results.lock import LOCK, refuse_other_writer
 from anisoscope.results.privacy import marked, placeless, without_places
 from anisoscope.results.query import SCHEMA, Table, current_names
@@ -232,13 +233,10 @@ class RunFolder:
                 why = "is complete but measured nothing (--monitor none), so it has no table."
             raise AnisoscopeError(f"run {str(self.path)!r} {why}")
         try:
-            foreign = set(pq.read_schema(path).names) ^ set(SCHEMA.names)
-            if foreign:
-                verb = "has no" if (name := min(foreign)) in SCHEMA.names else "has a foreign"
-                raise ValueError(f"it {verb} column {name!r}")
+            check_columns(path, SCHEMA)
             yield path
-        except (OSError, ValueError, TypeError) as error:
-            raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
+        except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+            raise unreadable(path, error) from error
 
     def write_table(self, table: Table) -> None:
         replace_file(self.path / "table.parquet", table.write)

@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
+from anisoscope.results.columns import NotOneRow, column_of, read_columns
 from anisoscope.results.privacy import placeless_columns
 from anisoscope.results.quantity import Quantity, halved, refuse_infinite
 
@@ -91,7 +92,7 @@ class Table:
         columns["schema"] = [SCHEMA_VERSION] * len(rows)
         placeless_columns(columns)
         refuse_infinite(columns)
-        return cls(pa.table(columns, schema=SCHEMA), about or {})
+        return cls(pa.table({f.name: column_of(f, columns[f.name]) for f in SCHEMA}, schema=SCHEMA), about or {})
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], size: int) -> Table:
@@ -101,7 +102,7 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        return cls(current_names(pq.read_table(path, schema=SCHEMA)))
+        return cls(current_names(read_columns(path, SCHEMA)))
 
     def write(self, path: str | Path) -> None:
         pq.write_table(self.arrow, path)
@@ -146,7 +147,7 @@ class Table:
         if len(found) > 1 and "variant" not in fields:
             found = found.where(variant="")
         if len(found) != 1:
-            raise LookupError(f"{len(found)} rows match {fields}, expected exactly one")
+            raise NotOneRow(f"{len(found)} rows match {fields}, expected exactly one; name more columns, or fewer.")
         return float(found.arrow["value"][0].as_py())
 
     def take(self, rows: np.ndarray) -> Table:

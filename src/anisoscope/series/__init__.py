@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from anisoscope import option
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.measurement.config import check_options, check_seconds
-from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle, seeds_of
+from anisoscope.measurement.config import check_options, check_seconds, refuse_unread
+from anisoscope.option import Option, check_least, check_most, distinct, refuse_idle
 
 _LEAST = {"tokens": 64, "batch_size": 1, "draws": 19, "seed": 0}
 
@@ -83,7 +83,6 @@ class SweepConfig:
         from anisoscope.series.discovery import refuse_training_run
         from anisoscope.tangent.plan import GEOMETRY
 
-        object.__setattr__(self, "split", seeds_of(self.split))  # in Python one seed may be given as it is
         check_known("preset", self.preset, GEOMETRY)
         check_least(self, _LEAST)
         check_most(self, {"draws": 100_000})
@@ -94,10 +93,17 @@ class SweepConfig:
         check_options(requests)
         if plan is None and not requests:
             raise AnisoscopeError("there is nothing to measure; name metrics, or a preset.")
+        refuse_unread(self, requests)
+        if self.metrics:
+            refuse_idle(self, ("preset",), "beside --metrics, which are measured instead")
         if plan is None:
             refuse_idle(self, ("rank", "standardised", "split", "draws", "frozen_window"), "without gradients")
-        if self.sites and not requests:
-            raise AnisoscopeError("--sites are those of the metrics; name some with --metrics.")
+        elif not plan.frozen:
+            refuse_idle(self, ("frozen_window",), "without a frozen proxy, which --preset light does not have")
+        if plan is not None and (self.metrics or self.preset != "light"):
+            refuse_idle(self, ("standardised",), "here: such energies are measured anyway, in all presets but light")
+        if not requests or self.at_stream:
+            refuse_idle(self, ("sites",), "without --metrics, whose sites they are")
         if self.architecture is not None:
             check_architecture(self.architecture, trust_remote_code=self.trust_remote_code)
         if self.remove_downloads and not self.revisions:

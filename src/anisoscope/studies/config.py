@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Text, given, listed, seed_numbers
+from anisoscope.option import Device, Option, Text, check_least, check_values, given, listed, refuse_typed, seed_numbers
 
 PAPER = "paper"  # the preset that measures published models and trains nothing
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
@@ -113,6 +113,7 @@ class ArmsConfig(ABC):
         """Raise for wrong names of arms and the like."""
 
     def __post_init__(self) -> None:
+        check_least(self, {})
         check_known("preset", self.preset, [*self.presets, PAPER] if self.measures_published else list(self.presets))
         self.check_arms()
         if self.preset == PAPER:
@@ -126,7 +127,7 @@ class ArmsConfig(ABC):
                     f"{run.model!r} of seed {run.seed} is named twice; name arms, sizes and seeds once."
                 )
         for run in runs:
-            schedule_of(self.watch["when"], run.training.steps)
+            check_watch(self.watch, run.training)
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,38 @@ class SizedArmsConfig(ArmsConfig):
         fields |= {"family": PRENORM, "tokens": SYMBOLS, "data": self.data, "device": self.device, "limit": self.limit}
         fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), **given(self, "steps", "context")}
         return TrainConfig(**fields | {"seed": seed})
+
+
+_TANGENT = ("rank", "split", "standardised", "frozen_window", "weighted_gradients")
+
+
+class WatchOptions(TypedDict, total=False):
+    """Types of the options of `training_monitor` that are looked at before a training begins."""
+
+    when: str
+    contexts: int
+    rank: int | None
+    frozen_window: str | None
+
+
+def check_watch(watch: Mapping[str, Any], training: Any) -> None:
+    """Raise an error for options of a training's monitor that are of no size, or that would do nothing."""
+    from anisoscope.tangent.plan import choose_plan
+
+    check_values(WatchOptions, watch, {"contexts": 2, "rank": 1})
+    schedule_of(watch["when"], training.steps)
+    if watch["monitor"] == "none":
+        return
+    plan, _ = choose_plan(watch["monitor"], None, rank=None, seed=0, window=watch.get("frozen_window"))
+    given = [name for name in _TANGENT if watch.get(name)]
+    if plan is None:
+        refuse_typed(given, f"with --monitor {watch['monitor']}, which looks at no gradients")
+        return
+    how = f"with --monitor {watch['monitor']}"
+    refuse_typed([] if plan.frozen else {"frozen_window"} & {*given}, f"{how}, which has no frozen proxy")
+    refuse_typed({"standardised"} & {*given} if plan.standardised else [], f"{how}, which has such energies anyway")
+    if getattr(training, "target_weights", "none") == "none":
+        refuse_typed({"weighted_gradients"} & {*given}, "without --target-weights")
 
 
 def schedule_of(when: str, steps: int) -> Any:

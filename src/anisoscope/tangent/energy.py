@@ -23,6 +23,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
 from anisoscope.metrics.tangent import Draws, Measured
+from anisoscope.numerics.factors import as_matrix
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import orthonormal_basis
 from anisoscope.results.quantity import jackknife
@@ -370,10 +371,7 @@ def tangent_test(G: Any, directions: Any, *, contexts: Any = None, draws: int = 
     >>> round(found.energy.value, 9), found.p
     (1.0, 0.001)
     """
-    rows = torch.as_tensor(G).detach()
-    if rows.ndim != 2 or not len(rows):
-        raise AnisoscopeError(f"gradients have shape {tuple(rows.shape)}; expected rows × width, at least one row.")
-    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    rows = as_matrix(G)
     finite = rows.isfinite().all(1)
     if not bool(rows.any()) or not bool(finite.any()):
         raise AnisoscopeError("the gradients are all zero or not finite, so they have no direction; check the loss.")

@@ -314,6 +314,15 @@ class ClassifierConfig(CommonTrainConfig):
     least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "size": 4, "patch": 1, "examples": 4}
 
 
+def last_step(schedule: str) -> int:
+    """The largest step that a checkpoint schedule names, 0 where it names none.
+
+    >>> last_step("log,64,5000"), last_step("every:7")
+    (5000, 0)
+    """
+    return max((int(part) for part in schedule.replace(" ", "").split(",") if part.isdecimal()), default=0)
+
+
 def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
     """Steps of a checkpoint schedule: `log` (0, 1, 2, 4, …), `every:N`, numbers, joined by commas; always the last.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows, named_type
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Declaration, Estimate, View, evaluate
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
@@ -231,7 +231,7 @@ def array_rows(x: Any) -> Tensor:
             x = torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
         rows: Tensor = x.detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise AnisoscopeError(f"seen {type(x).__name__}, expected an n×d array of numbers; convert it first") from error
+        raise AnisoscopeError(f"seen {named_type(x)}, expected an n×d array of numbers; convert it first") from error
     if rows.layout is not torch.strided or rows.device.type == "meta":
         raise AnisoscopeError("the tensor is sparse or has no data; expected a dense n×d array, convert it first")
     if rows.ndim != 2 or 0 in rows.shape:

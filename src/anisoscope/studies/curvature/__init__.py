@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Seed, Text, Tokenizer, check_least, listed, refuse_idle
+from anisoscope.option import Device, Option, Seed, Text, Tokenizer, check_least, check_most, listed, refuse_idle
 
 MANIFOLDS = ("sphere", "ellipsoid", "paraboloid", "swiss_roll", "torus", "quadratic", "flat")
 SIGNALS = ("constant", "noise", "linear", "network")  # see `gradients.SIGNALS`
@@ -96,6 +96,7 @@ class CurvatureConfig:
             refuse_idle(self, ("data", "tokenizer", "device"), "without --model, which would read with it")
         check_known("kind of sampling", self.kind, KINDS)
         check_least(self, _LEAST)
+        check_most(self, {"dim": 100, "ambient": 10_000})
         for names, good, expected in _RANGES:
             for name in names:
                 value = (*self.betas, self.reference[1]) if name == "beta" else getattr(self, name)

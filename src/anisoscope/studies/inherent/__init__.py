@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from anisoscope.errors import AnisoscopeError, check_known
-from anisoscope.option import Device, Option, Text, given, listed_or_none, seed_numbers
+from anisoscope.option import Device, Option, Text, given, listed_or_none, refuse_idle, seed_numbers
 from anisoscope.results import modality
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA, Medium, Modality
 from anisoscope.studies import config as shared
@@ -236,8 +236,22 @@ class InherentConfig(ArmsConfig):
                     raise AnisoscopeError(f"{what} {name!r} is named twice; name it once.")
         if not self.arms and self.families == ():
             raise AnisoscopeError("there is nothing to do: name some arms or some families.")
+        if self.preset in PRESETS:
+            self._refuse_idle()
         if twice := [seed for seed in self.seeds if self.seeds.count(seed) > 1]:
             raise AnisoscopeError(f"seed {twice[0]} is named twice; name it once.")
+
+    def _refuse_idle(self) -> None:
+        """Raise an error for options of arms, or of media, that none of the chosen models has a use for."""
+        arms = [EVERY_ARM[arm] for arm in self.arms]
+        read = {arm.medium.name for arm in arms} | {FAMILIES[family].data.name for family in self.every_family}
+        refuse_idle(self, {"text", "images", "audio"} - read, "here, since no chosen model reads it")
+        if not arms:
+            refuse_idle(self, ("steps", "when", "contexts", "gradients"), "with --arms none, which trains nothing")
+        if not any(arm.is_text for arm in arms):
+            refuse_idle(self, ("limit",), "without an arm that reads text")
+        if all(arm.is_text for arm in arms):
+            refuse_idle(self, ("examples", "gradients"), "without an arm that reads pictures or sounds")
 
     def published(self) -> list[PaperModel]:
         from anisoscope.studies.published import INHERENT_MODELS, chosen_models
