@@ -169,7 +169,7 @@ def test_where_two_directions_are_tied_at_the_rank_intervals_contain_what_that_l
 
 
 def test_a_tie_of_two_directions_is_in_the_interval() -> None:
-    """The same in short: .75 of these intervals contained the energy when they had the refits alone."""
+    """The same in short: .825 of these intervals contained the energy when they had the refits alone."""
     assert coverage(pair, rank=4, contexts=128, trials=40, apart=True).refitted >= 0.9
 
 
