@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import binom
 
 import interval_coverage as simulation
-from anisoscope.metrics.catalogue import registry
+from anisoscope.metrics.catalogue import measure_rows, registry
 from interval_coverage import CELLS, LISTED, MARK, NEIGHBOURS, Cell, Coverage
 
 DEFAULT = [*simulation.default_names(), *simulation.attention_names()]
@@ -68,6 +68,15 @@ def test_exceptions_are_on_the_page_with_their_reasons() -> None:
             assert f"`{name}`" in text and why in text, name
     for name in [*DEFAULT, *NEIGHBOURS]:
         assert re.search(rf"^\| `{re.escape(name)}`", text, re.MULTILINE), name
+
+
+def test_an_exception_is_told_at_the_number() -> None:
+    rows, contexts = simulation.draw(Cell(16, 0.2, False), 0)
+    found = measure_rows(rows, NEIGHBOURS, contexts=contexts)
+    told = {name for name in NEIGHBOURS if "not .95" in found[name].note}
+    assert told == set(LISTED["expected"])
+    alone = measure_rows(rows, ["levina_bickel"])  # every row is a context
+    assert "not .95" not in alone["levina_bickel"].note
 
 
 # the slow part: as many draws as the page has

@@ -52,6 +52,13 @@ def tied(d: int, r: int) -> Tensor:
     return torch.where(middle, 1.0 - 0.1 * number / (2 * r), gap(d, r)).where(number <= 1.5 * r, 0.2 * number**-0.3)
 
 
+def pair(d: int, r: int) -> Tensor:
+    """The r-th direction and the next are nearly tied."""
+    spectrum = gap(d, r)
+    spectrum[r] = 0.98 * spectrum[r - 1]
+    return spectrum
+
+
 @dataclass
 class Population:
     """Draws halves of contexts; `energy` is that of the leading directions of the population."""
@@ -61,11 +68,14 @@ class Population:
     heavy: bool  # gradients whose size varies a hundredfold from row to row and from context to context
     generator: torch.Generator
     rough: bool = False  # neighbouring directions hold very different shares of the gradients
+    apart: bool = False  # the r-th direction holds nine times as much of the gradients as the next, in amplitude
 
     def __post_init__(self) -> None:
         d = len(self.spectrum)
         weights = torch.arange(1, d + 1, dtype=torch.float64) ** -0.5
         weights = weights * torch.exp(0.8 * self.noise(d)) if self.rough else weights
+        if self.apart:
+            weights[self.rank - 1 : self.rank + 1] = weights[self.rank - 1] * torch.tensor([3.0, 1 / 3.0])
         turn = torch.linalg.qr(torch.eye(d, dtype=torch.float64) + 0.15 * self.noise(d, d))[0]
         self.mixing = weights.diag() @ turn
         moment = self.mixing.T @ self.mixing
@@ -150,10 +160,24 @@ def test_where_eigenvalues_are_tied_no_interval_is_honest_and_the_stability_tell
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("rank", "contexts"), [(4, 32), (4, 128), (4, 256), (8, 128)])
+def test_where_two_directions_are_tied_at_the_rank_intervals_contain_what_that_leaves_open(
+    rank: int, contexts: int
+) -> None:
+    found = coverage(pair, rank=rank, contexts=contexts, apart=True)
+    assert found.refitted >= 0.91, found
+
+
+def test_a_tie_of_two_directions_is_in_the_interval() -> None:
+    """The same in short: .825 of these intervals contained the energy when they had the refits alone."""
+    assert coverage(pair, rank=4, contexts=128, trials=40, apart=True).refitted >= 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "contexts"), [(4, 24), (8, 64)])
 def test_below_the_threshold_are_proxies_whose_interval_promises_too_much(rank: int, contexts: int) -> None:
     found = coverage(slow, rank=rank, contexts=contexts)
-    assert found.stability < STABLE and found.refitted < 0.85, found
+    assert found.stability < STABLE and found.fixed < 0.85, found
 
 
 def test_the_interval_with_the_fit_is_the_wider_one() -> None:

@@ -93,12 +93,34 @@ def by_hand(rows: StepRows) -> tuple[float, list[float], list[float]]:
     assert test.g is not None
     x, g, mine, other = fit.x.numpy(), test.g.numpy(), even_folds(fit.context).numpy(), even_folds(test.context).numpy()
 
-    def energy(x: np.ndarray, g: np.ndarray) -> float:
-        Q = np.linalg.svd(x - x.mean(0))[2][:RANK].T
+    def axes(x: np.ndarray) -> np.ndarray:
+        return np.linalg.svd(x - x.mean(0))[2][:RANK].T
+
+    def energy(Q: np.ndarray, g: np.ndarray) -> float:
         return float(((g @ Q) ** 2).sum() / (g**2).sum())
 
-    refitted = [energy(x[mine != j], g[other != j]) for j in range(FOLDS)]
-    return energy(x, g), refitted, [energy(x, g[other != j]) for j in range(FOLDS)]
+    Q, left_out = axes(x), [axes(x[mine != j]) for j in range(FOLDS)]
+    refitted = [energy(left_out[j], g[other != j]) for j in range(FOLDS)]
+    return energy(Q, g), _opened(Q, left_out, g, refitted), [energy(Q, g[other != j]) for j in range(FOLDS)]
+
+
+def _opened(Q: np.ndarray, left_out: list[np.ndarray], g: np.ndarray, values: list[float]) -> list[float]:
+    """The values with the widest swing of a plane in which a tie is not excluded, by a search over its angles."""
+    from scipy.stats import f, t
+
+    turns = [q @ (q.T @ Q) - Q @ (Q.T @ q) @ (q.T @ Q) for q in left_out]
+    errors, chosen = np.linalg.eigh(7 / 8 * sum(D.T @ D for D in turns))
+    swing, pattern = 0.0, np.zeros(FOLDS)
+    for error, one in zip(errors, chosen.T, strict=True):
+        paths = np.stack([D @ one for D in turns])
+        u, v = Q @ one, np.linalg.svd(paths)[2][0]
+        angles = np.linspace(0, np.pi, 2000)[:, None]
+        energies = ((np.cos(angles) * (g @ u) + np.sin(angles) * (g @ v)) ** 2).sum(1) / (g**2).sum()
+        if 1 / (8 * error) < f.ppf(0.95, 2, FOLDS - 1) and np.ptp(energies) > swing:
+            swing, pattern = float(np.ptp(energies)), paths @ v - (paths @ v).mean()
+    assert swing > 0, "so that the law is not empty"
+    pattern = pattern * np.sign(pattern @ np.array(values)) / np.sqrt(7 / 8 * (pattern**2).sum())
+    return [*(np.array(values) + swing / t.ppf(0.975, FOLDS - 1) * pattern)]
 
 
 @pytest.mark.parametrize("fit", ["refit", "frozen"])

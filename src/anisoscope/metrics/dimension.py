@@ -326,12 +326,18 @@ def _gride(neighbours: Neighbours, scale: int) -> Tensor:
     return dimension
 
 
+def _few_hubs(value: float, rows: int, options: dict[str, Any], graphs: list[Neighbours]) -> str:
+    """A skewness rests on the few largest counts, and eight folds do not tell how few: see docs/intervals.md."""
+    return "few rows are hubs: its interval may hold .90 to .96, not .95"
+
+
 @_neighbouring(
     title="Hubness",
     formula="skewness of N_k(x), the number of rows that have x among their k = 10 nearest",
     reference="Radovanović et al. 2010",
-    convention=_BATCHES,
+    convention=_BATCHES + "; its interval holds in 90 to 96 of 100 cases, because few rows are hubs",
     neighbours=10,
+    remark=_few_hubs,
 )
 def hubness(neighbours: Neighbours, *, k: int = 10) -> Tensor:
     """How unequal rows are as neighbours of others: 0 when all are alike, large when a few hubs are near to all."""

@@ -2,7 +2,8 @@
 
 Sums by (group, fold) of ‖gᵢQ‖² and ‖gᵢ‖² give every pooled energy, its mean over rows and their leave-one-fold-out
 values. Leaving out fold j takes its contexts away from both halves: the rows tested, and those that the proxy was
-fitted on, whose refit is `left_out[j]` (`tangent.refit`). Without refits the directions stay as they are, and intervals
+fitted on, whose refit is `left_out[j]` (`tangent.refit`); where a tie of eigenvalues leaves directions open, intervals
+contain what it does to the energy (`tangent.ties`). Without refits the directions stay as they are, and intervals
 reflect the variation of test contexts only.
 """
 
@@ -30,6 +31,7 @@ from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.proxy import Half, Label
+from anisoscope.tangent.ties import OpenPlanes, opened
 
 Record = dict[str, Any]
 _ENDS = ("value", "low", "high")
@@ -67,6 +69,10 @@ class EnergyRows:
         """(group, average, columns of the energy) for every group that has rows."""
         lines = [Q.to(self.g.device), *([] if left_out is None else left_out.to(self.g.device, Q.dtype))]
         inside = tangent.row_energies(self.g, torch.cat(lines, 1), blocks=len(lines))  # [lines, n]
+        ties = None if left_out is None else OpenPlanes.of(lines[0], torch.stack(lines[1:]))
+        if ties is not None and len(ties.turns):
+            single = ties.directions
+            inside = torch.cat([inside, tangent.row_energies(self.g, single, blocks=single.shape[1])])
         moving = self.norms > 0
         ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         columns = torch.cat([torch.stack([self.norms, moving.double(), torch.ones_like(self.norms)]), inside, ratio])
@@ -74,8 +80,8 @@ class EnergyRows:
         for code in self.codes:
             total.index_add_(1, code, columns)
         sums = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # [columns, groups, FOLDS]
-        (norm, nonzero, n), energy, share = sums[:3], sums[3 : 3 + len(lines)], sums[3 + len(lines) :]
-        pooled, by_row = _ratios(energy, norm), _ratios(share, nonzero)
+        (norm, nonzero, n), energy, share = sums[:3], sums[3 : 3 + len(inside)], sums[3 + len(inside) :]
+        pooled, by_row = _ratios(energy, norm, ties), _ratios(share, nonzero, ties)
         for i, name in enumerate(self.names):
             if n[i].any():
                 counts = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.dropped}
@@ -83,23 +89,34 @@ class EnergyRows:
                 yield name, "row", by_row[i] | counts
 
 
-def _ratios(top: np.ndarray, bottom: np.ndarray) -> list[Record]:
+def _ratios(top: np.ndarray, bottom: np.ndarray, ties: OpenPlanes | None = None) -> list[Record]:
     """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds.
 
-    The first of `top` is of the proxy; the others, if any, are those of its refits without each fold in turn.
+    The first of `top` is of the proxy; the others, if any, are those of its refits without each fold in turn, and of
+    the directions that `ties` leave open.
     """
-    whole = top[0]
+    whole, single = top[0], top[1 + FOLDS :]
+    top = top[: 1 + FOLDS]
     one = np.stack([part[:, fold] for fold, part in enumerate(top[1:])], 1) if len(top) > 1 else whole
     every = top[1:].sum(2).T if len(top) > 1 else whole.sum(1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         value = whole.sum(1) / bottom.sum(1)
         rest = (every - one) / (bottom.sum(1, keepdims=True) - bottom)
+        swings = np.zeros((0, len(value))) if ties is None else ties.swings(single.sum(2) / bottom.sum(1))
     rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows must not narrow an interval
     columns = []
-    for one_value, replicates in zip(value.tolist(), rest.tolist(), strict=True):
+    for one_value, replicates, mine in zip(value.tolist(), rest.tolist(), swings.T, strict=True):
+        if ties is not None:
+            replicates = opened(replicates, swings=mine, turns=ties.turns)
         low, high = jackknife(one_value, replicates, bounds=(0.0, 1.0))
         columns.append({"value": one_value, "low": low, "high": high, "replicates": replicates})
     return columns
+
+
+def _by_fold(folds: Tensor, directions: Tensor) -> Tensor:
+    """tr QᵀMQ of each fold's second moment [folds], for a subspace [d, r] or one direction [d]."""
+    Q = directions.reshape(len(directions), -1)
+    return ((folds @ Q) * Q).sum((-2, -1))
 
 
 def bands(draws: Sequence[Tensor]) -> list[Record]:
@@ -237,9 +254,10 @@ class SubspaceTest:
             yield "", "", {"value": float(tangent.gradient_energy(moments.total, Q))} | self.sizes
         else:
             whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-            lines = [Q, *(() if left_out is None else left_out)]
-            inside = torch.stack([((moments.folds @ one) * one).sum((-2, -1)) for one in lines]).cpu()
-            yield "", "", _ratios(inside[:, None].numpy(), whole[None].numpy())[0] | self.sizes
+            ties = None if left_out is None else OpenPlanes.of(Q, left_out)
+            lines = [Q, *(() if left_out is None else left_out), *(() if ties is None else ties.directions.T)]
+            inside = torch.stack([_by_fold(moments.folds, one) for one in lines]).cpu()
+            yield "", "", _ratios(inside[:, None].numpy(), whole[None].numpy(), ties)[0] | self.sizes
             if label.control:
                 return
             others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from anisoscope.tangent.proxy import (
     fit_standardised,
 )
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.ties import OpenPlanes, opened
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -175,8 +177,12 @@ def _energy_columns(folds: Tensor, Q: Tensor, left_out: Tensor | None) -> Record
     used = [f for f in range(FOLDS) if bool(folds[f].any())]
     value, refits = _energy(total, Q), [Q] * FOLDS if left_out is None else left_out.to(Q)
     rest = {f: _energy(total - folds[f], refits[f]) for f in used} if len(used) > 1 else {}
-    low, high = jackknife(value, list(rest.values()), bounds=(0.0, 1.0))
     replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
+    if rest and left_out is not None:
+        ties = OpenPlanes.of(Q, left_out.to(Q))
+        single = np.array([_energy(total, one.unsqueeze(1)) for one in ties.directions.T])
+        replicates = opened(replicates, swings=ties.swings(single), turns=ties.turns)
+    low, high = jackknife(value, replicates, bounds=(0.0, 1.0))
     return {"value": value, "low": low, "high": high, "replicates": replicates}
 
 

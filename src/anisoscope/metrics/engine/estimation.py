@@ -388,11 +388,22 @@ def _evaluate_graphs(metric: Declaration, view: View, options: dict[str, Any]) -
         wider = folds.widening([(psi, contexts, index[:, :read]) for psi, contexts, index in parts])
         left = [value + wider * (replicate - value) for replicate in left]
     used, duplicates = map(sum, zip(*(g.rows(without_first=rest) for g in graphs), strict=True))
-    notes = [f"{duplicates} duplicates removed" if duplicates else ""]
+    notes = [f"{duplicates} duplicates removed" if duplicates else "", _wide(read, used, view) if left else ""]
     if metric.remark is not None:
         notes.append(metric.remark(value, used // len(graphs), options, whole))
     about: dict[str, Any] = {"note": _join(*notes), "sd": _sd([value for value, *_ in found])}
     return _estimate(view, [value, *left], bounds=metric.bounds, folds=present, n=used, left_out=duplicates, **about)
+
+
+def _wide(read: int, rows: int, view: View) -> str:
+    """A warning where an estimate reads more neighbours than a context has rows: whole contexts then depend on others.
+
+    What intervals contain in such cases is simulated in docs/intervals.md.
+    """
+    per = rows / max(1, view.contexts)
+    if per < 2 or read <= per:  # rows that are a context each depend on no siblings
+        return ""
+    return f"reads {read} neighbours, and a context has {per:.3g} rows: its interval may hold .86 to .99, not .95"
 
 
 def _contributions(
