@@ -186,7 +186,7 @@ def test_claims_say_the_same_as_the_sweep_and_which_checkpoints_are_flagged(
     told = command("claims", tmp_path / "honest")
     assert told.code == 0, told.err
     lists = [
-        [line for line in done.out.splitlines() if line.startswith("not measured here")] for done in (honest, told)
+        [line for line in done.out.splitlines() if line.startswith("Not measured here")] for done in (honest, told)
     ]
     assert lists[0] == lists[1] and len(lists[0]) == 1
     assert "flagged" not in told.out

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, requested
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -30,20 +30,22 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
     ] = False,
+    why: Why = False,
     debug: Debug = False,
 ) -> None:
     """A series of checkpoints in the order of training; repeated, missing, broken and swapped ones are flagged."""
-    _measure(config, out=out, resume=resume)
+    _measure(config, out=out, resume=resume, why=why)
 
 
-def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
+def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool) -> None:
+    from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_sweep
     from anisoscope.view.console import print_run_end
 
     kind = "sweep" if config.series else "tangent"
     with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
         run = run_sweep(config, request)
-    print_run_end(run.folder, run.page, run.drawing_seconds)
+    print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
 
 
 _OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")
@@ -61,6 +63,8 @@ def _single(**options: Any) -> SweepConfig:
 
 
 @configured(SweepConfig, build=_single, only=(*_OPTIONS, *_ROWS, *_LOADING), help=_HELP)
-def tangent(config: SweepConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+def tangent(
+    config: SweepConfig, out: Out = None, resume: Resume = False, why: Why = False, debug: Debug = False
+) -> None:
     """Do tangent directions of one given model hold its gradients? Its own loss gives them."""
-    _measure(config, out=out, resume=resume)
+    _measure(config, out=out, resume=resume, why=why)

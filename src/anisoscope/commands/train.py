@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers
 from anisoscope.training.config import TrainConfig
@@ -60,11 +60,14 @@ def train(
     ] = None,
     out: Out = None,
     resume: Resume = False,
+    why: Why = False,
     debug: Debug = False,
 ) -> None:
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
+    from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_train
-    from anisoscope.view.console import print_line, print_run_end
+    from anisoscope.view.console import print_run_end
+    from anisoscope.view.terminal.screen import print_path
 
     if monitor == "none" and (idle := [name for name in _WATCHED if _typed(ctx, name)]):
         flag = f"--{idle[0].replace('_', '-')}"
@@ -79,6 +82,6 @@ def train(
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:
-        print_line(str(run.folder.path))
+        print_path(run.folder.path)
     else:
-        print_run_end(run.folder, run.page, run.drawing_seconds)
+        print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
