@@ -22,7 +22,7 @@ LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (s
 LABELS |= {"claims": "testing the claims", "report": "drawing the report"}
 WHOLES = ("arms", "models", "checkpoints")  # what counts the parts of a run
 PARTLY = ": train"  # the stage of a part whose share is known: it is nearly all of its part
-EVERY, EVERY_LATER, LATER = 10, 30, 300  # seconds between lines, at first and after so many seconds
+EVERY, EVERY_LATER, LATER = 10, 30, 120  # seconds between lines, at first and after so many seconds
 SHORT = 1  # seconds that a stage must last to be told in lines
 FEW = 8  # parts of which each stage is announced in lines; of more parts a line now and then must do
 REMEMBERED = 3600.0  # seconds over which speed is averaged, if the 1,000 steps that rich keeps reach so far back
@@ -89,10 +89,10 @@ class ProgressBars(Jobs):
     """A bar for each stage under way; they vanish at the end, and what was found takes their place."""
 
     def __init__(self, console: Console | None = None, **options: Any) -> None:
-        self.bar, self.name = progress.BarColumn(MOST_BAR), _NameColumn()
+        self.bar, self.name, self.drawn_on = progress.BarColumn(MOST_BAR), _NameColumn(), console or screen.errors
         columns = [self.name, self.bar, progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
         columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
-        super().__init__(*columns, console=console or screen.errors, transient=True, **options)
+        super().__init__(*columns, console=self.drawn_on, transient=True, **options)
 
     def tell(self, what: str, done: int, total: int) -> None:
         self.start()  # not before there is work, so that an error in the options stays one line
@@ -102,12 +102,15 @@ class ProgressBars(Jobs):
         if self.named:
             self.stop()
 
+    def refresh(self) -> None:
+        """Nothing: only the thread of rich draws, since Ctrl-C in the middle of a drawing would leave half of it."""
+
     def make_tasks_table(self, tasks: Iterable[progress.Task]) -> Any:
         """The table of rich; name and bar give way, so that the time left is never cut off."""
         shown = list(tasks)
         counts = max((2 * len(str(int(task.total or 0))) + 1 for task in shown), default=3)
         times = len("0:00:00") * 2 + len("left") + 3
-        room = self.console.width - counts - times - 2 - len("^C ")  # what a terminal echoes must not break the line
+        room = self.drawn_on.width - counts - times - 2 - len("^C ")  # what a terminal echoes must not break the line
         longest = max((len(task.description) for task in shown), default=0)
         self.name.most = max(LEAST_BAR, min(longest, MOST_NAME, room - 2 * LEAST_BAR))
         self.bar.bar_width = max(LEAST_BAR, min(MOST_BAR, room - self.name.most))
@@ -133,7 +136,8 @@ class ProgressLines:
     def __init__(self, write: Callable[[str], None] | None = None, clock: Callable[[], float] | None = None) -> None:
         self.jobs = Jobs(disable=True, **({"get_time": clock} if clock is not None else {}))
         self.write = write or _write_line
-        self.began = self.due = self.jobs.get_time()
+        self.began = self.jobs.get_time()
+        self.due = self.began + EVERY
         self.told: set[progress.TaskID] = set()  # stages that a line has named
         self.lock, self.ended = threading.RLock(), threading.Event()
         self.thread: threading.Thread | None = None if clock is not None else threading.Thread(target=self._watch)
@@ -141,13 +145,12 @@ class ProgressLines:
     def tell(self, what: str, done: int, total: int) -> None:
         with self.lock:
             if self.thread is not None and not self.thread.is_alive():
-                self.due = self.jobs.get_time() + EVERY
                 self.thread.daemon = True
                 self.thread.start()
             before = self.jobs.named.get(what)
             open_before = before is not None and not self.jobs.task(what).finished
             task = self.jobs.note(what, done, total)
-            if task.finished and open_before and task.id in self.told:
+            if task.finished and open_before and task.id in self.told and self._few():
                 took = f"done in {_clock(task.finished_time or 0)}"
                 self._say(task, took if (task.total or 0) <= 1 else f"{_count(task)}, {took}")
 
@@ -158,14 +161,18 @@ class ProgressLines:
             running = [task for task in self.jobs.stages() if not task.finished]
             whole = self.jobs.whole()
             running = running or ([whole] if whole is not None and not whole.finished else [])
-            few = whole is None or (whole.total or 0) <= FEW
             if now >= self.due:
                 self.due = now + (EVERY if now - self.began < LATER else EVERY_LATER)
                 for task in running:
                     self._say(task, _state(task, whole))
             for task in running:
-                if few and task.id not in self.told and (task.elapsed or 0) >= SHORT:
+                if self._few() and task.id not in self.told and (task.elapsed or 0) >= SHORT:
                     self._say(task, _count(task) if (task.total or 0) > 1 else "")
+
+    def _few(self) -> bool:
+        """Whether the parts are so few that the stages of each are announced."""
+        whole = self.jobs.whole()
+        return whole is None or (whole.total or 0) <= FEW
 
     def end(self) -> None:
         self.ended.set()
@@ -195,7 +202,7 @@ def _count(task: progress.Task) -> str:
 def _state(task: progress.Task, whole: progress.Task | None) -> str:
     """How far a stage is, how fast it goes, and how long it and the whole will take."""
     if (task.total or 0) <= 1 and task.completed == 0:
-        return f"since {_clock(task.elapsed or 0)}"
+        return f"{_clock(task.elapsed or 0)} so far"
     words = [_count(task)]
     if speed := task.speed:
         words.append(f"{speed:.3g}/s" if speed >= 1 else f"{1 / speed:.3g} s each")
