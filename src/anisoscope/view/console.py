@@ -410,7 +410,7 @@ def _fitted(
     """The short table with as many metrics as fit without breaking a number."""
     most = TERMINAL_METRICS - (len(rows.subjects) > 1)
     shown = _shortened(rows, entries, places, metrics[:most])
-    while room is not None and most > 1 and console.measure(shown).minimum > room:
+    while room is not None and most > 1 and screen.measured(shown).minimum > room:
         most -= 1
         shown = _shortened(rows, entries, places, metrics[:most])
     return shown

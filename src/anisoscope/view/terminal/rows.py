@@ -6,15 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from anisoscope.view.terminal import screen
 from anisoscope.view.terminal.screen import elided, print_line, print_note
 
-DROPPED = ("sd", "dropped", "contexts", "n", "second")  # the first to go where there is no room
+DROPPED = ("sd", "dropped", "contexts", "n", "second", "first")  # the first to go where there is no room
 ELIDED = ("model", "metric", "variant", "group", "kind", "stack")
 LEAST = 8  # columns that a name keeps
-SAID_ONCE = ("model", "seed", "step", "stack", "group", "variant", "n", "contexts", "dropped")
+HEADINGS = ("metric", "variant")  # what rows stand below where there is no room beside them
+SAID_ONCE = ("model", "seed", "step", "stack", "group", "metric", "variant", "n", "contexts", "dropped")
 Columns = dict[str, list[str]]
 
 
@@ -29,17 +32,21 @@ def print_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
 
 
 def _print_fitted(columns: Columns, room: int) -> None:
+    """Print columns within the room; where they are too wide, rows of one metric and variant stand below their name."""
     same = {name: columns[name][0] for name in SAID_ONCE if name in columns and _said_once(columns[name])}
+    if "other_layer" in columns and columns["other_layer"] == columns.get("layer"):
+        same["other_layer"] = "as layer"
     kept = {name: cells for name, cells in columns.items() if name not in same}
-    notes = _number_notes(kept)
-    left: list[str] = []
+    notes, over, left = _number_notes(kept), {}, []
+    if _natural(kept) > room:
+        over = {name: kept.pop(name) for name in HEADINGS if name in kept}
     for name in DROPPED:
         if name in kept and _natural(kept, elidable=LEAST) > room:
             left.append(name)
             del kept[name]
     if same:
         print_line(f"in all rows: {', '.join(f'{name} {word}' for name, word in same.items())}")
-    _print_columns(_narrowed(kept, room))
+    _print_columns(_narrowed(kept, room), list(zip(*over.values(), strict=True)) if over else None)
     for number, note in enumerate(notes, 1):
         print_line(f"({number}) {note}")
     if left:
@@ -53,10 +60,10 @@ def _said_once(cells: Sequence[str]) -> bool:
 def _number_notes(columns: Columns) -> list[str]:
     """Replace notes by numbers; the notes in their order."""
     cells = columns.get("note", [])
-    notes = list(dict.fromkeys(filter(None, cells)))
-    if notes:
-        columns["note"] = [f"({notes.index(cell) + 1})" if cell else "" for cell in cells]
-    return notes
+    numbers = {note: number for number, note in enumerate(dict.fromkeys(filter(None, cells)), 1)}
+    if numbers:
+        columns["note"] = [f"({numbers[cell]})" if cell else "" for cell in cells]
+    return list(numbers)
 
 
 def _widths(columns: Columns, *, elidable: int | None = None) -> dict[str, int]:
@@ -77,11 +84,28 @@ def _narrowed(columns: Columns, room: int) -> Columns:
     return {name: [elided(cell, widths[name]) for cell in cells] for name, cells in columns.items()}
 
 
-def _print_columns(columns: Columns) -> None:
-    table = screen.bare_table(*columns)
-    for cells in zip(*columns.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    screen.print_table(table)
+def _print_columns(columns: Columns, headings: Sequence[tuple[str, ...]] | None = None) -> None:
+    """Print a table, or one for each heading, given for every row, with the same columns in all."""
+    lines = list(zip(*columns.values(), strict=True))
+    if headings is None:
+        screen.print_table(_table(columns, lines))
+        return
+    groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for heading, line in zip(headings, lines, strict=True):
+        groups.setdefault(heading, []).append(line)
+    screen.console.print(_table(columns, []))
+    for heading, part in groups.items():
+        print_line(" ".join(filter(None, heading)), style="bold")
+        screen.console.print(_table(columns, part, show_header=False))
+
+
+def _table(columns: Columns, lines: Sequence[tuple[str, ...]], **words: bool) -> RichTable:
+    widths = _widths(columns)
+    heads = [RichColumn(elided(name, widths[name]), no_wrap=True, width=widths[name]) for name in columns]
+    table = screen.bare_table(*heads, **words)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
 
 
 def _words(value: Any) -> str:

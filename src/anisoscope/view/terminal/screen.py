@@ -17,6 +17,7 @@ from typing import Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Column as RichColumn
@@ -55,9 +56,8 @@ def takes_every_letter() -> bool:
 
 def print_line(words: str, *, error: bool = False, style: str | None = None, indent: int = 0) -> None:
     """Print a sentence as it is, without markup, wrapped at the width."""
-    (errors if error else console).print(
-        Padding(Text(words), (0, 0, 0, indent)) if indent else Text(words), style=style
-    )
+    text = Padding(Text(words), (0, 0, 0, indent), expand=False) if indent else Text(words)
+    (errors if error else console).print(text, style=style)
 
 
 def print_note(words: str, *, style: str | None = None) -> None:
@@ -70,8 +70,14 @@ def print_table(table: RenderableType) -> None:
     if bounded():
         console.print(table)
     else:
-        natural = console.measure(table, options=console.options.update(width=ANY_WIDTH)).maximum
-        console.print(table, width=max(natural, console.width), crop=False, soft_wrap=False, no_wrap=True)
+        console.print(
+            table, width=max(measured(table).maximum, console.width), crop=False, soft_wrap=False, no_wrap=True
+        )
+
+
+def measured(table: RenderableType) -> Measurement:
+    """The least width of a table, at which no word is broken, and the width at which no line is."""
+    return console.measure(table, options=console.options.update(width=ANY_WIDTH))
 
 
 def print_path(path: Path | str) -> None:

@@ -39,6 +39,7 @@ LEAST_NAME, MOST_CLAIM = LONGEST + 1, 30
 MOST_NAMED = 3  # models in the headline
 STAR = "*"  # after a verdict that does not stand when the whole grid is counted
 ABSENT = "-"  # no verdict on this model
+NARROW = 72  # columns below which intervals are left to --why
 PRECISE = 110  # columns from which numbers have three digits and margins are shown
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 OURS = "not from a paper"
@@ -115,16 +116,17 @@ def _print_sentences(verdicts: Sequence[Verdict]) -> None:
 
 def _print_lines(verdicts: Sequence[Verdict], papers: Mapping[str, str]) -> None:
     """Print a line for each verdict: claim, model, status, effect with its interval; with room its margin, too."""
-    precise = screen.width() >= PRECISE
+    precise, narrow = screen.width() >= PRECISE, screen.width() < NARROW
     several = len({row.get("subject") for row in verdicts}) > 1
     names = {"claim": [str(row["claim"]) for row in verdicts]}
     names |= {"model": [str(row.get("subject") or "all") for row in verdicts]} if several else {}
     numbers = {"verdict": [_status(row).plain + STAR for row in verdicts]}
-    numbers |= {"effect [95 %]": [_effect(row, 3 if precise else 2) for row in verdicts]}
+    effects = [_effect(row, 3 if precise else 2) for row in verdicts]
+    numbers |= {"effect": [words.split()[0] for words in effects]} if narrow else {"effect [95 %]": effects}
     numbers |= {"margin": [_number(row.get("margin"), 3) for row in verdicts]} if precise else {}
     rest = [_longest(cells, head) for head, cells in numbers.items()]
     room = screen.width() - sum(rest) - screen.GAP * len(rest)
-    widths = [*screen.narrowed([_longest(cells, head) for head, cells in names.items()], room, LEAST_NAME), *rest]
+    widths = [*_name_widths(names, room), *rest]
     cells = {id(row): line for row, *line in zip(verdicts, *names.values(), *numbers.values(), strict=True)}
     for table, rows in _tables(verdicts, papers, [*names, *numbers], widths):
         for row in rows:
@@ -148,6 +150,23 @@ def _tables(
         if paper:
             print_line(elided(paper, screen.width()), style="dim")
         yield empty(show_header=False), rows
+
+
+def _name_widths(names: Mapping[str, Sequence[str]], room: int) -> list[int]:
+    """Widths of the columns of names: models give way before claims, as long as all can be told apart."""
+    natural = [_longest(cells, head) for head, cells in names.items()]
+    if len(natural) == 2:
+        both = room - screen.GAP
+        for model in range(max(LEAST_NAME, both - natural[0]), natural[1]):
+            widths = [both - model, model]
+            if widths[0] >= LEAST_NAME and all(map(_apart, names.values(), widths)):
+                return widths
+    return screen.narrowed(natural, room, LEAST_NAME)
+
+
+def _apart(names: Sequence[str], width: int) -> bool:
+    """Whether elided names are as many as there are names."""
+    return len({elided(name, width) for name in names}) == len(set(names))
 
 
 def _longest(words: Iterable[str], head: str) -> int:
