@@ -16,7 +16,7 @@ from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
@@ -65,17 +65,14 @@ def print_note(words: str, *, style: str | None = None) -> None:
     print_line(words, error=True, style=style)
 
 
-def print_table(table: RenderableType) -> None:
+def print_table(table: RichTable) -> None:
     """Print a table: within the width on a terminal, as wide as it is elsewhere."""
-    if bounded():
-        console.print(table)
-    else:
-        console.print(
-            table, width=max(measured(table).maximum, console.width), crop=False, soft_wrap=False, no_wrap=True
-        )
+    if not bounded():
+        table.width = measured(table).maximum
+    console.print(table, crop=bounded())
 
 
-def measured(table: RenderableType) -> Measurement:
+def measured(table: RichTable) -> Measurement:
     """The least width of a table, at which no word is broken, and the width at which no line is."""
     return console.measure(table, options=console.options.update(width=ANY_WIDTH))
 
