@@ -145,7 +145,7 @@ def test_warnings_of_one_kind_are_counted(capsys: pytest.CaptureFixture[str], re
     others = [f"something else, of kind {letter * 3}" for letter in "abcdefg"]
     print_warnings({"warnings": [*alike, *others, "x" * 900], "models": models})
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "note: arm0: unfinished, after 0 of 4000 updates (3 more like it)"
+    assert lines[0] == "note: arm0: unfinished, after 0 of 4000 updates (also arm1, arm2 and arm3)"
     assert lines[-1].startswith("4 other notes") and len(lines) == 6
     print_warnings({"warnings": [*alike, *others, "x" * 900], "models": models}, why=True)
     assert capsys.readouterr().err.count("note: ") == 12

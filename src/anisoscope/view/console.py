@@ -36,7 +36,7 @@ from anisoscope.view.terminal import screen
 from anisoscope.view.terminal.rows import print_rows
 from anisoscope.view.terminal.screen import console, new_table, print_json, print_line, print_note, print_path
 from anisoscope.view.terminal.verdicts import print_verdicts
-from anisoscope.view.words import Catalogue, estimate, number, strided
+from anisoscope.view.words import Catalogue, estimate, number, shortened, strided
 
 if TYPE_CHECKING:
     from anisoscope.results.query import Table
@@ -64,10 +64,21 @@ def print_warnings(about: Mapping[str, Any], *, why: bool = False) -> None:
     kinds = {warning: [warning] for warning in every} if why else _kinds(every, about)
     for first, alike in list(kinds.items())[: len(kinds) if why else MOST_NOTES]:
         words = first if why or len(first) <= MOST_LETTERS else f"{first[:MOST_LETTERS]}…"
-        more = f" ({len(alike) - 1} more like it)" if len(alike) > 1 else ""
-        print_note(f"note: {words}{more}", style="yellow")
+        print_note(f"note: {words}{_others(alike)}", style="yellow")
     if (rest := len(every) - sum(map(len, list(kinds.values())[:MOST_NOTES]))) and not why:
         print_note(f"{rest} other notes are on the page and in run.json; --why prints them", style="yellow")
+
+
+def _others(alike: Sequence[str]) -> str:
+    """What else a warning is about: names before the colon where they differ, or a number.
+
+    >>> _others(["a: short", "b: short", "c: short"]), _others(["3 rows", "4 rows"]), _others(["a: short"])
+    (' (also b and c)', ' (1 more like it)', '')
+    """
+    names = list(dict.fromkeys(warning.partition(": ")[0] for warning in alike))
+    if len(names) == len(alike) > 1 and all(": " in warning for warning in alike):
+        return f" (also {shortened(names[1:])})"
+    return f" ({len(alike) - 1} more like it)" if len(alike) > 1 else ""
 
 
 def _kinds(warnings: Sequence[str], about: Mapping[str, Any]) -> dict[str, list[str]]:
