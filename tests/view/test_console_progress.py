@@ -168,6 +168,16 @@ def test_terminals_that_can_less_get_less(environment: dict[str, str]) -> None:
         assert not any(f"\x1b[{code}m" in text for code in itertools.chain(range(31, 38), range(91, 98)))
 
 
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_sentences_fit_any_terminal_and_paths_stay_whole(term: str) -> None:
+    path = "/some/where/" + "deep/" * 20 + "report.html"
+    work = f"from anisoscope.view.terminal.screen import print_line; print_line('word ' * 40 + {path!r} + ' word' * 20)"
+    text, code = in_terminal(["-c", work], size=(60, 24), environment={"TERM": term})
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert code == 0 and path in lines
+    assert all(len(line) <= 60 for line in lines if line != path) and len(lines) == 1 + 4 + 2
+
+
 def test_ctrl_c_leaves_a_clean_line() -> None:
     sent: list[int] = []
 

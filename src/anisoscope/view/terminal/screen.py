@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ NO_LINKS = ("linux", "dumb")  # terminals that would show the link's code
 GAP = 2  # between the columns of a table without lines
 console = Console(highlight=False, emoji=False)
 errors = Console(stderr=True, highlight=False, emoji=False)
+for _one in (console, errors):
+    if _one.is_dumb_terminal:  # rich takes 80 columns for granted there
+        _one.size = shutil.get_terminal_size()
 
 
 def width() -> int:
@@ -55,9 +60,15 @@ def takes_every_letter() -> bool:
 
 
 def print_line(words: str, *, error: bool = False, style: str | None = None, indent: int = 0) -> None:
-    """Print a sentence as it is, without markup, wrapped at the width."""
-    text = Padding(Text(words), (0, 0, 0, indent), expand=False) if indent else Text(words)
-    (errors if error else console).print(text, style=style)
+    """Print a sentence without markup, wrapped between words: a path that is wider than the screen stays whole."""
+    target = errors if error else console
+    if indent:
+        target.print(Padding(Text(words), (0, 0, 0, indent), expand=False), style=style)
+    elif any(os.sep in word and cell_len(word) > target.width for word in words.split()):
+        lines = textwrap.fill(words, target.width, break_long_words=False, break_on_hyphens=False)
+        target.print(Text(lines), style=style, soft_wrap=True)
+    else:
+        target.print(Text(words), style=style)
 
 
 def print_note(words: str, *, style: str | None = None) -> None:
