@@ -27,7 +27,7 @@ from anisoscope.view.console import (
 )
 from anisoscope.view.terminal import screen
 from anisoscope.view.terminal.letters import near
-from anisoscope.view.terminal.screen import elided, print_line, print_note, print_path
+from anisoscope.view.terminal.screen import elided, new_table, print_line, print_note, print_path
 
 WIDTHS = (60, 61, 72, 80, 100, 160, 200)
 Resize = Callable[[int], None]
@@ -160,3 +160,15 @@ def test_elided_names_keep_both_ends_and_the_width() -> None:
 
 def test_letters_that_an_encoding_lacks_are_as_wide() -> None:
     assert all(len(near(letter)) == 1 for letter in "–−×…“”✓✕≤→é²λ语\u0301")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_of_studies_lose_no_digit(width: int, resize: Resize, capsys: pytest.CaptureFixture[str]) -> None:
+    resize(width)
+    table = new_table("bert, plain inputs", ("site", "repair"), tuple(f"loss, reading {i}" for i in range(4)))
+    table.add_row("embedding", "all_but_top", *(f"{i}.623 ± 0.0{i}9" for i in range(4)))
+    screen.print_table(table)
+    lines = capsys.readouterr().out.splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert max(len(line.rstrip()) for line in lines) <= width and "…" not in text
+    assert all(f"{i}.623 ±" in text and f"0.0{i}9" in text for i in range(4)) and "all_but_top" in text

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
@@ -142,5 +141,6 @@ def bare_table(*columns: str | RichColumn, **words: Any) -> RichTable:
 
 def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
     """An empty table with columns for words, then right-aligned columns for numbers."""
-    columns: list[Any] = [*words, *(RichColumn(name, justify="right") for name in numbers)]
-    return RichTable(*columns, title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    columns = [RichColumn(name, no_wrap=True, overflow="fold") for name in words]
+    columns += [RichColumn(name, justify="right", overflow="fold") for name in numbers]
+    return bare_table(*columns, title=title, title_justify="left")
