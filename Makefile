@@ -11,8 +11,9 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test test-all test-floors lint docs bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
-	rm -rf runs/demo
-	OMP_NUM_THREADS=1 $(BIN)/anisoscope study revisiting --preset tiny --out runs/demo  # small matrices: more threads only wait
+	@rm -rf runs/demo
+	@echo anisoscope study revisiting --preset tiny --out runs/demo
+	@OMP_NUM_THREADS=1 $(BIN)/anisoscope study revisiting --preset tiny --out runs/demo  # small matrices: more threads only wait
 
 test: $(VENV)/.dev lint  ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"  # a thread for each worker: more would wait for each other
@@ -41,11 +42,12 @@ clean:
 	rm -rf $(VENV) $(PEERS) $(FLOORS) runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo installing into $(VENV), which takes minutes
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e .
-	touch $@
+	@$(PIP) -e .
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin/python
 	$(PIP) -e ".[dev]"

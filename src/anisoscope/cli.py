@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from anisoscope.commands.study import studies
 from anisoscope.commands.sweep import sweep, tangent
 from anisoscope.commands.train import train
 from anisoscope.errors import AnisoscopeError
+from anisoscope.view.terminal.letters import tolerant
 
 _SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
 _VERBS = (profile, list_, show, compare, report, selftest, train, tangent, sweep, claims)
@@ -78,8 +78,7 @@ app = _build()
 def main(run: Callable[..., Any] = app) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal of few letters shows ? for the others
-            stream.reconfigure(errors="replace")
+        tolerant(stream)  # a terminal of few letters shows near ones for the others
     with interruptible() as received:
         try:
             _refuse_unreadable(sys.argv[1:])

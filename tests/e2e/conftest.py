@@ -32,6 +32,11 @@ class Outcome:
     err: str
 
     @property
+    def notes(self) -> str:
+        """What was said on standard error, without line breaks."""
+        return " ".join(self.err.split())
+
+    @property
     def sentence(self) -> str:
         """The one line that says what went wrong."""
         found = [line for line in self.err.splitlines() if line.startswith("anisoscope: ")]

@@ -203,7 +203,7 @@ def test_a_tokenizer_without_a_pad_token_works(command: Command, tmp_path: Path,
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path / "model")
     done = command("profile", tmp_path / "model", *SMALL, "--data", shelf / "records.jsonl", "--out", tmp_path / "run")
     assert done.code == 0, done.err
-    assert "no pad token" in done.err
+    assert "no pad token" in done.notes
     run = RunFolder.open(tmp_path / "run")
     rows = run.table().where(kind="embed", metric="drift", variant="").records()
     assert rows[0]["n"] == run.about()["data"]["tokens"]  # padding was there, and was not counted
@@ -221,7 +221,7 @@ def test_the_first_model_survives_the_failure_of_the_second(command: Command, tm
     shown = command("show", run.path, "--format", "json")
     assert shown.code == 0
     assert len(json.loads(shown.out)) == len(run.table())
-    assert "this run is failed" in shown.err
+    assert "this run is failed" in shown.notes
     refused(command("profile", shelf / "model", *SMALL, "--out", run.path), "holds a run (failed)")
     assert len(run.table().finite())
 

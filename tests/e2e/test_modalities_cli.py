@@ -173,7 +173,7 @@ def test_a_note_says_what_is_less_than_asked_for_and_each_fact_once(
     wav2vec2 = make_model(tmp_path / "wav2vec2", "wav2vec2")
     done = command("profile", wav2vec2, "--tokens", 50, "--metrics", "drift", "--out", tmp_path / "heard")
     assert done.code == 0, done.err
-    assert sum("final" in line for line in done.err.splitlines() if line.startswith("note: ")) <= 1
+    assert sum("final" in note for note in done.notes.split("note: ")[1:]) <= 1
 
 
 def test_small_staged_models_are_made_by_name(command: Command, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_text_that_is_mostly_unknown_is_the_first_thing_said(command: Command, t
     words = ("--tokens", 300, "--context", 64, "--metrics", "drift", "--sites", "embed", "--out", tmp_path / "run")
     done = command("profile", folder, *words)
     assert done.code == 0, done.err
-    first = next(line for line in done.err.splitlines() if line.startswith("note: "))
+    first = done.notes.split("note: ")[1]
     assert "WRONG TEXT" in first and "unknown token" in first
 
 

@@ -56,7 +56,7 @@ def test_faults_planted_in_a_real_series_are_found_and_the_rest_is_measured(
     measured = RunFolder.open(out).table().where(metric="average_cosine")
     assert set(measured.arrow["step"].to_pylist()) == {0, 2, 4, 8, 16, 24, 64}
     for step in words:
-        assert f"checkpoint-{step}" in done.err, "and they are said"
+        assert f"checkpoint-{step}" in done.notes, "and they are said"
 
 
 def test_an_honest_training_is_swept_without_a_flag(trained: Path, command: Command, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_three_real_stages_sweep_in_one_command(command: Command, tmp_path: Path
     gradients = ("--layers", "0,6", "--preset", "light", "--draws", 19)
     done = command("sweep", *words, *look, *gradients, "--out", tmp_path / "g")
     assert done.code == 0, done.err
-    assert "no language-model head" in done.err
+    assert "no language-model head" in done.notes
     assert set(RunFolder.open(tmp_path / "g").table().where(metric="gradient_energy").arrow["step"].to_pylist()) == {0}
 
 
@@ -138,7 +138,7 @@ def test_a_folder_of_lightning_itself(command: Command, tmp_path: Path) -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader([torch.arange(i, i + 8) for i in range(16)], batch_size=2))
     done = command("sweep", tmp_path / "run", *GEOMETRY, "--architecture", ARCHITECTURE, "--out", tmp_path / "out")
     assert done.code == 0, done.err
-    assert flags(tmp_path / "out") == {2: [], 4: [], 6: []} and "last.ckpt was left out" in done.err
+    assert flags(tmp_path / "out") == {2: [], 4: [], 6: []} and "last.ckpt was left out" in done.notes
 
 
 BAD = {
@@ -186,7 +186,7 @@ def test_claims_say_the_same_as_the_sweep_and_which_checkpoints_are_flagged(
     told = command("claims", tmp_path / "honest")
     assert told.code == 0, told.err
     lists = [
-        [line for line in done.out.splitlines() if line.startswith("not measured here")] for done in (honest, told)
+        [line for line in done.out.splitlines() if line.startswith("Not measured here")] for done in (honest, told)
     ]
     assert lists[0] == lists[1] and len(lists[0]) == 1
     assert "flagged" not in told.out

@@ -5,6 +5,7 @@ Seeds whose series end at different steps are compared at the last step that all
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ PROXY = "semi_nmf"  # the directions that claims are about unless told
 # in the order of pages and documentation
 _REVISITING = (tangent, formation, comparison, frequency_arm, theory)
 _MODULES = (*_REVISITING, depth, phases, ablation, modalities, drift, attention, intervention)
+_ARXIV = re.compile(r"arXiv:\d+\.\d+")
 SeedFindings = list[tuple[int, Finding]]  # index of the study (one per seed) and its finding
 
 
@@ -46,6 +48,17 @@ def check_measured(table: Table, **chosen: str | None) -> None:
         if not held:
             raise AnisoscopeError(f"--{name} chooses among tangent directions, and these runs hold none; leave it out.")
         check_known(f"{name} in these runs", value, held)
+
+
+def papers() -> dict[str, str]:
+    """The paper of each claim that has one: the shortest source of its claims that names its arXiv number.
+
+    >>> papers()["bell_shaped"], "parabola" in papers()
+    ('Razzhigaev et al. 2023, The Shape of Learning, arXiv:2311.05928', False)
+    """
+    numbers = {name: found[0] for name, claim in claims().items() if (found := _ARXIV.findall(claim.source))}
+    sources = sorted({claim.source for claim in claims().values()}, key=len)
+    return {name: next(source for source in sources if number in source) for name, number in numbers.items()}
 
 
 def evaluate_claims(

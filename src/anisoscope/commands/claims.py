@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anisoscope.commands.command import Why
 from anisoscope.errors import check_known
 from anisoscope.option import distinct
 
@@ -26,17 +27,19 @@ def claims(
         bool,
         typer.Option("--robust", help="Each verdict again under other ranks, proxies, halves, … that were measured."),
     ] = False,
+    why: Why = False,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why.
+    """Which claims of the literature hold in these runs: verdict, effect, interval; with --why p and the reasons.
 
-    The last line says how many of them are left after correction over the grid of claims × models.
+    Below them: how many are left after correction over the grid of claims × models.
     """
-    from anisoscope.claims.catalogue import PROXY, check_measured, evaluate_claims
+    from anisoscope.claims.catalogue import PROXY, check_measured, evaluate_claims, papers
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
     from anisoscope.results.folder import readable_runs
-    from anisoscope.view.console import print_json, print_line, print_robustness, print_verdicts
+    from anisoscope.view.terminal.screen import print_json, print_line
+    from anisoscope.view.terminal.verdicts import print_robustness, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
@@ -50,7 +53,7 @@ def claims(
     if format == "json":
         print_json(verdicts)
     else:
-        print_verdicts(verdicts, every=wanted is not None)
+        print_verdicts(verdicts, every=wanted is not None, why=why, papers=papers())
         if robust:
             print_robustness(verdicts)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]  # read by `app.main`
+Why = Annotated[bool, typer.Option("--why", help="Print the sentences behind what is printed, and all notes.")]
 Format = Annotated[str, typer.Option(help="table, csv or json.")]
 Metric = Annotated[str | None, typer.Option(help="Only these metrics, comma-separated.")]
 
@@ -151,8 +152,8 @@ def interruptible() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def progress_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars around long work; yields their callback, which raises an interruption that somebody swallowed."""
-    from anisoscope.view.console import progress_bars
+    """Progress shown during long work; yields its callback, which raises an interruption that somebody swallowed."""
+    from anisoscope.view.terminal.progress import progress_bars
 
     with progress_bars() as tell:
 
@@ -175,7 +176,7 @@ def exit_code(error: BaseException | None) -> int:
 def requested(out: Path | None, name: str, *, resume: bool) -> Iterator[RunRequest]:
     """The `RunRequest` of a command, with progress bars: into `out`, or into a new folder called `name`."""
     from anisoscope.commands.pipeline import RunRequest, run_path
-    from anisoscope.view.console import print_note
+    from anisoscope.view.terminal.screen import print_note
 
     path = run_path(out, name, resume=resume)
     with progress_shown() as tell:

@@ -20,11 +20,12 @@ def enwik8(
 ) -> None:
     """Clean enwik8 into plain articles, encode them over the 205 symbols, and say what was removed."""
     from anisoscope.data.enwik8 import prepare_enwik8
-    from anisoscope.view.console import print_line, print_note, print_prepared
+    from anisoscope.view.console import print_prepared
+    from anisoscope.view.terminal.screen import print_note, print_path
 
     with progress_shown() as tell:
         prepared = prepare_enwik8(path, out, limit=limit, progress=tell)
     if not prepared.made:
         print_note(f"{out} was made of the same before; nothing was done again.", style="yellow")
     print_prepared(prepared.stats)
-    print_line(str(prepared.path))
+    print_path(prepared.path)

@@ -88,7 +88,9 @@ def _locked(
                 request.note(f"unfinished; what was measured is in {folder}, without a report ({why})")
         raise
     if judge is not None:
+        tell("claims", 0, 1)
         judge(RunFolder.open(folder))
+        tell("claims", 1, 1)
     started = time.monotonic()
     if request.report:
         tell("report", 0, 1)

@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, fail, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
 from anisoscope.measurement.config import ProfileConfig
 
 
 @configured(ProfileConfig)
-def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+def profile(
+    config: ProfileConfig, out: Out = None, resume: Resume = False, why: Why = False, debug: Debug = False
+) -> None:
     """Measure the geometry of every layer of one or several models; ends with a report."""
     from anisoscope.commands.pipeline import run_profile
     from anisoscope.metrics.catalogue import registry
@@ -20,7 +22,7 @@ def profile(config: ProfileConfig, out: Out = None, resume: Resume = False, debu
     name = "_".join(Path(model).name for model in config.models[:2])[:60]
     with requested(out, name, resume=resume) as request:
         run = run_profile(config, request)
-    print_profile_end(run.folder, run.page, registry())
+    print_profile_end(run.folder, run.page, registry(), why=why)
     if problem := missing_everywhere(run.folder.table()):
         fail(problem, 3)
 

@@ -23,6 +23,7 @@ def report(
     """Make the report of one or several runs again."""
     from anisoscope.commands.drawing import report_runs, share_runs
     from anisoscope.results.folder import readable_runs
+    from anisoscope.view.terminal.screen import print_path
 
     with readable_runs(*runs):
-        typer.echo(str(share_runs(runs, out) if share else report_runs(runs, out)))
+        print_path(share_runs(runs, out) if share else report_runs(runs, out))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, declared_fields, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import was_typed
 from anisoscope.studies.catalogue import STUDIES, StudyEntry
@@ -21,7 +21,15 @@ def studies() -> dict[str, Callable[..., None]]:
 def _command(entry: StudyEntry) -> Callable[..., None]:
     """The command of one study; with --jobs and --resume only where the study supports them."""
 
-    def run(config: Any, jobs: Any = None, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+    def run(
+        config: Any,
+        jobs: Any = None,
+        out: Out = None,
+        resume: Resume = False,
+        why: Why = False,
+        debug: Debug = False,
+    ) -> None:
+        from anisoscope.claims.catalogue import papers
         from anisoscope.commands.drawing import study_summary
         from anisoscope.commands.pipeline import run_study
         from anisoscope.view.console import print_run_end
@@ -31,7 +39,8 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         preset = getattr(config, "preset", "")
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
             done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))
-        print_run_end(done.folder, done.page, done.drawing_seconds, summary=study_summary(done.folder, entry.name))
+        shown: dict[str, Any] = {"summary": study_summary(done.folder, entry.name), "papers": papers(), "why": why}
+        print_run_end(done.folder, done.page, done.drawing_seconds, **shown)
 
     run.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
     run.__doc__ = entry.help

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, fail, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -31,13 +31,15 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
     ] = False,
+    why: Why = False,
     debug: Debug = False,
 ) -> None:
     """A series of checkpoints in the order of training; repeated, missing, broken and swapped ones are flagged."""
-    _measure(config, out=out, resume=resume)
+    _measure(config, out=out, resume=resume, why=why)
 
 
-def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
+def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool) -> None:
+    from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_sweep
     from anisoscope.results.query import Query
     from anisoscope.view.console import print_run_end
@@ -45,7 +47,7 @@ def _measure(config: SweepConfig, *, out: Path | None, resume: bool) -> None:
     kind = "sweep" if config.series else "tangent"
     with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
         run = run_sweep(config, request)
-    print_run_end(run.folder, run.page, run.drawing_seconds)
+    print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
     measured = [row for row in Query(run.folder.table()) if row.kind != "training"]
     if measured and not any(math.isfinite(row.value) for row in measured):
         fail(f"nothing could be computed: {measured[0].note or 'no value is finite'}. The table has the reasons.", 3)
@@ -66,6 +68,8 @@ def _single(**options: Any) -> SweepConfig:
 
 
 @configured(SweepConfig, build=_single, only=(*_OPTIONS, *_ROWS, *_LOADING), help=_HELP)
-def tangent(config: SweepConfig, out: Out = None, resume: Resume = False, debug: Debug = False) -> None:
+def tangent(
+    config: SweepConfig, out: Out = None, resume: Resume = False, why: Why = False, debug: Debug = False
+) -> None:
     """Do tangent directions of one given model hold its gradients? Its own loss gives them."""
-    _measure(config, out=out, resume=resume)
+    _measure(config, out=out, resume=resume, why=why)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anisoscope.commands.command import Debug, Out, Resume, configured, requested
+from anisoscope.commands.command import Debug, Out, Resume, Why, configured, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers, refuse_typed, was_typed
 from anisoscope.training.config import TrainConfig, last_step
@@ -54,11 +54,14 @@ def train(
     ] = None,
     out: Out = None,
     resume: Resume = False,
+    why: Why = False,
     debug: Debug = False,
 ) -> None:
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
+    from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_train
-    from anisoscope.view.console import print_line, print_run_end
+    from anisoscope.view.console import print_run_end
+    from anisoscope.view.terminal.screen import print_path
 
     if was_typed("checkpoints") and (late := last_step(config.checkpoints)) > config.steps:
         raise AnisoscopeError(
@@ -76,6 +79,6 @@ def train(
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:
-        print_line(str(run.folder.path))
+        print_path(run.folder.path)
     else:
-        print_run_end(run.folder, run.page, run.drawing_seconds)
+        print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)

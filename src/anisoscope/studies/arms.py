@@ -188,11 +188,14 @@ class LocalExecutor:
             arms = [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
             return _Pool(list(arms), self.jobs, work, progress).run()
         failed: dict[str, str] = {}
-        for arm in arms:
+        tell = progress or (lambda what, done, of: None)
+        for number, arm in enumerate(arms):
+            tell("arms", number, len(arms))
             try:
                 work(arm, _named(arm, progress))
             except Exception as error:
                 failed[arm.path.name] = error_line(error, arm.path)
+        tell("arms", len(arms), len(arms))
         return failed
 
 
@@ -222,7 +225,11 @@ class _Pool:
     running: dict[Connection, tuple[Any, StudyArm]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.total = len(self.waiting)
+
     def run(self) -> dict[str, str]:
+        self._tell_arms()
         try:
             while self.waiting or self.running:
                 while self.waiting and len(self.running) < self.jobs:
@@ -257,6 +264,11 @@ class _Pool:
             self.failed[arm.path.name] = rest[0] if rest else f"its process ended with code {process.exitcode}"
         del self.running[pipe]
         pipe.close()
+        self._tell_arms()
+
+    def _tell_arms(self) -> None:
+        if self.progress is not None and self.total:
+            self.progress("arms", self.total - len(self.waiting) - len(self.running), self.total)
 
     def _stop(self) -> None:
         """Interrupt all children and wait until they have saved; a second interruption does not wait."""

@@ -203,7 +203,9 @@ class ArmsStudy(Study):
             return
         table = Table.concat((arm.table() for arm in self.joined), self.about)
         self.folder.write_table(table)
+        self.tell("claims", 0, 1)
         judge(self.folder, table, paper=self.paper)
+        self.tell("claims", 1, 1)
         paths = [arm.path for arm in self.joined]
         if any((path / MAP_FILE).is_file() for path in paths):
             self.about["map"] = write_joined(self.folder.path, paths)

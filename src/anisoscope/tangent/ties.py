@@ -75,7 +75,7 @@ class OpenPlanes:
         return np.hypot(one - two, 2 * between - one - two)
 
 
-def opened(replicates: Sequence[float], *, swings: Sequence[float], turns: np.ndarray) -> list[float]:
+def opened(replicates: Sequence[float], *, swings: Sequence[float] | np.ndarray, turns: np.ndarray) -> list[float]:
     """Leave-one-fold-out values whose interval reaches as far as the widest swing, in the pattern of its turns.
 
     With h the half-width before, it is √(h² + swing²) at least: the pattern is added with the sign that it has in the

@@ -197,6 +197,8 @@ class Trainer:
 
     def run(self, stop: StopRequest) -> None:
         """Run all remaining updates, then let the monitor measure the final state."""
+        if self.progress is not None:
+            self.progress("train", self.start, self.config.steps)
         for step in range(self.start, self.config.steps):
             if step in self.checkpoints.scheduled and (step > self.start or step == 0):
                 self.save(step)

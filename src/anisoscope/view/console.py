@@ -1,6 +1,6 @@
-"""Terminal output of commands (progress, tables, verdicts, paths) and the HTML table for notebooks.
+"""Terminal output of commands: the ends of runs, tables, lists; and the HTML table for notebooks.
 
-Progress and notes go to standard error; tables, verdicts and paths to standard output.
+How wide and in which colours is decided in `terminal/screen.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import html
 import io
 import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.csv import WriteOptions, write_csv
-from rich import box, progress
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
+from rich import box
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -34,72 +31,26 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import is_grave
 from anisoscope.results.query import SCHEMA, Row
-from anisoscope.view.sections.findings import (
-    badge_line,
-    doubtful,
-    grid_words,
-    leading,
-    measured,
-    not_measured,
-    robust_words,
-    stands,
-    unmeasured,
-)
+from anisoscope.view.sections.findings import doubtful, find, leading
 from anisoscope.view.sections.profiles import Places, pivot
 from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
-from anisoscope.view.words import Catalogue, estimate, number
+from anisoscope.view.terminal import screen
+from anisoscope.view.terminal.rows import print_rows
+from anisoscope.view.terminal.screen import console, new_table, print_json, print_line, print_note, print_path
+from anisoscope.view.terminal.verdicts import print_verdicts
+from anisoscope.view.words import Catalogue, estimate, number, shortened, strided
 
 if TYPE_CHECKING:
     from anisoscope.results.query import Table
 
-_LABELS = {"load": "loading the model", "forward": "rows", "metrics": "metrics (sites)", "rows": "reading rows"}
-_LABELS |= {"report": "drawing the report"}
 SHOWN_ROWS = 1_000  # that a table on a terminal shows
+MOST_NOTES, MOST_LETTERS = 5, 240  # kinds of warnings shown, and letters of each
 BLOCK = 8_192  # rows that are written at a time
 _FORMS = ("table", "csv", "json")
 _NUMBERS = ("metric", "variant", "value", "low", "high", "sd", "n", "contexts", "dropped", "note")
 _DIFFERENCES = ("stack", "layer", "other_layer", "kind", "head", "group", "metric", "variant", "first", "second")
-NARROW = 110  # columns below which a verdict is a block of lines, not a line of a table
-_COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
-console = Console(width=None if sys.stdout.isatty() else 160)  # a fixed width for pipes and files
-errors = Console(stderr=True)
 
-
-@contextmanager
-def progress_bars() -> Iterator[Any]:
-    """Yields a callback (what, done, total) that draws one progress bar per kind of work on standard error."""
-    columns: list[Any] = [progress.TextColumn("{task.description}"), progress.BarColumn()]
-    columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
-    columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
-    bars = progress.Progress(*columns, console=errors, transient=not errors.is_terminal)
-    tasks: dict[str, Any] = {}
-
-    def tell(what: str, done: int, total: int) -> None:
-        if what in tasks and bars.tasks[tasks[what]].finished and done < total:
-            del tasks[what]  # so that the next model starts a new bar
-        if what not in tasks:
-            bars.start()  # not before there is work, so that an error in the options stays one line
-            tasks[what] = bars.add_task(_LABELS.get(what, what), total=total)
-        bars.update(tasks[what], completed=done, total=total)
-
-    try:
-        yield tell
-    finally:
-        if tasks:
-            bars.stop()
-
-
-# -- lines -------------------------------------------------------------------------------------------------------------
-
-
-def print_line(words: str, *, error: bool = False, style: str | None = None) -> None:
-    """Print one line without markup, to standard output or standard error."""
-    (errors if error else console).print(words, style=style, highlight=False, soft_wrap=True, markup=False)
-
-
-def print_note(words: str, *, style: str | None = None) -> None:
-    """Print one line to standard error."""
-    print_line(words, error=True, style=style)
+# -- warnings ----------------------------------------------------------------------------------------------------------
 
 
 def print_grave(about: Mapping[str, Any]) -> None:
@@ -109,36 +60,57 @@ def print_grave(about: Mapping[str, Any]) -> None:
             print_note(f"warning: {warning}", style="red")
 
 
-def print_warnings(about: Mapping[str, Any]) -> None:
-    """Print the other warnings of a run."""
-    for warning in about.get("warnings", []):
-        if not is_grave(warning):
-            print_note(f"note: {warning}", style="yellow")
+def print_warnings(about: Mapping[str, Any], *, why: bool = False) -> None:
+    """Print the other warnings of a run: one of each kind with their number, all of them with `why`."""
+    every = [warning for warning in about.get("warnings", []) if not is_grave(warning)]
+    kinds = {warning: [warning] for warning in every} if why else _kinds(every, about)
+    for first, alike in list(kinds.items())[: len(kinds) if why else MOST_NOTES]:
+        words = first if why or len(first) <= MOST_LETTERS else f"{first[:MOST_LETTERS]}…"
+        print_note(f"note: {words}{_others(alike)}", style="yellow")
+    if (rest := len(every) - sum(map(len, list(kinds.values())[:MOST_NOTES]))) and not why:
+        print_note(f"{rest} other notes are on the page and in run.json; --why prints them", style="yellow")
 
 
-def _unicode() -> bool:
-    """Whether standard output takes every letter."""
-    return str(getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
+def _others(alike: Sequence[str]) -> str:
+    """What else a warning is about: names before the colon where they differ, or a number.
+
+    >>> _others(["a: short", "b: short", "c: short"]), _others(["3 rows", "4 rows"]), _others(["a: short"])
+    (' (also b and c)', ' (1 more like it)', '')
+    """
+    names = list(dict.fromkeys(warning.partition(": ")[0] for warning in alike))
+    if len(names) == len(alike) > 1 and all(": " in warning for warning in alike):
+        return f" (also {shortened(names[1:])})"
+    return f" ({len(alike) - 1} more like it)" if len(alike) > 1 else ""
 
 
-def print_json(value: Any, *, indent: int = 2) -> None:
-    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=not _unicode()) + "\n")
+def _kinds(warnings: Sequence[str], about: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Warnings by the first of those that differ in their model and in numbers only."""
+    models = "|".join(re.escape(str(model.get("name"))) for model in about.get("models") or ())
+    found: dict[str, list[str]] = {}
+    for warning in warnings:
+        found.setdefault(re.sub(rf"^({models}): |\d[\d.,]*", "#", warning), []).append(warning)
+    return {alike[0]: alike for alike in found.values()}
 
 
 # -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
-def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[str, Any]) -> None:
-    """Print the end of a profile: its short tables, warnings, duration, peak memory, path of the page."""
-    about = folder.about()
+def print_profile_end(folder: RunFolder, page: Path | None, catalogue: Mapping[str, Any], *, why: bool = False) -> None:
+    """Print the end of a profile: its short tables, warnings, duration, peak memory, path of the page.
+
+    `why` adds the sentences of the page, and all warnings.
+    """
+    about, table = folder.about(), folder.table()
     print_grave(about)
-    for shown in short_tables(folder.table(), catalogue=catalogue):
-        console.print(shown)
-    print_warnings(about)
+    for finding in find(ProfileRows([RunView(table, about)]), Catalogue(catalogue)) if why else ():
+        print_line(" ".join([f"{finding.topic}:", *finding.texts]))
+    for shown in short_tables(table, catalogue=catalogue, room=screen.width() if screen.bounded() else None):
+        screen.print_table(shown)
+    print_warnings(about, why=why)
     took = f"{about['wall_seconds']:.0f} s, peak memory {about['peak_memory_mb']} MiB"
     estimated = about.get("memory_estimate_mb")
     print_note(f"{took} (estimated {estimated} MiB)" if estimated else took)
-    print_line(str(page))
+    print_path(page or folder.path)
 
 
 def print_run(run: RunFolder, *, form: str, wanted: Mapping[str, Sequence[str]], heads: bool) -> None:
@@ -252,7 +224,9 @@ def _json_texts(column: pa.Array) -> pa.Array:
         return pc.if_else(pc.is_valid(column), texts, "null")
     if pa.types.is_string(kind):
         coded = column.dictionary_encode(null_encoding="encode")
-        words = [json.dumps(word, ensure_ascii=not _unicode()) for word in coded.dictionary.to_pylist()]
+        words = [
+            json.dumps(word, ensure_ascii=not screen.takes_every_letter()) for word in coded.dictionary.to_pylist()
+        ]
         return pa.array(words, pa.string()).take(coded.indices)
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_finite(column), column, None)
@@ -274,16 +248,11 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], form: str, columns: Sequence[
     if form == "json":
         print_json([{k: _plain(v) for k, v in row.items()} for row in rows], indent=1)
         return
-    cells = [[_blank(row.get(name)) for name in columns] for row in rows]
     if form == "csv":
+        cells = [[_blank(row.get(name)) for name in columns] for row in rows]
         csv.writer(sys.stdout).writerows([columns, *cells])
         return
-    used = [i for i in range(len(columns)) if any(row[i] != "" for row in cells)]
-    heads = [RichColumn(columns[i], overflow="fold", no_wrap=columns[i] != "note") for i in used]
-    table = RichTable(*heads, box=None, pad_edge=False)
-    for row in cells:
-        table.add_row(*(f"{row[i]:.4g}" if isinstance(row[i], float) else str(row[i]) for i in used))
-    console.print(table)
+    print_rows(rows, columns)
 
 
 def _plain(value: Any) -> Any:
@@ -311,132 +280,97 @@ def print_comparison(found: Any, *, form: str, metrics: Sequence[str]) -> None:
         return
     if form == "table":
         rows = [row for row in rows if row["head"] is None]
-        console.print(f"{found.second} − {found.first}{' (paired)' if found.paired else ''}", highlight=False)
+        print_line(f"{found.second} − {found.first}{' (paired)' if found.paired else ''}")
     _print_rows(rows, form, [*_DIFFERENCES, "difference", "low", "high", "differs"])
     for note in found.notes:
-        errors.print(f"note: {note}", style="yellow", highlight=False)
+        print_note(f"note: {note}", style="yellow")
     if form == "table" and not all(math.isnan(v) for v in matrix.flat):
-        title = "linear CKA (debiased); rows: first, columns: second"
-        table = RichTable("", *others, title=title, box=None, title_justify="left")
-        for name, line in zip(names, matrix, strict=True):
-            table.add_row(name, *("" if math.isnan(v) else f"{v:.2f}" for v in line))
-        console.print(table)
+        _print_cka(names, others, matrix)
+
+
+def _print_cka(names: Sequence[str], others: Sequence[str], matrix: np.ndarray) -> None:
+    """Print the matrix of CKA; on a narrow terminal with every second column, every third, …"""
+    lead = max(map(len, names))
+    room = max(1, (screen.width() - lead) // (max(4, *map(len, others)) + screen.GAP))
+    shown = strided(len(others), room) if screen.bounded() else range(len(others))
+    fewer = "" if len(shown) == len(others) else f"; {len(shown)} of {len(others)} columns fit"
+    print_line(f"linear CKA (debiased); rows: first, columns: second{fewer}")
+    table = screen.bare_table("", *(others[i] for i in shown))
+    for name, line in zip(names, matrix, strict=True):
+        table.add_row(Text(name), *("" if math.isnan(line[i]) else f"{line[i]:.2f}" for i in shown))
+    screen.print_table(table)
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 def print_run_end(
-    folder: RunFolder, page: Path | None, drawing_seconds: float, *, summary: Iterable[RichTable | str] = ()
+    folder: RunFolder,
+    page: Path | None,
+    drawing_seconds: float,
+    *,
+    summary: Iterable[RichTable | str] = (),
+    papers: Mapping[str, str] | None = None,
+    why: bool = False,
 ) -> None:
-    """Print the end of a run with verdicts: tables of a study, verdicts, warnings, seconds, path of the page."""
+    """Print the end of a run with verdicts: tables of a study, verdicts, warnings, seconds, path of the page.
+
+    `papers` are the papers of claims by name; `why` adds the sentences of all verdicts, and all warnings.
+    """
     about = folder.about()
     print_grave(about)
     for shown in summary:
         if isinstance(shown, str):
             print_line(shown)
         else:
-            console.print(shown)
+            screen.print_table(shown)
     if (verdicts := folder.path / "verdicts.json").is_file():
         found = json.loads(verdicts.read_text(encoding="utf-8"))
-        print_verdicts(leading(found) if about.get("study") == "untrained" else found)
-    print_warnings(about)
+        found = leading(found) if about.get("study") == "untrained" else found
+        print_verdicts(found, why=why, papers=papers, hint=f"anisoscope claims {folder.path} --why")
+    print_warnings(about, why=why)
     print_note(f"{about.get('wall_seconds', 0):.0f} s, and {drawing_seconds:.0f} s for the page")
-    print_line(str(page))
-
-
-def print_verdicts(verdicts: Sequence[Mapping[str, Any]], *, every: bool = False) -> None:
-    """Print a table of verdicts with their sentences; unmeasured claims share one line unless `every` is set."""
-    shown = verdicts if every else measured(verdicts)
-    if shown and console.width < NARROW:
-        _print_blocks(shown)
-    elif shown:
-        claim = RichColumn("claim", overflow="fold", max_width=30)
-        effect = RichColumn("effect [95 %]", justify="right", no_wrap=True)
-        p_column, why = RichColumn("p", justify="right"), RichColumn("why", overflow="fold")
-        table = RichTable(claim, "verdict", effect, p_column, why, show_lines=True, header_style="bold")
-        for row in shown:
-            table.add_row(_about(row), _status(row), *_effect_and_p(row), str(row["why"]))
-        console.print(table)
-    if words := grid_words(verdicts):
-        alone = " “alone”: not after that correction." if any(stands(row) is False for row in verdicts) else ""
-        console.print(f"{words}{alone}", highlight=False, markup=False)
-    if not every and (absent := unmeasured(verdicts)):
-        print_line(f"not measured here: {', '.join(absent)}")
-
-
-def _print_blocks(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """Print each verdict as a line with its sentence below, for a terminal too narrow for a table."""
-    for row in verdicts:
-        effect, p = _effect_and_p(row)
-        console.print(f"[bold]{_about(row)}[/bold]  {_status(row)}  {escape(effect)}  p {p}", highlight=False)
-        console.print(Padding(Text(str(row["why"])), (0, 0, 1, 2)))
-
-
-def _about(row: Mapping[str, Any]) -> str:
-    return escape(f"{row['claim']} ({row['subject']})" if row.get("subject") else str(row["claim"]))
-
-
-def _status(row: Mapping[str, Any]) -> str:
-    colour = _COLOURS.get(str(row["status"]), "white")
-    return f"[{colour}]{row['status']}[/{colour}]{' alone' if stands(row) is False else ''}"
-
-
-def _effect_and_p(row: Mapping[str, Any]) -> tuple[str, str]:
-    value, low, high, p = (
-        "–" if _blank(row[name]) == "" else f"{float(row[name]):.3g}" for name in ("effect", "low", "high", "p")
-    )
-    return f"{value} [{low}, {high}]", p
-
-
-def print_robustness(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """Print the verdicts again with a line of badges, one for each other choice that was measured."""
-    claim = RichColumn("claim", overflow="fold", max_width=30)
-    table = RichTable(claim, "verdict", RichColumn("under other choices", overflow="fold"), header_style="bold")
-    for row in leading(measured(verdicts)):
-        if line := badge_line(row):
-            table.add_row(_about(row), _status(row), Text(f"{line}\n{robust_words(row)}"))
-    if not table.row_count:
-        print_line("no other choice was measured under which these verdicts could be had again")
-        return
-    table.show_lines = True
-    console.print(table)
-    absent = not_measured(leading(measured(verdicts)))
-    rest = f"; not measured for some: {', '.join(absent)}" if absent else ""
-    key = "✓ holds, ✕ fails, ? undecided, (3/4) by 3 of its 4 parts; one choice changes at a time"
-    console.print(f"{key}{rest}", highlight=False, markup=False)
+    print_path(page or folder.path)
 
 
 # -- lists, controls, data ---------------------------------------------------------------------------------------------
 
 
 def print_two_columns(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names with their explanations."""
-    names, explained = RichColumn(style="bold", no_wrap=True), RichColumn(overflow="fold")
-    table = RichTable(names, explained, box=None, show_header=False, pad_edge=False)
-    for name, words in lines:
-        table.add_row(name, words)
+    """Print names with their explanations beside them, or below them where the names are long."""
+    pairs = list(lines)
+    if max((len(name) for name, _ in pairs), default=0) > screen.width() // 3:
+        for name, words in pairs:
+            print_line(name, style="bold")
+            print_line(words, indent=4)
+        return
+    table = screen.bare_table(RichColumn(style="bold", no_wrap=True), RichColumn(), show_header=False)
+    for name, words in pairs:
+        table.add_row(Text(name), Text(words))
     console.print(table)
 
 
 def print_metric(name: str, metric: Any) -> None:
     """Print the declaration of a metric."""
     star = " (default)" if metric.default else ""
-    console.print(f"[bold]{name}[/bold]{star}  {metric.title}", highlight=False)
+    console.print(Text.assemble((name, "bold"), f"{star}  {metric.title}"))
     facts = {"": metric.description, "formula: ": metric.formula, "convention: ": metric.convention}
     facts["options: "] = ", ".join(f"{key}={value}" for key, value in metric.options.items())
     facts["by default also: "] = ", ".join(f"{key}={value}" for key, value in metric.beside.items())
     facts |= {"measured at: ": ", ".join(sorted(metric.kinds)), "measured by: ": ", ".join(metric.measured_by)}
     for label, words in (facts | {"reference: ": metric.reference}).items():
         if words:
-            console.print(f"    {label}{words}", highlight=False, markup=False)
+            print_line(f"{label}{words}", indent=4)
 
 
 def print_control(result: Any) -> None:
     """Print PASS or FAIL for one control of the self-test."""
-    colour, word = ("green", "PASS") if result.passed else ("red", "FAIL")
+    word = Text("PASS", style="green") if result.passed else Text("FAIL", style="red")
     words = f"{result.metric:<26} {result.control:<34} {result.seen}"
-    console.print(f"[{colour}]{word}[/{colour}]  {words}", highlight=False, soft_wrap=True)
+    table = screen.bare_table(RichColumn(no_wrap=True), RichColumn(), show_header=False)
+    narrow = len(words) + len("PASS") + screen.GAP > screen.width()
+    table.add_row(word, Text(f"{result.metric}, {result.control}: {result.seen}" if narrow else words))
+    console.print(table)
 
 
 _REMOVED = {"preformatted": "preformatted lines", "media": "images and media", "tags": "HTML tags"}
@@ -464,7 +398,7 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
             count = "" if figures["count"] is None else f"{figures['count']:,}"
             share = f"{figures['characters'] / max(1, cleaning['characters_in']):.2%}"
             table.add_row(_REMOVED.get(kind, kind), count, f"{figures['characters']:,}", share)
-        console.print(table)
+        screen.print_table(table)
     else:
         print_line(f"source: the embedded corpus; {stats['note']}")
     size = f"{kept['characters']:,} characters ({kept['bytes']:,} bytes of UTF-8)"
@@ -477,12 +411,6 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
     if raw is not None and raw.get("as_expected") is False:
         print_line("note: the true enwik8 should give another fingerprint; please report this.", style="red")
     print_line(f"{stats['seconds']:.0f} s")
-
-
-def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> RichTable:
-    """An empty table with columns for words, then right-aligned columns for numbers."""
-    columns: list[Any] = [*words, *(RichColumn(name, justify="right") for name in numbers)]
-    return RichTable(*columns, title=title, title_justify="left", header_style="bold")
 
 
 # -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
@@ -541,14 +469,16 @@ def short_table(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> 
     return short_tables(table, catalogue=catalogue)[0]
 
 
-def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> list[RichTable]:
+def short_tables(
+    table: Table, *, catalogue: Mapping[str, Any] | None = None, room: int | None = None
+) -> list[RichTable]:
     """The table of the residual stream, and one for each further kind of site that was requested by name.
 
-    Metrics measured per head are shown as means over heads.
+    Metrics measured per head are shown as means over heads; `room` is a width, in which fewer metrics may fit.
     """
     rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
     metrics = entries.ordered(rows.default_metrics())
-    shown = [_shortened(rows, entries, pivot(rows, metrics), metrics)]
+    shown = [_fitted(rows, entries, pivot(rows, metrics), metrics, room=room)]
     for kind in (table.about.get("config") or {}).get("sites") or ():
         places: Places = {}
         for row in rows.query.where(kind=kind, head=None, group="", variant=""):
@@ -557,14 +487,25 @@ def short_tables(table: Table, *, catalogue: Mapping[str, Any] | None = None) ->
                 places.setdefault(row["subject"], {}).setdefault(at, {})[row.metric] = row
         there = entries.ordered({m for found in places.values() for cells in found.values() for m in cells})
         places = {index: dict(sorted(found.items())) for index, found in sorted(places.items())}
-        shown += [_shortened(rows, entries, places, there)] if places else []
+        shown += [_fitted(rows, entries, places, there, room=room)] if places else []
     return shown
 
 
-def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: Sequence[str]) -> RichTable:
+def _fitted(
+    rows: ProfileRows, entries: Catalogue, places: Places, metrics: Sequence[str], *, room: int | None
+) -> RichTable:
+    """The short table with as many metrics as fit without breaking a number."""
+    most = TERMINAL_METRICS - (len(rows.subjects) > 1)
+    shown = _shortened(rows, entries, places, metrics[:most])
+    while room is not None and most > 1 and screen.measured(shown).minimum > room:
+        most -= 1
+        shown = _shortened(rows, entries, places, metrics[:most])
+    return shown
+
+
+def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, few: Sequence[str]) -> RichTable:
     """A few metrics at all places, or their range over the places of each model if there are too many."""
     several = len(rows.subjects) > 1
-    few = metrics[: TERMINAL_METRICS - several]
     short = {i: [c for c in found.values() if any(m in c for m in few)] for i, found in places.items()}
     whole = sum(map(len, short.values())) <= TERMINAL_ROWS - 10 * several
     doubt = any(doubtful(row) for found in short.values() for cells in found for row in cells.values())
@@ -593,5 +534,6 @@ def _shortened(rows: ProfileRows, entries: Catalogue, places: Places, metrics: S
 def _short_cell(row: Row | None) -> str:
     if row is None:
         return ""
-    words = estimate(row.value, row.low, row.high).replace(" ± ", "±").replace("[", r"\[")
+    sign = "±" if screen.takes_every_letter() else "+-"
+    words = estimate(row.value, row.low, row.high).replace(" ± ", sign).replace("[", r"\[")
     return f"{words} ?" if doubtful(row) else words

@@ -14,12 +14,12 @@ from rich.table import Table as RichTable
 from anisoscope.results.quantity import Mark, mean
 from anisoscope.results.query import Query, Row, variant_name
 from anisoscope.studies.page_parts import data_name, files, numeric, page_of, shown, verdict_section, words_of
-from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series
 from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.subjects import DrawnSite, RunView
+from anisoscope.view.terminal.screen import new_table
 from anisoscope.view.words import number, step_words, strided
 
 REPAIRS = {"raw": "raw", "mean": "mean removed", "all_but_top": "all but the top", "whitened": "whitened"}

@@ -18,12 +18,12 @@ from rich.table import Table as RichTable
 from anisoscope.results.quantity import Bounds, Mark, over_seeds
 from anisoscope.results.query import Query
 from anisoscope.studies.page_parts import files, numeric, page_of, shown, verdict_section, words_of
-from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, TableCell, text
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.subjects import RunView
+from anisoscope.view.terminal.screen import new_table
 from anisoscope.view.words import Catalogue, few, listed, number, plural
 
 Place = tuple[str, str]  # kind of site, metric

@@ -1,0 +1,1 @@
+"""What commands print: where it goes and how wide it is, progress, verdicts."""
