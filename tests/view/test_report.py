@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from anisoscope.commands.drawing import write_report
+from anisoscope.commands.drawing import profile_figure, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
 from anisoscope.view.console import short_table, table_html
 from anisoscope.view.page import script_json
 from anisoscope.view.sections.findings import block_rows, find, mean_over_blocks
-from anisoscope.view.sections.profiles import head_maps, head_profile, profile_figure, profiles_elsewhere
+from anisoscope.view.sections.profiles import head_maps, head_profile, profiles_elsewhere
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, DECODER, ENCODER, FOLDS, HOSTILE, NASTY, Fake, Scribe, about, run_view

@@ -70,8 +70,10 @@ def _check_measured(table: Any, **chosen: str | None) -> None:
 
 def _flagged(table: Any) -> str:
     """One line that names the flagged checkpoints of a series; empty when there are none."""
-    rows = [row for row in table.where(metric="checkpoint", kind="training").records() if row["value"] == 0]
-    names = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
+    from anisoscope.results.query import Query
+
+    rows = [row for row in Query(table).where(metric="checkpoint", kind="training") if row.value == 0]
+    names = [f"{row.revision} ({re.split('[:,]', row.note)[0]})" for row in rows]
     if not names:
         return ""
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
