@@ -264,6 +264,16 @@ def test_a_notebook_table_is_safe_and_shows_intervals() -> None:
     assert re.search(r"0\.07\d* … 0\.08", page.text)
 
 
+def test_a_notebook_table_of_a_training_shows_the_last_step_or_a_few_rows() -> None:
+    place = {"model": "m", "kind": "resid", "metric": "drift", "variant": "", "group": ""}
+    rows = [{**place, "layer": 1, "step": step, "value": 100.0 + step} for step in range(200)]
+    shown = Page(table_html(Table.from_records(rows), catalogue=CATALOGUE)).text
+    assert "299" in shown and "298" not in shown and "steps 0 … 199 (200)" in shown
+    energies = [{**row, "metric": "gradient_energy", "variant": "proxy=<b>"} for row in rows]
+    shown = table_html(Table.from_records(energies, {"reading": "read while it runs"}), catalogue=CATALOGUE)
+    assert shown.count("<tr>") == 12 and "proxy=<b>" in Page(shown).text and "read while it runs" in shown
+
+
 def test_the_terminal_table_is_short_and_takes_any_name() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(short_table(run_view([NASTY, ENCODER], rich=False).table, catalogue=CATALOGUE))

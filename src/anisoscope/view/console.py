@@ -29,6 +29,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results import frame
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import is_grave
 from anisoscope.results.query import SCHEMA, Query, Row
@@ -433,9 +434,19 @@ color:inherit;white-space:nowrap;vertical-align:top}
 
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
-    """A compact HTML table, layers by main metrics, with intervals; all names are escaped."""
-    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
-    metrics = entries.main(rows.default_metrics())
+    """A compact HTML table, layers by main metrics at the last step, with intervals; all names are escaped.
+
+    A table without such rows, as of gradients alone, shows its first and last ones.
+    """
+    plain = Query(table).where(kind=lambda kind: kind != "training", head=None, group="", variant="")
+    last = plain.at_last_step("model", "seed", "stack").table(table.about) if len(plain) else table
+    words = f"{frame.summary(table.arrow)}. All of it: .to_pandas(); drawn: .plot()."
+    words = " ".join(filter(None, (str(table.about.get("reading") or ""), words)))
+    rows, entries = ProfileRows([RunView(last, table.about)]), Catalogue(catalogue)
+    metrics = entries.main(rows.default_metrics()) if len(plain) else []
+    if not metrics:
+        shown = frame.preview_html(table.arrow).removeprefix("<table>")
+        return _notebook(f"<table><caption>{html.escape(words)}</caption>{shown}")
     lines = []
     for index, places in pivot(rows, metrics).items():
         if len(rows.subjects) > 1:
@@ -446,13 +457,15 @@ def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> s
             data = "".join(_html_cell(cells.get(m)) for m in metrics)
             lines.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
     head = "".join(f'<th scope="col">{html.escape(entries.entry(m).title)}</th>' for m in metrics)
-    cut = f", first {MOST_ROWS} places" if len(lines) > MOST_ROWS else ""
-    caption = f"{len(table):,} rows of results; {len(metrics)} of {len(rows.metrics())} metrics shown{cut}"
-    return (
-        f'<div class="anisoscope-table"><style>{STYLE}</style><table>'
-        f"<caption>{caption}. All of them: .to_pandas(); drawn: .plot().</caption>"
-        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{"".join(lines[:MOST_ROWS])}</tbody></table></div>'
+    cut = f" The first {MOST_ROWS} places." if len(lines) > MOST_ROWS else ""
+    return _notebook(
+        f'<table><caption>{html.escape(words)}{cut}</caption><thead><tr><th scope="col"></th>{head}</tr></thead>'
+        f"<tbody>{''.join(lines[:MOST_ROWS])}</tbody></table>"
     )
+
+
+def _notebook(table: str) -> str:
+    return f'<div class="anisoscope-table"><style>{STYLE}</style>{table}</div>'
 
 
 def _html_cell(row: Row | None) -> str:
