@@ -21,7 +21,7 @@ from anisoscope.errors import AnisoscopeError
 SHOWN = 5  # rows at either end of a preview
 WIDEST = 32  # characters of a cell of a preview
 PLACE = ("run", "model", "revision", "data", "seed", "step", "stack", "layer", "kind", "head", "group", "metric")
-NAMED = ("model", "data", "kind", "metric")  # told in a preview although all rows share them
+NAMED = ("model", "data", "kind", "metric", "variant")  # told in a preview although all rows share them
 PLURAL = {"step": "steps", "layer": "layers", "metric": "metrics", "model": "models"}
 
 
@@ -132,7 +132,7 @@ def summary(arrow: pa.Table) -> str:
     """
     rows = len(arrow)
     parts = [f"{rows:,} {'row' if rows == 1 else 'rows'}"]
-    for name in PLACE if rows else ():
+    for name in (*PLACE, "variant") if rows else ():
         values = _distinct(arrow, name)
         if len(values) == 1 and name in NAMED:
             parts.append(f"{name} {_cell(values[0])}")
