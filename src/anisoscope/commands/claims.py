@@ -36,12 +36,15 @@ def claims(
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
     from anisoscope.results.folder import readable_runs
-    from anisoscope.view.console import print_json, print_line, print_robustness, print_verdicts
+    from anisoscope.view.console import print_json, print_line, print_robustness, print_state, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
     with readable_runs(*runs):
-        table = joint_table(open_runs(runs))
+        folders = open_runs(runs)
+        table = joint_table(folders)
+        for folder in folders:
+            print_state(folder.path, name=len(folders) > 1)
         _check_measured(table, proxy=proxy, fit=fit)
         chosen: dict[str, Any] = {"proxy": proxy or "semi_nmf", "fit": fit, "robust": robust}
         verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))

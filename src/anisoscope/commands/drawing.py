@@ -48,7 +48,10 @@ COMPARISON = "comparison.json"
 
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
-    about, table, stored = folder.about(), by_training_batches(folder.table()), _stored(folder)
+    table, stored = by_training_batches(folder.table()), _stored(folder)
+    about = table.about
+    if words := about.get("reading"):  # what is read of a run that is not done stands on its page
+        about = {**about, "warnings": [f"{words[:1].upper()}{words[1:]}.", *about.get("warnings", [])]}
     spectra: dict[str, Any] = {}
     cka = stored.get("cka", {})
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
@@ -145,7 +148,7 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     """
     folders = open_runs(paths)
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
-    if _figures_of(study) is not None:
+    if _figures_of(study) is not None and _is_judged(folders[0]):
         folder = folders[0].path
         if out is not None and out.resolve() != folder.resolve():
             raise AnisoscopeError(
@@ -220,6 +223,14 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
     arrays = {name: run.arrays(name) for name in (entry.arrays if entry is not None else ())}
     return write_page(run.path, _figures_of(study).study_page(view, registry(), **arrays))
+
+
+def _is_judged(folder: RunFolder) -> bool:
+    """Whether a study has got as far as its own page needs; until then it has the page of any run."""
+    about = folder.about()
+    entry, status = STUDIES[str(about.get("study"))], about.get("status")
+    ended = entry.partial and status != "running" and (folder.path / "verdicts.json").is_file()
+    return status == "complete" or ended
 
 
 def _figures_of(study: str) -> Any:

@@ -23,6 +23,9 @@ def report(
     """Make the report of one or several runs again."""
     from anisoscope.commands.drawing import report_runs, share_runs
     from anisoscope.results.folder import readable_runs
+    from anisoscope.view.console import print_state
 
     with readable_runs(*runs):
+        for run in runs if all((run / "run.json").is_file() for run in runs) else ():
+            print_state(run, name=len(runs) > 1)
         typer.echo(str(share_runs(runs, out) if share else report_runs(runs, out)))

@@ -28,4 +28,5 @@ def show(
     folder = RunFolder.open(run)
     if heads and format != "table":
         raise AnisoscopeError(f"--heads does nothing with --format {format}, which has all rows; leave it out.")
-    print_run(folder.table(), folder.about(), form=format, wanted=wanted, heads=heads)
+    table = folder.table()
+    print_run(table, table.about, form=format, wanted=wanted, heads=heads)

@@ -31,12 +31,16 @@ import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.lock import LOCK, refuse_other_writer
+from anisoscope.results.pieces import TABLE, in_order, logged_rows, piece_stamps, rows_since, with_arms
 from anisoscope.results.privacy import marked, placeless, without_places
 from anisoscope.results.query import SCHEMA, Table
+from anisoscope.results.state import run_state
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "comparison.json", "concepts.json", "map.parquet", "every_step.parquet", LOCK}
 _PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
+_AGAIN = dict.fromkeys(("stopped", "failed"), "let it finish (its command again, with --resume).")
+_AGAIN["running"] = "wait for its first results."
 _FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
 
 
@@ -208,11 +212,31 @@ class RunFolder:
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
-        path, about = self.path / "table.parquet", self.about()
+        """The table of the run: of one that is not done what it has written so far, and `reading` in its `about`."""
+        about = self.about()
+        if about.get("status") == "complete":
+            return Table(self._whole_table(about).arrow, about)
+        state = run_state(self.path)
+        about = with_arms(self.path, about) | ({"reading": words} if (words := state.words()) else {})
+        pieces = piece_stamps(self.path)
+        if set(pieces) == {TABLE}:
+            return Table(self._whole_table(about).arrow, about)
+        try:
+            found = rows_since(self.path).table if pieces else logged_rows(self.path, about)
+        except (OSError, ValueError, TypeError) as error:
+            raise AnisoscopeError(f"what {str(self.path)!r} holds is not readable ({error}); run again.") from error
+        if not len(found):
+            raise AnisoscopeError(
+                f"run {str(self.path)!r} has measured nothing yet: {state.words()}; {_AGAIN[state.state]}"
+            )
+        return Table((found if state.arms else in_order(found)).arrow, about)
+
+    def _whole_table(self, about: Mapping[str, Any]) -> Table:
+        path = self.path / TABLE
         if not path.is_file():
             unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
             why = "has no table yet; let it finish (its command again, with --resume)."
-            if about.get("status") == "complete" and unwatched:
+            if unwatched:
                 why = "is complete but measured nothing (--monitor none), so it has no table."
             raise AnisoscopeError(f"run {str(self.path)!r} {why}")
         try:
@@ -220,7 +244,7 @@ class RunFolder:
             if foreign:
                 verb = "has no" if (name := min(foreign)) in SCHEMA.names else "has a foreign"
                 raise ValueError(f"it {verb} column {name!r}")
-            return Table(Table.read(path).arrow, about)
+            return Table.read(path)
         except (OSError, ValueError, TypeError) as error:
             raise AnisoscopeError(f"{str(path)!r} is not a readable table ({error}); run again.") from error
 

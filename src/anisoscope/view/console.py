@@ -33,6 +33,7 @@ from anisoscope.results import frame
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import is_grave
 from anisoscope.results.query import SCHEMA, Query, Row
+from anisoscope.results.state import run_state
 from anisoscope.view.sections.findings import (
     badge_line,
     doubtful,
@@ -124,6 +125,12 @@ def print_json(value: Any, *, indent: int = 2) -> None:
     sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=not _unicode()) + "\n")
 
 
+def print_state(folder: Path, *, name: bool = False) -> None:
+    """Print how far a run is that is not done, with its name where there are several."""
+    if words := run_state(folder).words():
+        print_note(f"{folder.name}: {words}" if name else words, style="yellow")
+
+
 # -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
@@ -154,9 +161,8 @@ def print_run(
         raise unknown_name("format", form, _FORMS)
     if heads and not any(head is not None for head in Query(table).values("head")):
         raise AnisoscopeError("--heads does nothing here: no row is of a single head; leave it out.")
-    if about.get("status") != "complete":
-        status = about.get("status", "unfinished")
-        print_note(f"this run is {status}; the table holds what was finished", style="yellow")
+    if words := about.get("reading"):  # how far a run is that is not done
+        print_note(str(words), style="yellow")
     several = [name for name in ("seed", "step") if len(Query(table).values(name)) > 1]
     names = ["model", *several, "stack", "layer", "kind", "head", "group", *_NUMBERS]
     if form == "csv":
@@ -439,11 +445,11 @@ def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> s
     A table without such rows, as of gradients alone, shows its first and last ones.
     """
     plain = Query(table).where(kind=lambda kind: kind != "training", head=None, group="", variant="")
-    last = plain.at_last_step("model", "seed", "stack").table(table.about) if len(plain) else table
+    last = plain.at_last_step("model", "seed", "stack").table(table.about)
     words = f"{frame.summary(table.arrow)}. All of it: .to_pandas(); drawn: .plot()."
     words = " ".join(filter(None, (str(table.about.get("reading") or ""), words)))
     rows, entries = ProfileRows([RunView(last, table.about)]), Catalogue(catalogue)
-    metrics = entries.main(rows.default_metrics()) if len(plain) else []
+    metrics = entries.main(rows.default_metrics())
     if not metrics:
         shown = frame.preview_html(table.arrow).removeprefix("<table>")
         return _notebook(f"<table><caption>{html.escape(words)}</caption>{shown}")
