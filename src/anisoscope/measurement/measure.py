@@ -67,15 +67,8 @@ def measure(
     """
     if not isinstance(model, nn.Module):
         named: dict[str, Any] = {"sites": sites, "layers": layers, "metrics": metrics, "modules": modules}
-        named |= {
-            "special": special,
-            "first": first,
-            "pool": pool,
-            "seed": seed,
-            "sample_size": sample_size,
-            "halves": halves,
-        }
-        named |= {"attention_rows": attention_rows, "progress": progress, **options}
+        named |= {"special": special, "first": first, "pool": pool, "seed": seed, "sample_size": sample_size}
+        named |= {"halves": halves, "attention_rows": attention_rows, "progress": progress, **options}
         return _by_name(model, batches, named, rows=rows, name=name)
     if options or batches is None or isinstance(batches, str | Path):
         what = f"the option {next(iter(options))!r}" if options else "data by name"
