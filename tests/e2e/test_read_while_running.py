@@ -105,7 +105,7 @@ def test_a_study_is_read_while_it_runs_and_after_it_was_killed(command: Command,
 
     with held(words, begun):
         state, table = run_state(run), Table.read(run)
-        assert state.state == "running" and state.unit == "arms done" and len(table.steps) >= 2
+        assert state.state == "running" and state.unit == "begun arms done" and len(table.steps) >= 2
         assert len(table.about["models"]) == len(state.arms)
         check_readable(command, run, "read while it runs: 0 of ", tmp_path)
     check_readable(command, run, "this run is stopped: 0 of ", tmp_path)

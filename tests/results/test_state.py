@@ -113,7 +113,7 @@ def test_a_study_is_read_from_its_arms(tmp_path: Path) -> None:
     training(tmp_path / "study" / "arms" / "b-seed1", 0, 4, 8)
     table = Table.read(tmp_path / "study")
     assert len(table) == 3 + 9 and [model["name"] for model in table.about["models"]] == ["m", "m"]
-    assert "1 of 2 arms done, b-seed1 at step 10 of 40" in table.about["reading"]
+    assert "1 of 2 begun arms done, b-seed1 at step 10 of 40" in table.about["reading"]
 
 
 def test_rows_that_came_since_are_few_and_a_change_gives_all(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from anisoscope.results.state import arm_folders
 
 TABLE = "table.parquet"
 TRIES = 5  # to read pieces while a writer replaces them
+NO_ROWS = pa.Table.from_batches([], SCHEMA)  # `SCHEMA.empty_table()` imports pandas, half a second
 LOGGED = ("loss", "gradient_norm", "learning_rate")  # numbers of a training's log that are rows of its table
 Stamp = dict[str, list[int]]  # by the path of a piece in its run: time of its last change in ns, and its size
 
@@ -96,7 +97,7 @@ def _stamps(folder: Path, names: Sequence[str]) -> Stamp:
 
 def _joined(folder: Path, names: Sequence[str]) -> Table:
     """The rows of some pieces, in order."""
-    return Table(pa.concat_tables([SCHEMA.empty_table(), *(_piece(folder / name) for name in names)]))
+    return Table(pa.concat_tables([NO_ROWS, *(_piece(folder / name) for name in names)]))
 
 
 def _piece(path: Path) -> pa.Table:

@@ -108,8 +108,8 @@ class Table:
 
         >>> Table.read("runs/mine")  # doctest: +SKIP
         """
-        if Path(path).suffix == ".parquet" and not Path(path).is_dir():
-            return cls(_current(pq.ParquetFile(path).read().cast(SCHEMA)))
+        if Path(path).is_file() or Path(path).suffix == ".parquet":
+            return cls(_current(pq.read_table(path, schema=SCHEMA)))
         table: Table = importlib.import_module(FOLDER).RunFolder.open(path).table()
         return table
 

@@ -102,7 +102,7 @@ def run_state(folder: str | Path) -> RunState:
 def _counted(about: dict[str, Any], config: dict[str, Any], measured: int, arms: dict[str, RunState]) -> dict[str, Any]:
     """What a run without steps of its own has done, of how many."""
     if arms:
-        return {"done": sum(arm.state == DONE for arm in arms.values()), "total": len(arms), "unit": "arms done"}
+        return {"done": sum(arm.state == DONE for arm in arms.values()), "total": len(arms), "unit": "begun arms done"}
     if about.get("kind") == "sweep":
         return {"done": measured, "total": len(about.get("revisions") or ()) or None, "unit": "checkpoints"}
     if isinstance(config.get("models"), list) and not about.get("kind"):
