@@ -147,6 +147,13 @@ def test_what_cannot_be_drawn_is_told() -> None:
         loss.plot("loss", over="layer")
 
 
+def test_the_residual_stream_is_drawn_unless_other_sites_are_asked_for() -> None:
+    both = Table.concat([series(1), series(1, kind="mlp_out")])
+    for over in ("step", "layer"):
+        assert len(lines(both.plot("two_nn", over=over))) == 4
+        assert "mlp_out" in str(both.plot("two_nn", over=over, kind="mlp_out", layer=[1, 2]).to_dict())
+
+
 def test_heads_are_averaged_over_steps() -> None:
     rows = [
         row("m", 1, step, float(head), head=head, kind="scores", metric="attention_entropy")

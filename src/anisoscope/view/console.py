@@ -420,7 +420,7 @@ def new_table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> R
 
 # -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
 
-MOST_ROWS = 64
+MOST_ROWS = 30
 TERMINAL_ROWS = 40  # for one model; several models get fewer rows and columns
 TERMINAL_METRICS = 5
 

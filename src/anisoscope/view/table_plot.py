@@ -79,6 +79,8 @@ def _panels(table: Table, metric: str, over: str | None, where: dict[str, Any], 
             "table.unique(…) for what there is."
         )
     found = found if "group" in where else found.where(group="") if len(found.where(group="")) else found
+    if "kind" not in where and len(found.where(kind=STREAM, head=None)):
+        found = found.where(kind=STREAM)
     timed = len(found.where(step=...).values("step")) > 1 or not len(found.where(layer=...))
     over = over or ("step" if timed else "")
     chosen, shared = _plainest(found, where, beside=over != "step")
@@ -172,12 +174,10 @@ def _step_panel(table: Table, entry: Any, shared: str, where: Mapping[str, Any])
 
 
 def _step_lines(table: Table, where: Mapping[str, Any]) -> list[_DrawnLine]:
-    """Lines in order of subject and depth; heads are averaged, and of several kinds of sites the stream's are taken."""
+    """Lines in order of subject and depth; heads are averaged."""
     narrow = Query(table)
     if "head" not in where and len(narrow.where(head=None)):
         narrow = narrow.where(head=None)
-    if "kind" not in where and len(narrow.where(kind=STREAM)):
-        narrow = narrow.where(kind=STREAM)
     narrow = narrow.where(step=...)
     if not len(narrow):
         raise AnisoscopeError("these rows have no steps, so they cannot be drawn over them; say over='layer'.")
