@@ -17,8 +17,9 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
@@ -278,6 +279,35 @@ def refuse_arguments(values: Mapping[str, Any], why: str) -> None:
 def given(config: Any, *names: str) -> dict[str, Any]:
     """The fields of `config` with these names that were given: all that are not None."""
     return {name: value for name in names if (value := getattr(config, name)) is not None}
+
+
+def python_options(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a Python call gives them: by the name of the field or of the flag, lists as lists or with commas.
+
+    >>> @dataclass
+    ... class Config:
+    ...     layers: Annotated[tuple[int, ...], Option("Layers.", parse=layer_numbers)] = ()
+    ...     memory_mb: Annotated[int, Option("MiB.", name="--memory")] = 9
+    >>> python_options(Config, {"layers": "0,2-3", "memory": 4}), python_options(Config, {"layers": 3})
+    ({'layers': (0, 2, 3), 'memory_mb': 4}, {'layers': (3,)})
+    """
+    hints = get_type_hints(config, include_extras=True)
+    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    declared = {name: note for name, every in notes.items() for note in every if isinstance(note, Option)}
+    flags = {option.name[2:].replace("-", "_"): name for name, option in declared.items() if option.name}
+    defaults = {each.name: each.default for each in fields(config)}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        field = flags.get(name, name)
+        if field not in declared:
+            raise unknown_name("option", name, {*declared, *flags})
+        option = declared[field]
+        if option.parse is not None and isinstance(value, option.typed) and (option.typed is str or name in flags):
+            value = option.parse(value, name)
+        elif isinstance(defaults[field], tuple) and not isinstance(value, tuple):
+            value = () if value is None else tuple(value) if isinstance(value, Iterable) else (value,)
+        found[field] = str(value) if isinstance(value, Path) else value
+    return found
 
 
 # Options that several commands share

@@ -133,7 +133,7 @@ def test_options_of_a_metric_become_its_variant(profiled: Profiled) -> None:
 
 def test_all_metrics_are_measured_and_each_once(profiled: Profiled) -> None:
     table = profiled("--metrics", "all,two_nn,two_nn", "--sites", "resid,query,key,scores,unembed").table()
-    assert set(table.metrics()) == set(METRICS)
+    assert set(table.metrics) == set(METRICS)
     assert len(values(table)) == len(table)  # nothing twice
 
 
@@ -252,7 +252,7 @@ def test_files_of_rows_are_profiled_as_they_are(profiled: Profiled, shelf: Path)
     table = run.table()
     x = np.load(shelf / "rows.npy")
     for name, expected in brute(x).items():
-        if len(table.where(metric=name)):
+        if name in table.metrics:
             assert table.value(metric=name, kind="rows") == pytest.approx(expected, rel=1e-9)
     sizes = {(row["kind"], row["n"]) for row in table.where(metric="average_cosine").records()}
     assert sizes == {("rows", 500), ("early", 200), ("late", 300)}

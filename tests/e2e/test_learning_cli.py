@@ -30,7 +30,7 @@ def trained(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_train_leaves_a_whole_run_folder(trained: Path) -> None:
     table = RunFolder.open(trained).table()
     assert sorted(set(table.where(metric="gradient_energy").arrow["step"].to_pylist())) == [0, 1, 2, 4]
-    assert {"loss", "probe_loss", "average_cosine", "amplification", "frequency_spread"} <= set(table.metrics())
+    assert {"loss", "probe_loss", "average_cosine", "amplification", "frequency_spread"} <= set(table.metrics)
     verdicts = json.loads((trained / "verdicts.json").read_text())
     assert {v["status"] for v in verdicts} <= {"holds", "fails", "undecided"}
     assert all(v["why"].endswith(".") for v in verdicts)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.query import Query
 from support.tiny_listeners import make_model, make_pictures, make_sounds
 
 Command = Callable[..., Any]
@@ -64,7 +65,7 @@ def agrees(run: RunFolder) -> None:
             "participation_ratio": spread.sum() ** 2 / max((spread**2).sum(), 1e-300),
         }
         for name, value in expected.items():
-            for row in table.where(metric=name, **place).records():
+            for row in Query(table).where(metric=name, **place).table().records():
                 if np.isfinite(row["value"]):
                     assert row["value"] == pytest.approx(value, rel=1e-6), (place, name)
                     compared += 1

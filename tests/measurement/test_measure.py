@@ -45,7 +45,7 @@ def test_every_metric_is_measured_as_by_brute_force() -> None:
     x = hidden(model, batches())[2]
     tokens = np.concatenate([row.numpy() for row in TEXT])
     context = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    plain = set(table.metrics()) - {"self_similarity", "context_similarity", "max_explainable_variance",
+    plain = set(table.metrics) - {"self_similarity", "context_similarity", "max_explainable_variance",
                                     "partition_isotropy", "local_anisotropy", "singular_entropy"}  # fmt: skip
     assert len(plain) > 18
     for metric in plain:

@@ -123,7 +123,7 @@ def test_a_table_can_be_filtered_read_and_shown() -> None:
     assert len(frame) == len(table) == table.to_arrow().num_rows
     assert set(frame["model"]) == {"tiny"}
     some = table.where(metric=["svd_ratio", "two_nn"], kind="resid")
-    assert set(some.metrics()) == {"svd_ratio", "two_nn"}
+    assert set(some.metrics) == {"svd_ratio", "two_nn"}
     assert len(some) == 6
     assert (
         some.value(metric="svd_ratio", layer=2)

@@ -5,24 +5,15 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.query import (
-    Query,
-    Row,
-    Table,
-    envelope,
-    largest_gap,
-    last_mean,
-    median_ratio,
-    pairs,
-    seeds_mean,
-    with_options,
-)
+from anisoscope.results.query import Query, Row, Table, with_options
+from anisoscope.results.row import envelope, largest_gap, last_mean, median_ratio, pairs, seeds_mean
 
 
 def row(step: int | None, layer: int, value: float | None, variant: str = "", **more: Any) -> dict[str, Any]:
@@ -169,6 +160,57 @@ def test_a_value_is_that_of_the_default_variant_unless_another_is_named() -> Non
     table = Table.from_records(rows)
     assert table.value(metric="drift") == 1.0 and table.value(metric="drift", first="out") == 2.0
     with pytest.raises(LookupError, match="0 rows"):
-        table.value(metric="two_nn")
+        table.value(metric="drift", layer=7)
     with pytest.raises(LookupError, match="2 rows"):
         Table.from_records([*rows, rows[0]]).value(metric="drift")
+
+
+def test_a_misspelt_metric_or_column_is_told_with_the_nearest_name() -> None:
+    table = energies()
+    with pytest.raises(AnisoscopeError, match="did you mean 'gradient_energy'"):
+        table.where(metric="gradient_enrgy")
+    with pytest.raises(AnisoscopeError, match="did you mean 'drift'"):
+        table.where(metric=["gradient_energy", "drfit"])
+    with pytest.raises(AnisoscopeError, match="did you mean 'control'"):
+        table.where(contrl=None)  # would choose all rows
+    with pytest.raises(AnisoscopeError, match="did you mean 'proxy'"):
+        table["proxi"]
+    assert len(table.where(sampling=None)) == len(table), "a key of other tables"
+    assert len(Table.from_records([]).where(metric="drift")) == 0, "nothing was measured, so nothing is misspelt"
+
+
+def test_a_table_is_indexed_iterated_and_listed() -> None:
+    table = energies()
+    assert table.metrics == ["drift", "gradient_energy"] and table.models == ["m"]
+    assert table.steps == [0, 9] and table.layers == [1, 2] and table.unique("proxy") == ["pca", "semi_nmf"]
+    assert table["value"][:2].tolist() == [0.9, 0.1] and table["rank"][:5].tolist() == [16, 16, 16, 16, 8]
+    assert table["proxy"].tolist()[-2:] == ["semi_nmf", None]
+    assert [row.layer for row in table] == [1, 1, 2, 1, 1, 1] and len(list(table)) == len(table) == 6
+    assert table[0].value == table[-6].value == 0.9 and table[-1].metric == "drift" and table[-1].head == 2
+    assert len(table[1:3]) == 2 and table[1:3].about == table.about and len(table.head()) == 5
+    with pytest.raises(IndexError):
+        table[6]
+
+
+def test_frames_have_a_column_for_every_variant_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = energies().to_pandas()
+    assert frame.loc[(frame["proxy"] == "pca") & frame["control"].isna(), "value"].tolist() == [0.9, 0.1, 0.2]
+    assert frame["rank"].tolist()[:5] == [16, 16, 16, 16, 8], "numbers where all values are"
+    assert len(Table.from_records([]).to_pandas()) == 0
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(AnisoscopeError, match="needs the package polars"):
+        energies().to_polars()
+    fake = types.ModuleType("polars")
+    fake.from_arrow = lambda arrow: arrow.column_names  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "polars", fake)
+    assert {"proxy", "rank", "control", "value"} <= set(energies().to_polars())
+
+
+def test_a_table_shows_what_it_holds() -> None:
+    shown = repr(energies())
+    assert shown.startswith("Table: 6 rows · model m · steps 0 … 9 (2) · layers 1 … 2 (2) · kind resid · metrics drift")
+    assert "control=next;proxy=pca;rank=16" in shown and len(shown.splitlines()) == 8
+    many = repr(Table.from_records([row(step, 1, float(step)) for step in range(1000)]))
+    assert len(many.splitlines()) == 13 and "steps 0 … 999 (1,000)" in many
+    assert repr(Table.from_records([])) == "Table: 0 rows"
+    assert max(map(len, repr(Table.from_records([row(0, 1, 1.0, model="x" * 500)] * 2)).splitlines())) < 160

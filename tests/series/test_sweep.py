@@ -212,7 +212,7 @@ def test_metrics_are_exactly_those_named_and_the_numbers_are_profiles(series: Pa
     metrics = ("two_nn", "svd_ratio", "attention_sharpness")
     look = LOOK | {"metrics": metrics}
     table = sweep(str(series), out=tmp_path / "out", **look)
-    assert set(table.metrics()) == {*metrics, "probe_loss", "checkpoint"}
+    assert set(table.metrics) == {*metrics, "probe_loss", "checkpoint"}
     alone = profile(str(series / "checkpoint-20"), out=tmp_path / "alone", **look)
     mine = table.where(step=20, metric=list(metrics)).records()
     other = {(r["layer"], r["kind"], r["head"], r["metric"], r["variant"]): r for r in alone.records()}
@@ -237,13 +237,13 @@ def test_the_word_tangent_adds_the_study_and_without_it_nothing_is_differentiate
     series: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = sweep(str(series), out=tmp_path / "both", **LOOK | {"metrics": ("tangent", "drift"), "draws": 19})
-    assert {"gradient_energy", "drift", "probe_loss"} <= set(both.metrics())
+    assert {"gradient_energy", "drift", "probe_loss"} <= set(both.metrics)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("no gradient was asked for")
 
     monkeypatch.setattr(torch.autograd, "grad", refuse)
-    assert "gradient_energy" not in sweep(str(series), out=tmp_path / "plain", **LOOK).metrics()
+    assert "gradient_energy" not in sweep(str(series), out=tmp_path / "plain", **LOOK).metrics
     with pytest.raises(AssertionError):
         sweep(str(series), out=tmp_path / "again", **LOOK | {"metrics": ("tangent",), "draws": 19})
 
@@ -285,7 +285,7 @@ def test_models_without_a_head_are_measured_without_gradients(tmp_path: Path) ->
     assert set(table.arrow["revision"].to_pylist()) == set(kinds)
     tangent = LOOK | {"metrics": ("tangent", "drift"), "draws": 19}
     both = sweep([str(tmp_path / name) for name in ("tuned", "judged")], out=tmp_path / "both", **tangent)
-    assert "drift" in both.metrics() and any("no language-model head" in text for text in both.about["warnings"])
+    assert "drift" in both.metrics and any("no language-model head" in text for text in both.about["warnings"])
 
 
 # kinds of series

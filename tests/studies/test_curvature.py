@@ -213,7 +213,7 @@ def test_the_folder_holds_the_record_the_table_and_the_verdicts(folder: Path) ->
     assert about["config"]["samples"] == 512 and {"torch", "numpy"} <= set(about["versions"])
     table = Table.read(folder / "table.parquet")
     assert table.arrow.schema.names == SCHEMA.names
-    assert {"curvature_slope", "curvature_attenuation", "local_pca_angle", "parabola_tangent"} <= set(table.metrics())
+    assert {"curvature_slope", "curvature_attenuation", "local_pca_angle", "parabola_tangent"} <= set(table.metrics)
     keys = [(r["model"], r["metric"], r["variant"], r["step"]) for r in table.records()]
     assert len(keys) == len(set(keys))
     slope = table.where(model="sphere", metric="curvature_slope", variant="of=normal;sampling=gaussian").records()[0]
@@ -316,6 +316,6 @@ def test_every_number_of_the_table_is_declared(folder: Path) -> None:
     from anisoscope.metrics.catalogue import registry
 
     declared = registry()
-    names = set(Table.read(folder / "table.parquet").metrics())
+    names = set(Table.read(folder / "table.parquet").metrics)
     assert names <= set(declared)
     assert {name for name, metric in declared.items() if "study curvature" in metric.measured_by} <= names

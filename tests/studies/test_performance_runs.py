@@ -194,6 +194,6 @@ def test_every_number_of_the_table_is_declared(measured: RunFolder) -> None:
     from anisoscope.metrics.catalogue import registry
 
     declared = registry()
-    names = set(measured.table().metrics())
+    names = set(measured.table().metrics)
     assert names <= set(declared)
     assert {name for name, metric in declared.items() if "study performance" in metric.measured_by} <= names

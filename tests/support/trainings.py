@@ -26,7 +26,7 @@ from transformers import (
 from anisoscope.capture.sites.site import Site
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import every
-from anisoscope.results.query import Table
+from anisoscope.results.query import Query, Table
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import StepRows
 
@@ -119,14 +119,14 @@ def hooks_of(model: nn.Module) -> int:
 
 
 def energies(table: Table) -> dict[tuple[Any, ...], float]:
-    rows = table.where(metric=["gradient_energy", "average_cosine"]).records()
+    rows = Query(table).where(metric=["gradient_energy", "average_cosine"]).table().records()
     found = {tuple(row[name] for name in KEY): row["value"] for row in rows}
     assert len(found) == len(rows), "a row of the table occurs twice"
     return found
 
 
 def steps_of(table: Table) -> list[int]:
-    return sorted({row["step"] for row in table.where(metric="gradient_energy").records()})
+    return sorted({row.step for row in Query(table).where(metric="gradient_energy")})
 
 
 def assert_same(a: Table, b: Table, tolerance: float = 0.0) -> None:

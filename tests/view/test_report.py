@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from anisoscope.commands.drawing import write_report
+from anisoscope.commands.drawing import profile_figure, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.query import Table
 from anisoscope.view.console import short_table, table_html
 from anisoscope.view.page import script_json
 from anisoscope.view.sections.findings import block_rows, find, mean_over_blocks
-from anisoscope.view.sections.profiles import head_maps, head_profile, profile_figure, profiles_elsewhere
+from anisoscope.view.sections.profiles import head_maps, head_profile, profiles_elsewhere
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, DECODER, ENCODER, FOLDS, HOSTILE, NASTY, Fake, Scribe, about, run_view
@@ -262,6 +262,16 @@ def test_a_notebook_table_is_safe_and_shows_intervals() -> None:
     assert HOSTILE in page.text
     assert "embedding" in page.text
     assert re.search(r"0\.07\d* … 0\.08", page.text)
+
+
+def test_a_notebook_table_of_a_training_shows_the_last_step_or_a_few_rows() -> None:
+    place = {"model": "m", "kind": "resid", "metric": "drift", "variant": "", "group": ""}
+    rows = [{**place, "layer": 1, "step": step, "value": 100.0 + step} for step in range(200)]
+    shown = Page(table_html(Table.from_records(rows), catalogue=CATALOGUE)).text
+    assert "299" in shown and "298" not in shown and "steps 0 … 199 (200)" in shown
+    energies = [{**row, "metric": "gradient_energy", "variant": "proxy=<b>"} for row in rows]
+    shown = table_html(Table.from_records(energies, {"reading": "read while it runs"}), catalogue=CATALOGUE)
+    assert shown.count("<tr>") == 12 and "proxy=<b>" in Page(shown).text and "read while it runs" in shown
 
 
 def test_the_terminal_table_is_short_and_takes_any_name() -> None:

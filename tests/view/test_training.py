@@ -13,7 +13,8 @@ import pytest
 from anisoscope.commands.drawing import run_view, write_report
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.query import Query, StepMean, Table
+from anisoscope.results.query import Query, Table
+from anisoscope.results.row import StepMean
 from anisoscope.view.figure import Time
 from anisoscope.view.sections.findings import verdict_claims
 from anisoscope.view.sections.gradients import Gradients

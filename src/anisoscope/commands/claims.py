@@ -38,13 +38,17 @@ def claims(
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs
     from anisoscope.results.folder import readable_runs
+    from anisoscope.view.console import print_state
     from anisoscope.view.terminal.screen import print_json, print_line
     from anisoscope.view.terminal.verdicts import print_robustness, print_verdicts
 
     wanted = distinct(names, "--claims") if names is not None else None
     check_known("format", format, _FORMS)
     with readable_runs(*runs):
-        table = joint_table(open_runs(runs))
+        folders = open_runs(runs)
+        table = joint_table(folders)
+        for folder in folders:
+            print_state(folder.path, name=len(folders) > 1)
         check_measured(table, proxy=proxy, fit=fit)
         chosen: dict[str, Any] = {"proxy": proxy or PROXY, "fit": fit, "robust": robust}
         verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))
@@ -60,8 +64,10 @@ def claims(
 
 def _flagged(table: Any) -> str:
     """One line that names the flagged checkpoints of a series; empty when there are none."""
-    rows = [row for row in table.where(metric="checkpoint", kind="training").records() if row["value"] == 0]
-    names = [f"{row['revision']} ({re.split('[:,]', row['note'])[0]})" for row in rows]
+    from anisoscope.results.query import Query
+
+    rows = [row for row in Query(table).where(metric="checkpoint", kind="training") if row.value == 0]
+    names = [f"{row.revision} ({re.split('[:,]', row.note)[0]})" for row in rows]
     if not names:
         return ""
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

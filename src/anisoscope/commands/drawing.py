@@ -26,7 +26,7 @@ from anisoscope.claims.inherent.drift import (
     pooled_correlations,
 )
 from anisoscope.claims.inherent.modalities import BEYOND, modality_table
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.measurement.compare import run_cka
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, slug
@@ -35,10 +35,12 @@ from anisoscope.results.privacy import without_places
 from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
+from anisoscope.view.matplotlib_renderer import notebook_axes
+from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.report import PAGE, report_page, write_page
-from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
+from anisoscope.view.table_plot import table_panels
 from anisoscope.view.words import Catalogue, finite
 
 COMPARISON = "comparison.json"
@@ -46,7 +48,10 @@ COMPARISON = "comparison.json"
 
 def run_view(folder: RunFolder) -> RunView:
     """Everything the report shows of one run: table, spectra, CKA, verdicts and concepts."""
-    about, table, stored = folder.about(), by_training_batches(folder.table()), _stored(folder)
+    table, stored = by_training_batches(folder.table()), _stored(folder)
+    about = table.about
+    if words := about.get("reading"):  # what is read of a run that is not done stands on its page
+        about = {**about, "warnings": [f"{words[:1].upper()}{words[1:]}.", *about.get("warnings", [])]}
     spectra: dict[str, Any] = {}
     cka = stored.get("cka", {})
     entries = [entry for entry in about.get("models", []) if entry.get("key")]
@@ -143,7 +148,7 @@ def report_runs(paths: list[Path], out: Path | None = None) -> Path:
     """
     folders = open_runs(paths)
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
-    if _figures_of(study) is not None:
+    if _figures_of(study) is not None and _is_judged(folders[0]):
         folder = folders[0].path
         if out is not None and out.resolve() != folder.resolve():
             raise AnisoscopeError(
@@ -220,6 +225,14 @@ def write_study_report(folder: str | Path, study: str) -> Path:
     return write_page(run.path, _figures_of(study).study_page(view, registry(), **arrays))
 
 
+def _is_judged(folder: RunFolder) -> bool:
+    """Whether a study has got as far as its own page needs; until then it has the page of any run."""
+    about = folder.about()
+    entry, status = STUDIES[str(about.get("study"))], about.get("status")
+    ended = entry.partial and status != "running" and (folder.path / "verdicts.json").is_file()
+    return status == "complete" or ended
+
+
 def _figures_of(study: str) -> Any:
     """The `figures` module of a study; None for a study that uses the general report page."""
     home = f"anisoscope.studies.{study}"
@@ -293,10 +306,32 @@ def _run_names(paths: Sequence[str]) -> list[str]:
 # -- views of single tables, with metric titles from the registry: public as `anisoscope.view` and `Table.plot` --------
 
 
+def plot(
+    table: Table,
+    metric: str | None = None,
+    *,
+    over: str | None = None,
+    backend: str = "plotly",
+    ax: Any = None,
+    where: Mapping[str, Any] | None = None,
+    catalogue: Mapping[str, Any] | None = None,
+) -> Any:
+    """The figure of `Table.plot`: of plotly, or with backend="matplotlib" the axes (an array of them for several)."""
+    check_known("backend", backend, ("plotly", "matplotlib"))
+    if ax is not None and backend != "matplotlib":
+        raise AnisoscopeError('ax is of matplotlib; say backend="matplotlib" as well.')
+    declared = registry() if catalogue is None else catalogue
+    panels = table_panels(table, metric, over=over, where=where, catalogue=declared)
+    if backend == "matplotlib":
+        return notebook_axes(panels, ax=ax)
+    import plotly.graph_objects as go
+
+    return go.Figure(notebook_figure(panels))
+
+
 def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> Any:
     """An interactive figure of one metric (or the main ones) over layers."""
-    read = by_training_batches(table)
-    return profiles.profile_figure(read, metric, catalogue=registry() if catalogue is None else catalogue)
+    return plot(table, metric, over=None if len(table.steps) < 2 else "layer", catalogue=catalogue)
 
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:

@@ -20,7 +20,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
-from anisoscope.option import Progress, check_values, with_options
+from anisoscope.option import Progress, check_values, python_options, with_options
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
@@ -127,22 +127,29 @@ def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
 
 
 def profile(
-    *models: str,
-    out: str | Path,
+    *models: str | Path,
+    out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     report: bool = True,
     **options: Any,
 ) -> Table:
-    """Profile models into a run folder with its page, as the command does; `options` as in ProfileConfig.
+    """Profile models, as the command does, and return the table; `out` keeps the run folder with its page.
 
-    Returns the table; `report=False` leaves the page out.
+    Models and `options` are those of the command: folders, hub ids, .gguf files, adapters, files of rows, and with
+    `random_init=True` architectures; `data="corpus.jsonl"`, `sites=["resid"]` or `"resid,attn_out"`, `layers="0-3"`,
+    `skip_first=True`. `report=False` leaves the page out.
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
     check_values(profile, {"out": out, "resume": resume})
-    request = RunRequest(Path(out), resume, progress=progress, report=report)
-    return run_profile(with_options(ProfileConfig, models, **options), request).folder.table()
+    named = tuple(str(model) if isinstance(model, Path) else model for model in models)
+    config = ProfileConfig(models=named, **python_options(ProfileConfig, options))
+    if out is not None:
+        return run_profile(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / (slug("_".join(Path(model).name for model in config.models[:2])) or "profile")
+        return run_profile(config, RunRequest(folder, resume, progress=progress, report=False)).folder.table()
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------

@@ -23,7 +23,10 @@ def report(
     """Make the report of one or several runs again."""
     from anisoscope.commands.drawing import report_runs, share_runs
     from anisoscope.results.folder import readable_runs
+    from anisoscope.view.console import print_state
     from anisoscope.view.terminal.screen import print_path
 
     with readable_runs(*runs):
+        for run in runs if all((run / "run.json").is_file() for run in runs) else ():
+            print_state(run, name=len(runs) > 1)
         print_path(share_runs(runs, out) if share else report_runs(runs, out))

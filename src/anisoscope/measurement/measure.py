@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.models.load import load_model
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress, check_values
@@ -27,11 +30,13 @@ from anisoscope.results.query import Table
 
 _CHUNK = 4096  # rows at a time
 _READ = 1 << 21  # elements of a block of rows that is read
+LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
+PIPELINE = "anisoscope.commands.pipeline"  # which measures models by their names; it is above this room
 
 
 def measure(
-    model: nn.Module,
-    batches: Iterable[Any],
+    model: nn.Module | str | Path,
+    batches: Iterable[Any] | str | Path | None = None,
     *,
     sites: Sequence[str] | str | None = None,
     layers: Iterable[int] | int | None = None,
@@ -47,8 +52,13 @@ def measure(
     halves: bool = False,
     name: str = "",
     progress: Progress | None = None,
+    **options: Any,
 ) -> Table:
     """The geometry of every layer of a model over some batches, as a table.
+
+    A model may be named as on the command line – `measure("gpt2")`, a folder, `org/name@revision`, a .gguf file – and
+    then reads text, sounds or pictures by name or path, `measure("gpt2", "corpus.jsonl", tokens=32_768)`, the embedded
+    text by default; `options` are those of `anisoscope.profile`.
 
     `batches` are what the model takes (dicts with `input_ids` and `attention_mask`, or tensors of ids); padding is
     never counted. `sites` are kinds such as "resid" or "attn_out" ("all": every kind there is), `layers` the layers to
@@ -59,6 +69,17 @@ def measure(
     half:1 and half:2).
     """
     check_values(measure, locals(), {"sample_size": 32, "attention_rows": 0, "seed": 0})
+    if not isinstance(model, nn.Module):
+        named: dict[str, Any] = {"sites": sites, "layers": layers, "metrics": metrics, "modules": modules}
+        named |= {"special": special, "first": first, "pool": pool, "seed": seed, "sample_size": sample_size}
+        named |= {"halves": halves, "attention_rows": attention_rows, "progress": progress, **options}
+        return _by_name(model, batches, named, rows=rows, name=name)
+    if options or batches is None or isinstance(batches, str | Path):
+        what = f"the option {next(iter(options))!r}" if options else "data by name"
+        raise AnisoscopeError(
+            f"{what} is for models given by name, and this is a {type(model).__name__}; give it batches as its forward "
+            "takes them, such as dicts with input_ids and attention_mask."
+        )
     requests = parse_requests(metrics)
     sites, modules = names_of(sites), names_of(modules)
     if modules and sites:
@@ -76,14 +97,29 @@ def measure(
                 with around(batch):
                     leave_unseen_out(model, batch, setup, rows=rows)
                 rest = chain([batch], rest)
-        options: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
+        how: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
         after = None if progress is None else lambda number, _: progress("forward", number, 0)
-        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=after, **options)
+        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=after, **how)
     feed_tables(bank, model, setup)
     records, counts = evaluate_pass(bank, requests, setup, progress=progress)
     columns = {"model": name or type(model).__name__, "seed": seed}
     about = {"models": [{"name": columns["model"], "notes": [*setup.notes, *counts["notes"]]}], "seed": seed}
     return Table.from_records(({**columns, **record} for record in records), about)
+
+
+def _by_name(model: str | Path, batches: Any, named: dict[str, Any], *, rows: Rule | None, name: str) -> Table:
+    """Measure a model of this name: on data of a name as `profile` does, or on batches once it is loaded."""
+    named = {key: value for key, value in named.items() if value is not None}
+    if batches is None or isinstance(batches, str | Path):
+        if rows is not None:
+            raise AnisoscopeError("rows= is for batches; leave it out, since of a text every token is a row.")
+        data = {} if batches is None else {"data": str(batches)}
+        table: Table = importlib.import_module(PIPELINE).profile(str(model), **data, **named)
+        return table.renamed(dict.fromkeys(table.models, name)) if name else table
+    loading = {key: named.pop(key) for key in LOADING if key in named}
+    loaded = load_model(str(model), **{"device": "cpu", **loading}, need_tokenizer=False)  # where batches usually are
+    seed = {"seed": loading["seed"]} if "seed" in loading else {}
+    return measure(loaded.model, batches, rows=rows, name=name or loaded.name, **seed, **named)
 
 
 def capture_batches(

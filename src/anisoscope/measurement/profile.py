@@ -35,7 +35,7 @@ from anisoscope.measurement.config import ProfileConfig as ProfileConfig
 from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass, mean_spectrum
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
-from anisoscope.measurement.measure import Tee, capture_batches, feed_rows, feed_tables
+from anisoscope.measurement.measure import LOADING, Tee, capture_batches, feed_rows, feed_tables
 from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
@@ -48,7 +48,6 @@ from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest,
 from anisoscope.results.query import Table
 
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
-LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "tokenizer", "device_map")
 # options that a file of rows has no use for
 OF_MODELS = (
     *("data", "tokens", "context", "seconds", "batch_size", "layers", "sites", "modules", "text_field"),

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
 
 from anisoscope.errors import AnisoscopeError, UnusableFolder
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.lock import WriterLock
 from anisoscope.results.manifest import new_manifest
-from anisoscope.results.query import Query, Table
+from anisoscope.results.pieces import in_order
+from anisoscope.results.query import Table
 
 
 class ResultSink(Protocol):
@@ -294,22 +294,6 @@ def _is_window(path: Path) -> bool:
 
 def _write_bytes(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-
-
-def in_order(table: Table) -> Table:
-    """Sort rows by step, numbers logged by the training last and by name; otherwise in the order written.
-
-    A training may log its numbers in several calls, in whatever order; a resumed one reads them back from files.
-    """
-    rows = Query(table)
-    steps = np.nan_to_num(rows.numbers("step"), nan=-1.0)
-    logged = np.array([kind == "training" for kind in rows.column("kind")], dtype=bool)
-    names = [
-        f"{metric};{variant}" for metric, variant in zip(rows.column("metric"), rows.column("variant"), strict=True)
-    ]
-    order = {name: number for number, name in enumerate(sorted(set(names)))}
-    by_name = np.where(logged, [order[name] for name in names], 0)
-    return table.take(np.lexsort((by_name, logged, steps)))
 
 
 def _flat(about: dict[str, Any]) -> dict[str, Any]:

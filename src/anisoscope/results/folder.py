@@ -32,12 +32,16 @@ import pyarrow.parquet as pq
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.columns import check_columns, unreadable
 from anisoscope.results.lock import LOCK, refuse_other_writer
+from anisoscope.results.pieces import TABLE, in_order, logged_rows, piece_stamps, rows_since, with_arms
 from anisoscope.results.privacy import marked, placeless, without_places
 from anisoscope.results.query import SCHEMA, Table, current_names
+from anisoscope.results.state import run_state
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}
 _OURS |= {"state", "verdicts.json", "comparison.json", "concepts.json", "map.parquet", "every_step.parquet", LOCK}
 _PREPARED = {"corpus", "sampling.npz"}  # the text as a training reads it: made before anything is measured
+_AGAIN = dict.fromkeys(("stopped", "failed"), "let it finish (its command again, with --resume).")
+_AGAIN["running"] = "wait for its first results."
 _FULL = ("enforce fail", "unexpected pos", "No space left", "os error 28")
 
 
@@ -209,27 +213,52 @@ class RunFolder:
         replace_file(self.path / name, lambda p: p.write_text(text + "\n", encoding="utf-8"))
 
     def table(self) -> Table:
+        """The table of the run: of one that is not done what it has written so far, and `reading` in its `about`."""
         about = self.about()
-        with self._readable_table(about) as path:
-            return Table(Table.read(path).arrow, about)
+        if about.get("status") == "complete":
+            return Table(self._whole_table(about).arrow, about)
+        state = run_state(self.path)
+        about = with_arms(self.path, about) | ({"reading": words} if (words := state.words()) else {})
+        pieces = piece_stamps(self.path)
+        if set(pieces) == {TABLE}:
+            return Table(self._whole_table(about).arrow, about)
+        try:
+            found = rows_since(self.path).table if pieces else logged_rows(self.path, about)
+        except (OSError, ValueError, TypeError) as error:
+            raise AnisoscopeError(f"what {str(self.path)!r} holds is not readable ({error}); run again.") from error
+        if not len(found):
+            raise AnisoscopeError(
+                f"run {str(self.path)!r} has measured nothing yet: {state.words()}; {_AGAIN[state.state]}"
+            )
+        return Table((found if state.arms else in_order(found)).arrow, about)
 
     def batches(self, columns: Sequence[str] | None = None, *, size: int = 1 << 16) -> Iterator[pa.Table]:
         """The rows of the table in order, or some columns of them, at most `size` at a time, in bounded memory."""
-        with self._readable_table(self.about()) as path, pq.ParquetFile(path) as file:
+        about = self.about()
+        read = None if columns is None else list(dict.fromkeys([*columns, "metric", "variant"]))
+        if about.get("status") != "complete" and set(piece_stamps(self.path)) != {TABLE}:
+            arrow = self.table().arrow
+            for start in range(0, len(arrow), size):
+                yield arrow.slice(start, size).select(read or SCHEMA.names)
+            return
+        with self._readable_table(about) as path, pq.ParquetFile(path) as file:
             # metric and variant tell rows of former names
-            read = None if columns is None else list(dict.fromkeys([*columns, "metric", "variant"]))
             for batch in file.iter_batches(size, columns=read):
                 part = pa.Table.from_batches([batch]).select(read or SCHEMA.names)
                 yield current_names(part.cast(pa.schema([SCHEMA.field(name) for name in part.column_names])))
 
+    def _whole_table(self, about: Mapping[str, Any]) -> Table:
+        with self._readable_table(about) as path:
+            return Table.read(path)
+
     @contextlib.contextmanager
     def _readable_table(self, about: Mapping[str, Any]) -> Iterator[Path]:
         """Around reading the table: the path of its file; one that is absent or unreadable is told in a sentence."""
-        path = self.path / "table.parquet"
+        path = self.path / TABLE
         if not path.is_file():
             unwatched = about.get("kind") == "training" and about.get("config", {}).get("monitor", "none") == "none"
             why = "has no table yet; let it finish (its command again, with --resume)."
-            if about.get("status") == "complete" and unwatched:
+            if unwatched:
                 why = "is complete but measured nothing (--monitor none), so it has no table."
             raise AnisoscopeError(f"run {str(self.path)!r} {why}")
         try:

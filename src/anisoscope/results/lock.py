@@ -11,6 +11,7 @@ import platform
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -89,6 +90,12 @@ def refuse_other_writer(folder: Path) -> None:
         raise _occupied(owner, folder)
 
 
+def is_written(folder: Path) -> bool:
+    """Whether a process, this one or another, is writing into a folder."""
+    owner = _owner(folder)
+    return owner is not None and not _gone(owner, folder)
+
+
 def _this_process() -> dict[str, Any]:
     return _identity(os.getpid())
 
@@ -139,10 +146,19 @@ def _gone(owner: Mapping[str, Any], folder: Path) -> str:
         began = _began(owner["pid"])
         same = began is not None and abs(began - float(owner.get("began") or 0)) < 2.0
         return "" if same else "its process is gone"
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as now:  # by the clock of the folder's disk
-        silent = os.fstat(now.fileno()).st_mtime - (folder / LOCK).stat().st_mtime
+    with contextlib.suppress(OSError):
+        silent = _clock(folder) - (folder / LOCK).stat().st_mtime
         return "" if silent < SILENT else f"no sign of life for {silent / 60:.0f} minutes"
     return ""
+
+
+def _clock(folder: Path) -> float:
+    """The time by the clock of the folder's disk; by ours where nothing may be written there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as now:
+            return os.fstat(now.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _occupied(owner: Mapping[str, Any], folder: Path) -> AnisoscopeError:

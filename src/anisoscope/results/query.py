@@ -13,22 +13,21 @@ For example, the rows of proxy = pca without those of its controls, by site, in 
     {(1, 'resid'): [0.2, 0.5]}
 
 Every column of the table and every key of a variant is a *field*; so are `source`, the index of a row's table, and
-fields added by `tagged`. A field that a row does not have is None, and selecting `None` selects such rows. Variant
-strings are parsed only in this module.
+fields added by `tagged`. A field that a row does not have is None, and selecting `None` selects such rows. Variants are
+taken apart in `results.frame`, of which this module gives the functions as well.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import importlib
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,54 +35,56 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
+from anisoscope.results import frame
 from anisoscope.results.columns import NotOneRow, column_of, read_columns
+from anisoscope.results.frame import options_of as options_of
+from anisoscope.results.frame import variant_name as variant_name
+from anisoscope.results.frame import with_options as with_options
 from anisoscope.results.privacy import placeless_columns
-from anisoscope.results.quantity import Quantity, halved, refuse_infinite
+from anisoscope.results.quantity import refuse_infinite
+from anisoscope.results.row import COLUMNS, NUMBERS, TableColumns
+from anisoscope.results.row import FIRST_OUTLIER as FIRST_OUTLIER
+from anisoscope.results.row import SCHEMA as SCHEMA
+from anisoscope.results.row import SCHEMA_VERSION as SCHEMA_VERSION
+from anisoscope.results.row import Row as Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DRAWING = "anisoscope.commands.drawing"  # the module that draws tables, imported when the first one is drawn
-SCHEMA_VERSION = 1
-FIRST_OUTLIER = "the first position is an outlier here"  # note of rows with first=out
-SCHEMA = pa.schema(
-    [
-        ("schema", pa.int32()),
-        ("run", pa.string()),
-        ("model", pa.string()),
-        ("revision", pa.string()),
-        ("data", pa.string()),
-        ("step", pa.int64()),  # null outside a series
-        ("stack", pa.string()),  # encoder | decoder | single
-        ("layer", pa.int32()),  # 0 = embed, l = after block l, final and unembed = L
-        ("depth", pa.float64()),  # layer / L
-        ("kind", pa.string()),
-        ("head", pa.int32()),  # null where there are no heads
-        ("group", pa.string()),  # "" = all rows
-        ("metric", pa.string()),
-        ("variant", pa.string()),  # canonical "key=value;key=value", sorted; "" = the metric's default
-        ("value", pa.float64()),  # NaN where it could not be computed; `note` says why
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("sd", pa.float64()),
-        ("n", pa.int64()),
-        ("contexts", pa.int64()),
-        ("dropped", pa.int64()),
-        ("seed", pa.int64()),
-        ("note", pa.string()),
-        ("replicates", pa.list_(pa.float64())),  # leave-one-fold-out values, for paired differences
-    ]
-)
-_COLUMNS = frozenset(SCHEMA.names)
-_NUMBERS = frozenset(f.name for f in SCHEMA if pa.types.is_floating(f.type))
+FOLDER = "anisoscope.results.folder"  # which reads the table of a run
+USUAL_KEYS = ("batch", "control", "first", "fit", "of", "proxy", "rank")  # may be asked to be None in any table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
-    """Rows of results with the columns of `SCHEMA`; `about` is the run's record (see run.json)."""
+    """Rows of results: one for each (model, step, site, head, group, metric, variant); `about` is the run's record.
+
+    TableColumns are those of `SCHEMA`, and every key of a variant is a column as well:
+
+    >>> place = {"model": "m", "metric": "gradient_energy", "kind": "resid", "layer": 1}
+    >>> table = Table.from_records([
+    ...     {**place, "step": 0, "value": 0.2, "variant": "proxy=pca;rank=4"},
+    ...     {**place, "step": 9, "value": 0.5, "variant": "proxy=pca;rank=4"},
+    ...     {**place, "step": 9, "value": 0.1, "variant": "control=next;proxy=pca;rank=4"},
+    ... ])
+    >>> table
+    Table: 3 rows · model m · steps 0 … 9 (2) · kind resid · metric gradient_energy
+    step  metric           variant                        value  interval
+       0  gradient_energy  proxy=pca;rank=4                 0.2
+       9  gradient_energy  proxy=pca;rank=4                 0.5
+       9  gradient_energy  control=next;proxy=pca;rank=4    0.1
+    >>> energies = table.where(metric="gradient_energy", proxy="pca", control=None)
+    >>> energies.steps, energies["value"].tolist(), energies["rank"].tolist()
+    ([0, 9], [0.2, 0.5], [4, 4])
+    >>> [row.value for row in table if row["control"] == "next"], table[-1].step, len(table[:2])
+    ([0.1], 9, 2)
+    """
 
     arrow: pa.Table
     about: dict[str, Any] = field(default_factory=dict)
+
+    # -- making and storing --
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], about: dict[str, Any] | None = None) -> Table:
@@ -102,7 +103,16 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        return cls(current_names(read_columns(path, SCHEMA)))
+        """The table of a run folder, also of one that is still being written, or of a parquet file.
+
+        `about` then holds the run's record; where the run is not done, `about["reading"]` says how far it is.
+
+        >>> Table.read("runs/mine")  # doctest: +SKIP
+        """
+        if Path(path).is_file() or Path(path).suffix == ".parquet":
+            return cls(current_names(read_columns(path, SCHEMA)))
+        table: Table = importlib.import_module(FOLDER).RunFolder.open(path).table()
+        return table
 
     def write(self, path: str | Path) -> None:
         pq.write_table(self.arrow, path)
@@ -114,22 +124,100 @@ class Table:
         arrow = pa.concat_tables([table.arrow for table in tables]) if tables else SCHEMA.empty_table()
         return cls(arrow, about if about is not None else tables[0].about if len(tables) == 1 else {})
 
+    # -- what is in it --
+
     def __len__(self) -> int:
         return self.arrow.num_rows
 
+    def __iter__(self) -> Iterator[Row]:
+        """Its rows; their columns are attributes (`row.value`), and `row["proxy"]` is a column or a variant key."""
+        return iter(Query(self))
+
+    def __getitem__(self, which: int | slice | str) -> Any:
+        """`table["value"]`: a column or a variant key as an array; `table[0]`: a row; `table[:9]`: a table of rows."""
+        if isinstance(which, str):
+            if which in SCHEMA.names:
+                return self.arrow[which].to_numpy()
+            self._check_field(which)
+            return frame.key_column(self.arrow, which).to_numpy(zero_copy_only=False)
+        if isinstance(which, slice):
+            return self.take(np.arange(len(self))[which])
+        return next(iter(self.take(np.array([range(len(self))[which]]))))
+
+    def head(self, rows: int = 5) -> Table:
+        """The first rows."""
+        return self[:rows]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns, then the keys of its variants: everything that `where` takes."""
+        return [*SCHEMA.names, *frame.variant_keys(pc.unique(self.arrow["variant"]).to_pylist())]
+
+    def unique(self, column: str) -> list[Any]:
+        """The values that occur in a column, or under a variant key, sorted; missing ones are left out.
+
+        >>> Table.from_records([{"layer": 2}, {"layer": 0}, {"layer": 2}, {}]).unique("layer")
+        [0, 2]
+        """
+        if column not in SCHEMA.names:
+            self._check_field(column)
+        array = self.arrow[column] if column in SCHEMA.names else frame.key_column(self.arrow, column)
+        return sorted(value for value in pc.unique(array).to_pylist() if value not in (None, ""))
+
+    @property
+    def metrics(self) -> list[str]:
+        return self.unique("metric")
+
+    @property
+    def models(self) -> list[str]:
+        return self.unique("model")
+
+    @property
+    def steps(self) -> list[int]:
+        return self.unique("step")
+
+    @property
+    def layers(self) -> list[int]:
+        return self.unique("layer")
+
+    # -- choosing rows --
+
     def where(self, **fields: Any) -> Table:
-        """Rows whose columns and variant keys equal the values given; a list means any of them, None none at all.
+        """Rows whose columns and variant keys have the values given; a misspelt name is an error with the nearest one.
+
+        A list means any of its values, None rows without the key, `...` rows with it, a function those values for which
+        it is true. Values of variant keys may be numbers or text.
 
         >>> table = Table.from_records([{"layer": 1, "variant": "first=out"}, {"layer": 2, "variant": ""}])
         >>> len(table.where(layer=[1, 2], first="out")), len(table.where(first=None))
         (1, 1)
         """
-        query = Query(self)
-        known = query.fields() if any(name not in SCHEMA.names for name in fields) else SCHEMA.names
+        if not fields:
+            return self
         for name, value in fields.items():
-            if name not in known and value is not None:  # None: rows without that variant key, here all of them
-                raise unknown_name("column", name, known)
-        return query.where(**fields).table(self.about) if fields else self
+            self._check_field(name, absent=value is None)
+        self._check_metrics(fields.get("metric"))
+        return Query(self).where(**fields).table(self.about)
+
+    def _check_field(self, name: str, *, absent: bool = False) -> None:
+        """Raise an error for a name that is no column; one that rows may not have must look like none to be an error.
+
+        `control=None` chooses rows without a control: all of them where there are none.
+        """
+        if name in SCHEMA.names or name in (known := self.columns):
+            return
+        if not absent:
+            raise unknown_name("column", name, known)
+        if name not in USUAL_KEYS and difflib.get_close_matches(name, [*known, *USUAL_KEYS], n=1, cutoff=0.75):
+            raise unknown_name("column", name, {*known, *USUAL_KEYS})
+
+    def _check_metrics(self, wanted: Any) -> None:
+        """Raise an error for the name of a metric that the table, if it has rows, does not hold."""
+        names = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list | tuple | set) else ()
+        there = self.metrics if names and len(self) else []
+        for name in names if there else ():
+            if isinstance(name, str) and name not in there:
+                raise unknown_name("metric of this table", name, there)
 
     def renamed(self, names: Mapping[str, str]) -> Table:
         """The same table with models renamed, in the rows and in `about`."""
@@ -154,6 +242,12 @@ class Table:
         """The rows with these indices, in this order."""
         return Table(self.arrow.take(rows), self.about)
 
+    def finite(self) -> Table:
+        """Rows whose value is a number."""
+        return Table(self.arrow.filter(pc.is_finite(self.arrow["value"])), self.about)
+
+    # -- other forms of it --
+
     def records(self) -> list[dict[str, Any]]:
         return self.arrow.to_pylist()
 
@@ -161,17 +255,34 @@ class Table:
         return self.arrow
 
     def to_pandas(self) -> pd.DataFrame:
-        return self.arrow.to_pandas()
+        """A data frame with a column for every column and every variant key; numbers where all values of a key are."""
+        return frame.pandas_frame(self.arrow)
 
-    def metrics(self) -> list[str]:
-        return sorted(set(self.arrow["metric"].to_pylist()))
+    def to_polars(self) -> Any:
+        """As `to_pandas`, for polars."""
+        return frame.polars_frame(self.arrow)
 
-    def finite(self) -> Table:
-        return Table(self.arrow.filter(pc.is_finite(self.arrow["value"])), self.about)
+    def plot(
+        self,
+        metric: str | None = None,
+        over: str | None = None,
+        *,
+        backend: str = "plotly",
+        ax: Any = None,
+        **where: Any,
+    ) -> Any:
+        """One metric (or the main ones) over "step", "layer" or "depth"; by default over steps if there are several.
 
-    def plot(self, metric: str | None = None) -> Any:
-        """An interactive figure of one metric (or the main ones) over layers."""
-        return importlib.import_module(DRAWING).profile_figure(self, metric)
+        Lines are the layers of one model, or one for each of several models. Of a metric in several variants the plain
+        one is drawn, or what `where` says: `table.plot("gradient_energy", over="step", proxy="pca", layer=[1, 6])`.
+        Returns a plotly figure; with backend="matplotlib" the axes, drawn into `ax` if given.
+        """
+        drawing = importlib.import_module(DRAWING)
+        return drawing.plot(self, metric, over=over, backend=backend, ax=ax, where=where)
+
+    def __repr__(self) -> str:
+        head = "Table: " + " · ".join(filter(None, (frame.summary(self.arrow), str(self.about.get("reading") or ""))))
+        return f"{head}\n{frame.preview_text(self.arrow)}" if len(self) else head
 
     def _repr_html_(self) -> str:
         return str(importlib.import_module(DRAWING).table_html(self))
@@ -190,200 +301,11 @@ def current_names(arrow: pa.Table) -> pa.Table:
     return arrow
 
 
-@lru_cache(maxsize=65536)
-def options_of(variant: str) -> Mapping[str, str]:
-    """The options of a variant.
-
-    >>> dict(options_of("fit=refit;rank=16"))
-    {'fit': 'refit', 'rank': '16'}
-    """
-    return {key: value for key, _, value in (part.partition("=") for part in variant.split(";") if part)}
-
-
-def variant_name(options: Mapping[str, Any]) -> str:
-    """A canonical string of options.
-
-    >>> variant_name({"first": "out", "centred": True})
-    'centred=1;first=out'
-    """
-    plain = {k: int(v) if isinstance(v, bool) else v for k, v in options.items()}
-    return ";".join(f"{key}={plain[key]}" for key in sorted(plain))
-
-
-def with_options(variant: str, **changes: Any) -> str:
-    """A variant with some keys set, or taken out where the value is None.
-
-    >>> with_options("control=next;rank=4", control=None, fit="refit")
-    'fit=refit;rank=4'
-    """
-    merged = {**options_of(variant), **changes}
-    return variant_name({key: value for key, value in merged.items() if value is not None})
-
-
-class Row:
-    """One row of the table; its fields are attributes, `row["proxy"]` reads a variant key or a column."""
-
-    __slots__ = ("_at", "_columns", "_quantity")
-
-    def __init__(self, columns: _Columns, at: int) -> None:
-        self._columns, self._at = columns, at
-        self._quantity: Quantity | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _COLUMNS:
-            raise AttributeError(name)
-        return self._columns.value(name, self._at)
-
-    def __getitem__(self, field: str) -> Any:
-        return self._columns.field(field, self._at)
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        return options_of(self.variant)
-
-    @property
-    def source(self) -> int:
-        """The index of the row's table in the query."""
-        return int(self._columns.sources[self._at])
-
-    @property
-    def known(self) -> bool:
-        """Whether the value is a number."""
-        return math.isfinite(self.value)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        low, high = self.low, self.high
-        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
-
-    @property
-    def folds(self) -> tuple[float, ...]:
-        return self._columns.folds(self._at)
-
-    @property
-    def quantity(self) -> Quantity:
-        """The value with its leave-one-fold-out values, for means and differences with intervals."""
-        if self._quantity is None:
-            self._quantity = Quantity(self.value, self.folds, (self.high - self.low) / 2)
-        return self._quantity
-
-    @property
-    def whole(self) -> float:
-        """The value on all contexts."""
-        return float(self._columns.value("value", self._at))
-
-    def on_half(self, half: int) -> Row:
-        """The row on one half of the folds, 1 or 2 (see `halved`); unchanged where it has no folds."""
-        return HalfRow(self._columns, self._at, half) if self.folds else self
-
-    def record(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SCHEMA.names if name != "replicates"}
-
-    def __repr__(self) -> str:
-        place = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("model", "step", "layer", "kind", "variant"))
-        return f"Row({self.metric} {self.value:.4g}, {place})"
-
-
-class HalfRow(Row):
-    """A row on one half of the folds: its value, interval and folds are those of the half."""
-
-    __slots__ = ("_half",)
-
-    def __init__(self, columns: _Columns, at: int, half: int) -> None:
-        super().__init__(columns, at)
-        self._half = half
-
-    @property
-    def quantity(self) -> Quantity:
-        if self._quantity is None:
-            self._quantity = halved(Quantity(self.whole, self._columns.folds(self._at)), self._half)
-        return self._quantity
-
-    @property
-    def value(self) -> float:
-        return self.quantity.value
-
-    @property
-    def folds(self) -> tuple[float, ...]:
-        return self.quantity.folds
-
-    @property
-    def low(self) -> float:
-        return self.quantity.interval()[0]
-
-    @property
-    def high(self) -> float:
-        return self.quantity.interval()[1]
-
-
-class _Columns:
-    """The columns of one or several tables, decoded at first use."""
-
-    def __init__(self, tables: Sequence[Table]) -> None:
-        arrow = [t.arrow for t in tables]
-        self.arrow = pa.concat_tables(arrow).combine_chunks() if arrow else SCHEMA.empty_table()
-        self.sources = np.repeat(np.arange(len(arrow)), [t.num_rows for t in arrow])
-        self._codes: dict[str, tuple[np.ndarray, list[Any]]] = {}
-        self.tags: set[str] = set()
-        self.tag("source", self.sources, list(range(len(arrow))) or [0])
-        self._floats: dict[str, np.ndarray] = {}
-
-    def tag(self, name: str, codes: np.ndarray, values: list[Any]) -> None:
-        """Add a computed field: row i has values[codes[i]]."""
-        self.tags.add(name)
-        self._codes[name] = (np.asarray(codes, dtype=np.int64), values)
-
-    def coded(self, field: str) -> tuple[np.ndarray, list[Any]]:
-        """A field as (codes, distinct values): row i has values[codes[i]]."""
-        if field in self._codes:
-            return self._codes[field]
-        if field in _COLUMNS:
-            column = self.arrow[field]
-            if pa.types.is_string(column.type):
-                column = pc.fill_null(column, "")
-            encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-            if isinstance(encoded, pa.ChunkedArray):
-                encoded = encoded.combine_chunks()
-            self._codes[field] = np.asarray(encoded.indices, dtype=np.int64), encoded.dictionary.to_pylist()
-        else:
-            codes, variants = self.coded("variant")
-            by_variant = [options_of(variant).get(field) for variant in variants]
-            number = {value: i for i, value in enumerate(dict.fromkeys(by_variant))}
-            self._codes[field] = np.array([number[value] for value in by_variant], dtype=np.int64)[codes], list(number)
-        return self._codes[field]
-
-    def floats(self, name: str) -> np.ndarray:
-        if name not in self._floats:
-            self._floats[name] = np.asarray(pc.fill_null(pc.cast(self.arrow[name], pa.float64(), safe=False), math.nan))
-        return self._floats[name]
-
-    def value(self, name: str, at: int) -> Any:
-        if name in _NUMBERS:
-            return float(self.floats(name)[at])
-        codes, values = self.coded(name)
-        return values[codes[at]]
-
-    def field(self, name: str, at: int) -> Any:
-        if name in _COLUMNS or name in self.tags:
-            return self.value(name, at)
-        return options_of(self.value("variant", at)).get(name)
-
-    @cached_property
-    def _replicates(self) -> tuple[np.ndarray, np.ndarray]:
-        column = self.arrow["replicates"]
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
-        return np.asarray(pc.fill_null(pc.list_flatten(column), math.nan)), np.concatenate([[0], np.cumsum(lengths)])
-
-    def folds(self, at: int) -> tuple[float, ...]:
-        flat, offsets = self._replicates
-        return tuple(flat[offsets[at] : offsets[at + 1]].tolist())
-
-
 class Query:
     """A selection of the rows of one or several tables; `where` narrows it without copying."""
 
-    def __init__(self, *tables: Table, _columns: _Columns | None = None, _rows: np.ndarray | None = None) -> None:
-        self._columns = _columns or _Columns(tables)
+    def __init__(self, *tables: Table, _columns: TableColumns | None = None, _rows: np.ndarray | None = None) -> None:
+        self._columns = _columns or TableColumns([table.arrow for table in tables])
         self._rows = np.arange(len(self._columns.sources)) if _rows is None else _rows
 
     def _only(self, rows: np.ndarray) -> Query:
@@ -453,12 +375,11 @@ class Query:
 
     def fields(self) -> list[str]:
         """The columns, and the keys of all variants."""
-        keys = {key for variant in self.values("variant") for key in options_of(variant)}
-        return [*SCHEMA.names, *sorted(keys)]
+        return [*SCHEMA.names, *frame.variant_keys(self.values("variant"))]
 
     def column(self, field: str) -> list[Any]:
         """The values of a field, one per row; a missing number is NaN."""
-        if field in _NUMBERS:
+        if field in NUMBERS:
             return self.numbers(field).tolist()
         codes, values = self._columns.coded(field)
         return [values[code] for code in codes[self._rows].tolist()]
@@ -527,75 +448,7 @@ def _matches(word: Any, wanted: Any, field: str) -> bool:
     if isinstance(wanted, list | tuple | set | frozenset):
         return any(_matches(word, one, field) for one in wanted)
     if word is None or wanted is None:
-        return word is wanted or (field in _COLUMNS and word == "" and wanted is None)
-    if field in _COLUMNS or not isinstance(word, str):
+        return word is wanted or (field in COLUMNS and word == "" and wanted is None)
+    if field in COLUMNS or not isinstance(word, str):
         return bool(word == wanted)
     return bool(word == str(int(wanted) if isinstance(wanted, bool) else wanted))
-
-
-def pairs(one: Iterable[Row], two: Iterable[Row], *by: str) -> dict[Any, tuple[Row, Row]]:
-    """Pairs of rows from two series with equal values of some fields, for differences of runs, controls or variants."""
-    other = {tuple(row[name] for name in by): row for row in two}
-    return {key: (row, other[key]) for row in one if (key := tuple(row[name] for name in by)) in other}
-
-
-class StepMean(NamedTuple):
-    """The mean of several rows, such as seeds, at one step; the interval is their range."""
-
-    step: int | None
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    sd: float = math.nan
-
-    @property
-    def known(self) -> bool:
-        return math.isfinite(self.value)
-
-
-def step_mean(step: int | None, rows: Sequence[Any]) -> StepMean:
-    values, spreads = [row.value for row in rows], [row.sd for row in rows if math.isfinite(row.sd)]
-    low, high = (min(values), max(values)) if len(values) > 1 else (math.nan, math.nan)
-    return StepMean(step, fmean(values), low, high, fmean(spreads) if spreads else math.nan)
-
-
-def seeds_mean(lines: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """A single line unchanged; for several the mean at each step."""
-    if len(lines) == 1:
-        return lines[0]
-    steps: dict[Any, list[Any]] = {}
-    for row in (row for line in lines for row in line if row.known):
-        steps.setdefault(row.step, []).append(row)
-    return [step_mean(step, steps[step]) for step in sorted(steps)]
-
-
-def last_mean(lines: Iterable[Sequence[Any]]) -> float | None:
-    """The mean over several lines, such as those of all blocks, at the last step that any of them has."""
-    ends = [rows[-1] for line in lines if (rows := [row for row in line if row.known])]
-    last = max((row.step for row in ends), default=None)
-    return fmean(row.value for row in ends if row.step == last) if ends else None
-
-
-def median_ratio(pairs: Iterable[tuple[Sequence[Any], Sequence[Any]]]) -> float | None:
-    """The median over steps of the ratio of two lines; None if no step has both."""
-    ratios: list[float] = []
-    for above, below in pairs:
-        numerators = {row.step: row.value for row in above}
-        ratios += [
-            numerators[row.step] / row.value for row in below if row.known and row.value and numerators.get(row.step)
-        ]
-    return median(ratios) if ratios else None
-
-
-def envelope(lines: Iterable[Sequence[Row]]) -> dict[int, tuple[float, float]]:
-    """The lowest and the highest end of the intervals of several lines, by step in order."""
-    ends: dict[int, list[float]] = {}
-    for row in (row for line in lines for row in line if row.interval):
-        ends.setdefault(row.step or 0, []).extend((row.low, row.high))
-    return {step: (min(ends[step]), max(ends[step])) for step in sorted(ends)}
-
-
-def largest_gap(line: Iterable[Row], other: Iterable[Row]) -> float | None:
-    """The largest difference of two lines at the steps that both have."""
-    values = {row.step: row.value for row in other if row.known}
-    return max((abs(row.value - values[row.step]) for row in line if row.known and row.step in values), default=None)

@@ -228,6 +228,6 @@ def judge(folder: RunFolder, table: Table, *, paper: str = REVISITING) -> None:
     from anisoscope.claims.catalogue import claims, evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
 
-    measured = table.metrics()
+    measured = table.metrics
     names = [name for name, each in claims().items() if paper in each.source or each.metrics[0] in measured]
     folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table, names, robust=True)))

@@ -28,9 +28,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from anisoscope.errors import AnisoscopeError, unknown_name
+from anisoscope.results import frame
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import is_grave
-from anisoscope.results.query import SCHEMA, Row
+from anisoscope.results.query import SCHEMA, Query, Row
+from anisoscope.results.state import run_state
 from anisoscope.view.sections.findings import doubtful, find, leading
 from anisoscope.view.sections.profiles import Places, pivot
 from anisoscope.view.subjects import ProfileRows, RunView, known, place_of
@@ -92,6 +94,12 @@ def _kinds(warnings: Sequence[str], about: Mapping[str, Any]) -> dict[str, list[
     return {alike[0]: alike for alike in found.values()}
 
 
+def print_state(folder: Path, *, name: bool = False) -> None:
+    """Print how far a run is that is not done, with its name where there are several."""
+    if words := run_state(folder).words():
+        print_note(f"{folder.name}: {words}" if name else words, style="yellow")
+
+
 # -- tables of runs ----------------------------------------------------------------------------------------------------
 
 
@@ -125,9 +133,8 @@ def print_run(run: RunFolder, *, form: str, wanted: Mapping[str, Sequence[str]],
         raise unknown_name("format", form, _FORMS)
     if heads and not seen.heads:
         raise AnisoscopeError("--heads does nothing here: no row is of a single head; leave it out.")
-    if (about := run.about()).get("status") != "complete":
-        status = about.get("status", "unfinished")
-        print_note(f"this run is {status}; the table holds what was finished", style="yellow")
+    if told := run_state(run.path).words():  # how far a run is that is not done
+        print_note(told, style="yellow")
     blocks = (part for part in map(partial(_only, chosen=chosen), run.batches(size=BLOCK)) if len(part))
     if form == "csv":
         _stream_csv(blocks, [n for n in SCHEMA.names if n not in ("schema", "replicates")])
@@ -415,7 +422,7 @@ def print_prepared(stats: Mapping[str, Any]) -> None:
 
 # -- layers by metrics, in a notebook and in the terminal --------------------------------------------------------------
 
-MOST_ROWS = 64
+MOST_ROWS = 30
 TERMINAL_ROWS = 40  # for one model; several models get fewer rows and columns
 TERMINAL_METRICS = 5
 
@@ -435,9 +442,19 @@ color:inherit;white-space:nowrap;vertical-align:top}
 
 
 def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> str:
-    """A compact HTML table, layers by main metrics, with intervals; all names are escaped."""
-    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
+    """A compact HTML table, layers by main metrics at the last step, with intervals; all names are escaped.
+
+    A table without such rows, as of gradients alone, shows its first and last ones.
+    """
+    plain = Query(table).where(kind=lambda kind: kind != "training", head=None, group="", variant="")
+    last = plain.at_last_step("model", "seed", "stack").table(table.about)
+    words = f"{frame.summary(table.arrow)}. All of it: .to_pandas(); drawn: .plot()."
+    words = " ".join(filter(None, (str(table.about.get("reading") or ""), words)))
+    rows, entries = ProfileRows([RunView(last, table.about)]), Catalogue(catalogue)
     metrics = entries.main(rows.default_metrics())
+    if not metrics:
+        shown = frame.preview_html(table.arrow).removeprefix("<table>")
+        return _notebook(f"<table><caption>{html.escape(words)}</caption>{shown}")
     lines = []
     for index, places in pivot(rows, metrics).items():
         if len(rows.subjects) > 1:
@@ -448,13 +465,15 @@ def table_html(table: Table, *, catalogue: Mapping[str, Any] | None = None) -> s
             data = "".join(_html_cell(cells.get(m)) for m in metrics)
             lines.append(f'<tr><th scope="row">{place}</th>{data}</tr>')
     head = "".join(f'<th scope="col">{html.escape(entries.entry(m).title)}</th>' for m in metrics)
-    cut = f", first {MOST_ROWS} places" if len(lines) > MOST_ROWS else ""
-    caption = f"{len(table):,} rows of results; {len(metrics)} of {len(rows.metrics())} metrics shown{cut}"
-    return (
-        f'<div class="anisoscope-table"><style>{STYLE}</style><table>'
-        f"<caption>{caption}. All of them: .to_pandas(); drawn: .plot().</caption>"
-        f'<thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{"".join(lines[:MOST_ROWS])}</tbody></table></div>'
+    cut = f" The first {MOST_ROWS} places." if len(lines) > MOST_ROWS else ""
+    return _notebook(
+        f'<table><caption>{html.escape(words)}{cut}</caption><thead><tr><th scope="col"></th>{head}</tr></thead>'
+        f"<tbody>{''.join(lines[:MOST_ROWS])}</tbody></table>"
     )
+
+
+def _notebook(table: str) -> str:
+    return f'<div class="anisoscope-table"><style>{STYLE}</style>{table}</div>'
 
 
 def _html_cell(row: Row | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.view.figure import HEAT, SEQUENCE, Axis, Figure, Panel, Ref, Series, blend, resolve
 from anisoscope.view.words import number, power, strided
 
@@ -104,6 +105,61 @@ def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> 
         empty.set_visible(False)
     _legend(drawing, list(axes.flat), columns=4 if across > 1 else 2)
     return drawing
+
+
+COLUMN, LINES = 1.45, 22  # inches that a column of a notebook's legend takes, and its names at most
+
+
+def notebook_axes(panels: Sequence[Panel], *, ax: Axes | None = None) -> Any:
+    """Draw panels for a notebook, into `ax` or a new figure of pyplot, which the notebook then shows.
+
+    Returns the axes of a single panel, and an array of them for several; the legend stands beside them.
+    """
+    import matplotlib
+    from matplotlib import pyplot
+
+    if ax is not None:
+        if len(panels) > 1:
+            raise AnisoscopeError(f"ax holds one panel, and these are {len(panels)}; name one metric and one kind.")
+        _panel(ax, panels[0], _plain_lookup, title=panels[0].title)
+        _side_legend(ax, [ax])
+        return ax
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        drawing, axes = pyplot.subplots(
+            down, across, squeeze=False, layout="constrained", figsize=(4.6 * across, 3.0 * down)
+        )
+        for place, panel in zip(axes.flat, panels, strict=False):
+            _panel(place, panel, _plain_lookup, title=panel.title)
+        for empty in list(axes.flat)[len(panels) :]:
+            empty.set_visible(False)
+        _side_legend(drawing, list(axes.flat))
+    return axes[0, 0] if len(panels) == 1 else axes.ravel()[: len(panels)]
+
+
+def _plain_lookup(values: Any, each: int = 0) -> np.ndarray:
+    return np.asarray(values, dtype=float)
+
+
+def _side_legend(owner: Any, panels: Sequence[Axes]) -> None:
+    """A legend at the right, outside, in as many columns as it needs; a new figure is widened by them."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if len(named) < 2:
+        return
+    look: dict[str, Any] = {"frameon": False, "handlelength": 1.8, "labelspacing": 0.25, "columnspacing": 1.0}
+    if len(panels) == 1 and owner is panels[0]:
+        columns = math.ceil(len(named) / LINES)
+        owner.legend(named.values(), named.keys(), loc="upper left", bbox_to_anchor=(1.01, 1.0), ncols=columns, **look)
+        return
+    lines = max(4, int((owner.get_figheight() - 0.2) / 0.135))
+    columns = math.ceil(len(named) / lines)
+    longest = max(map(len, named))
+    owner.set_figwidth(owner.get_figwidth() + columns * max(0.9, min(COLUMN * 1.6, 0.45 + 0.05 * longest)))
+    owner.legend(named.values(), named.keys(), loc="outside right upper", ncols=columns, **look)
 
 
 Lookup = Callable[..., Any]  # from the values of a panel to an array; references are looked up

@@ -257,9 +257,11 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
     """All panels as one plotly figure with a grid of axes in light colours; each name is once in the legend."""
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    layout = base_layout() | {"height": 300 * rows + 60, "annotations": [], "showlegend": True}
-    layout["legend"] = {"orientation": "h", "y": 1.0 + 0.16 / rows, "x": 0, "yanchor": "bottom"}
-    layout["margin"] = {"l": 55, "r": 20, "t": 70, "b": 50}
+    size, tall = _legend_size(panels)
+    layout = base_layout() | {"height": max(320 * rows + 40, tall + 110), "annotations": []}
+    layout["legend"] = {"x": 1.01, "y": 1.0, "xanchor": "left", "yanchor": "top", "font": {"size": size}}
+    layout["legend"] |= {"tracegroupgap": 0, "itemwidth": 30}
+    layout["margin"] = {"l": 55, "r": 20, "t": 40, "b": 50}
     width, height = (1 - 0.09 * (columns - 1)) / columns, (1 - 0.32 / rows * (rows - 1)) / rows
     traces: list[Spec] = []
     seen: set[str] = set()
@@ -282,7 +284,15 @@ def notebook_figure(panels: Sequence[Panel], *, columns: int = 2) -> Spec:
             axes = {"xaxis": f"x{name}", "yaxis": f"y{name}"}
             drawn += [part | axes for part in complete(trace | {"showlegend": wanted})]
         traces += sorted(drawn, key=lambda trace: trace.get("fill") != "toself")
+    layout["showlegend"] = len(seen) > 1
     return painted({"data": traces, "layout": layout})
+
+
+def _legend_size(panels: Sequence[Panel]) -> tuple[float, int]:
+    """The size of the letters of a legend beside the panels, and its height in pixels: smaller letters for many."""
+    names = {str(s.label) for panel in panels for s in panel.series if s.named and not s.quiet}
+    size = 11.5 if len(names) <= 16 else 10.0 if len(names) <= 32 else 9.0
+    return size, round(len(names) * 19.2)  # a line of plotly's has 19 pixels, whatever its letters
 
 
 def complete(trace: Spec) -> list[Spec]:

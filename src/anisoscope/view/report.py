@@ -70,7 +70,7 @@ def is_training(table: Table) -> bool:
     >>> is_training(Table.from_records([{"metric": "two_nn"}])), is_training(Table.from_records([{"step": 0}]))
     (False, True)
     """
-    return bool(len(Query(table).where(step=...))) or not set(OF_TRAINING).isdisjoint(table.metrics())
+    return bool(len(Query(table).where(step=...))) or not set(OF_TRAINING).isdisjoint(table.metrics)
 
 
 def _summary(rows: ProfileRows, catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]) -> list[Any]:

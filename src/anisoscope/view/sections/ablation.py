@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from anisoscope.results.quantity import over_seeds
-from anisoscope.results.query import last_mean
+from anisoscope.results.row import last_mean
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, Switch, series
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Says, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.findings import leading

@@ -14,7 +14,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from anisoscope.results.quantity import share_by_chance
-from anisoscope.results.query import envelope, median_ratio, options_of, variant_name, with_options
+from anisoscope.results.query import options_of, variant_name, with_options
+from anisoscope.results.row import envelope, median_ratio
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text

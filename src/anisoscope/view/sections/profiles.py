@@ -10,18 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results.privacy import name_of
 from anisoscope.results.quantity import mean_of
-from anisoscope.results.query import Query, Row, Table, options_of, with_options
+from anisoscope.results.query import Query, Row, options_of, with_options
 from anisoscope.view import figure, subjects
 from anisoscope.view.figure import Axis, Depth, Figure, Grid, Panel, Series, brief, wants_log
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Prose, Ramp, Section, TableCell, text
-from anisoscope.view.plotly_renderer import notebook_figure
 from anisoscope.view.sections.findings import doubtful
 from anisoscope.view.subjects import ProfileRows, RunView, Subject, by_depth, known, place_of, without_first
 from anisoscope.view.words import (
@@ -36,9 +34,6 @@ from anisoscope.view.words import (
     site_name,
     strided,
 )
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 SCORES = {"scores": "", "cross_scores": "cross-attention"}  # titles of sites that are attention scores
 LARGE_MAP = 14
@@ -73,6 +68,7 @@ class Profile:
     lines: tuple[Line, ...]
     variant: str = ""
     kind: str = ""  # "" = the residual stream
+    relative: bool | None = None  # whether the x axis is relative depth; None: where depths differ
 
     @property
     def title(self) -> str:
@@ -90,7 +86,7 @@ class Profile:
         beside = {"rows", "unembed", "embed_weight"}
         named = {row.kind for row in rows if row.kind in beside or row.kind not in (*SITES, *OF_BLOCK)}
         odd = {(float(row.layer or 0), row.kind) for row in rows if row.kind in named}
-        relative = len(models) > 1 or len(depths) > 1
+        relative = len(models) > 1 or len(depths) > 1 if self.relative is None else self.relative
         return Depth(max(depths, default=1), relative, any(row.kind == "final" for row in rows), tuple(sorted(odd)))
 
 
@@ -257,27 +253,6 @@ def _profile_alt(profile: Profile) -> str:
             aside = " without first position" if without_first(line.variant) else ""
             courses.append(f"{line.group or line.subject.label}{aside}: {first} to {last}, highest {peak}")
     return f"Line chart of {profile.title} by depth. {'; '.join(courses)}."
-
-
-def profile_figure(table: Table, metric: str | None = None, *, catalogue: Mapping[str, Any] | None = None) -> go.Figure:
-    """A notebook figure of one metric over depth with intervals; without a name, of all main metrics."""
-    import plotly.graph_objects as go
-
-    rows, entries = ProfileRows([RunView(table, table.about)]), Catalogue(catalogue)
-    there = entries.ordered(rows.metrics())
-    if not there:
-        raise AnisoscopeError("this table has no rows, so there is nothing to plot; measure something first.")
-    if metric is not None and metric not in there:
-        raise unknown_name("metric", metric, there)
-    every = [*main_profiles(rows, entries), *profiles_elsewhere(rows, entries)]
-    every += [head_profile(entries, key, maps) for key, maps in head_maps(rows, entries).items()]
-    if metric is not None:
-        shown = [p for p in every if p.entry.name == metric]
-    else:
-        first = [p for p in every if not p.variant and not p.kind] or every
-        main = entries.main({p.entry.name for p in first})
-        shown = [p for p in first if p.entry.name in main]
-    return go.Figure(notebook_figure([profile_panel(p) for p in shown]))
 
 
 def profiles_section(rows: ProfileRows, catalogue: Catalogue) -> Section:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anisoscope.results.query import seeds_mean, step_mean
+from anisoscope.results.row import seeds_mean, step_mean
 from anisoscope.view import figure, words
 from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Series, Switch, choice, series, value_axis
 from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text

@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from anisoscope.results.query import Query, largest_gap, seeds_mean, with_options
+from anisoscope.results.query import Query, with_options
+from anisoscope.results.row import largest_gap, seeds_mean
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
 from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
