@@ -21,7 +21,7 @@ def test_a_value_that_no_column_takes_is_named(row: dict[str, object]) -> None:
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no table")
     pq.write_table(pa.table({"text": [1]}), tmp_path / "other")
-    for name in ("text", "other", "nowhere"):
+    for name in ("text", "other", "nowhere.parquet"):
         with pytest.raises(AnisoscopeError, match=f"{name}' is not a readable table"):
             Table.read(tmp_path / name)
 
