@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from anisoscope.view.document import unpacked
 
 
 class Page(HTMLParser):
@@ -39,12 +41,13 @@ class Page(HTMLParser):
         found = [v for _, attrs in self.elements for n, v in attrs.items() if n in names and v]
         return [v for v in found if not v.startswith(("#", "data:", "figures/"))]
 
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What the page carries for its scripts: figures, arrays, table, cards."""
+        return unpacked(self.scripts["data"])
+
     def specs(self) -> dict[str, Any]:
-        return json.loads(self.scripts["specs"], parse_constant=_refuse)
-
-
-def _refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+        return self.data["specs"]
 
 
 def page_of(path: Path) -> Page:

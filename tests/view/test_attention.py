@@ -15,7 +15,8 @@ import pytest
 
 from anisoscope.commands.drawing import write_report
 from anisoscope.results.query import Table
-from anisoscope.view.page import TEMPLATES, Controls
+from anisoscope.view.document import TEMPLATES
+from anisoscope.view.page import Controls
 from anisoscope.view.sections import attention
 from anisoscope.view.sections.attention import Carried, Heads, attention_sections, carried, head_numbers
 from anisoscope.view.subjects import RunView

@@ -27,6 +27,9 @@ def claims(
         typer.Option("--robust", help="Each verdict again under other ranks, proxies, halves, … that were measured."),
     ] = False,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page of these verdicts: a folder or an .html file.")
+    ] = None,
 ) -> None:
     """Which claims of the literature hold in these runs: verdict, effect, interval, p, and why.
 
@@ -34,7 +37,7 @@ def claims(
     """
     from anisoscope.claims.catalogue import evaluate_claims
     from anisoscope.claims.engine.claim import verdicts_to_dicts
-    from anisoscope.commands.drawing import joint_table, open_runs
+    from anisoscope.commands.drawing import joint_table, open_runs, write_claimed
     from anisoscope.results.folder import readable_runs
     from anisoscope.view.console import print_json, print_line, print_robustness, print_verdicts
 
@@ -53,6 +56,8 @@ def claims(
         print_verdicts(verdicts, every=wanted is not None)
         if robust:
             print_robustness(verdicts)
+    if out is not None:
+        print_line(str(write_claimed(open_runs(runs), verdicts, out)), error=format == "json")
 
 
 def _check_measured(table: Any, **chosen: str | None) -> None:

@@ -36,7 +36,7 @@ from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
 from anisoscope.view.page import Page
-from anisoscope.view.report import PAGE, report_page, write_page
+from anisoscope.view.report import PAGE, comparison_page, report_page, write_page
 from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
@@ -166,6 +166,26 @@ def page_of_runs(folders: Sequence[RunFolder]) -> Page:
     return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
 
 
+def write_compared(found: Any, words: Sequence[str], out: Path | None = None) -> Path:
+    """Write the page of two compared models; by default into a folder beside the first run, or as a file in the only.
+
+    `words` are the paths of their runs.
+    """
+    folders = open_runs([Path(word) for word in words])
+    place = page_path(folders, out, "compare")
+    if out is None and len(folders) == 1:
+        place = folders[0].path / "compare.html"  # its own page stays
+    page = comparison_page(found, Catalogue(registry()))
+    return write_page(place.parent, page, name=place.name)
+
+
+def write_claimed(folders: Sequence[RunFolder], verdicts: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Write the page of some runs with these verdicts on all of them together."""
+    views = _with_joint_verdicts([run_view(folder) for folder in folders], verdicts)
+    place = page_path(folders, out)
+    return write_page(place.parent, _report_page(views), name=place.name, claims=claims())
+
+
 SHARED = ("verdicts.json", COMPARISON)  # beside page, figures, table and record; never rows, texts or weights
 
 
@@ -251,14 +271,17 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
     return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
-def _with_joint_verdicts(views: Sequence[RunView]) -> list[RunView]:
+def _with_joint_verdicts(
+    views: Sequence[RunView], verdicts: Sequence[Mapping[str, Any]] | None = None
+) -> list[RunView]:
     """The runs with claims evaluated on their joint table: verdicts of single runs need not hold for all of them."""
     paths, renamed = [view.path for view in views], []
     for view, names in zip(views, new_names([v.table for v in views], paths), strict=True):
         table = view.table.renamed(names)
         concepts = [{**c, "model": names.get(c.get("model") or "", c.get("model"))} for c in view.concepts]
         renamed.append(replace(view, table=table, about=table.about, concepts=concepts))
-    verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths), robust=True))
+    if verdicts is None:
+        verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths), robust=True))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(renamed)]
 
 

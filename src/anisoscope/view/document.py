@@ -187,9 +187,17 @@ def arranged(parts: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     while after and (isinstance(after[0], Says) or (isinstance(after[0], Prose) and after[0].css == "says")):
         reading.append(after.pop(0))
     heading = max((i for i, part in enumerate(before) if isinstance(part, Heading)), default=-1)
-    kept = [part for i, part in enumerate(before) if isinstance(part, LEGENDS) or i == heading]
-    rest = [part for part in before if part not in kept and part not in reading and not isinstance(part, Heading)]
+    legends = LEGENDS if _mixed(parts[first]) else tuple(kind for kind in LEGENDS if kind is not Key)
+    kept = [part for i, part in enumerate(before) if isinstance(part, legends) or i == heading]
+    aside = (*kept, *reading)
+    rest = [part for part in before if part not in aside and not isinstance(part, Heading | Key)]
     return [*kept, parts[first]], reading, [*rest, *after]
+
+
+def _mixed(figure: Figure) -> bool:
+    """Whether a panel holds lines of several models, which only a legend tells apart."""
+    panels = [one for panel in figure.panels for one in (panel, *panel.views.values())]
+    return any(len({line.owner for line in panel.series if line.owner is not None}) > 1 for panel in panels)
 
 
 def slug(words: str) -> str:

@@ -7,7 +7,7 @@ decided against, is said as such.
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,17 @@ from anisoscope.view.words import finite, listed, neat, title_of
 
 Verdict = Mapping[str, Any]
 SUBJECTS = 2  # subjects that a title names; more are counted
-REASONS = (  # of an undecided verdict, by what its sentence says
+REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("did not learn", "{it} did not learn"),
     ("decides nothing", "one seed decides nothing"),
-    ("needs 3", "there are fewer than three seeds"),
+    ("a general claim needs 3", "there are fewer than three seeds"),
     ("the table has no", "part of the evidence was not measured"),
     ("random subspaces do as well", "random directions do as well too often"),
     ("not determined at this rank", "the directions are not determined by these contexts"),
+    ("go up or down by chance", "chance alone does as well too often"),
     ("too few contexts", "there are too few contexts"),
 )
+REASON = 64  # characters of another reason at most
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "Frequency hides curvature",
         "drawing tokens by frequency hides curvature",
         "drawing tokens by frequency does not hide curvature",
-        (("", "{} of what a uniform draw shows"),),
+        (("", "{} times as much is seen as in a uniform draw"),),
     ),
     "frequency_null": (
         "Equal widths: no effect",
@@ -278,12 +280,17 @@ def headline(verdicts: Sequence[Verdict], study: str = "") -> str:
     asked = [name for name in ASKED.get(study, ()) if name in names]
     decided = [str(v.get("claim")) for v in tested if v.get("status") != "undecided"]
     lead = asked or decided[:1] or names[:1]
-    return " ".join(_sentence([v for v in tested if v.get("claim") == name]) for name in lead[:2])
+    shared = Counter(str(v.get("subject") or "") for v in tested)
+    return " ".join(_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2])
 
 
-def _sentence(verdicts: Sequence[Verdict]) -> str:
-    """One claim over its subjects: where it holds, where it fails, where it is open and why."""
+def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
+    """One claim over its subjects: where it holds, where it fails, where it is open and why.
+
+    The only subject of a claim is not named where no other claim speaks of it (`shared`): the claim itself says it.
+    """
     first = verdicts[0]
+    own = len(shared) > 1 and len(verdicts) == 1 and shared.get(str(first.get("subject") or "")) == 1
     words = words_of_claim(str(first.get("claim")), str(first.get("statement") or ""))
     by_status = {s: [v for v in verdicts if str(v.get("status")) == s] for s in ("holds", "fails", "undecided")}
     clauses: list[str] = []
@@ -293,7 +300,7 @@ def _sentence(verdicts: Sequence[Verdict]) -> str:
         ("undecided", f"it stays undecided whether {words.yes}", "it stays undecided"),
     ):
         if found := by_status[status]:
-            where = _where(found, every=len(found) == len(verdicts))
+            where = "" if own else _where(found, every=len(found) == len(verdicts))
             clause = " ".join(part for part in (where, said if not clauses else after) if part)
             clauses.append(clause + _number(words, found) + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
@@ -305,8 +312,7 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
     names = list(dict.fromkeys(str(v.get("subject") or "") for v in verdicts))
     if len(names) > SUBJECTS + 1:
         return f"in all {len(names)} cases" if every else f"in {len(names)} cases"
-    joint = [name for name in names if re.search(r"\band\b|\bover\b|^all |^every |models$", name)]
-    if not any(names) or (every and len(names) == len(joint) == 1):
+    if not any(names):
         return ""
     return f"in {listed([f'the {name}' if name in ('decoder', 'encoder') else name for name in names])}"
 
@@ -326,9 +332,11 @@ def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
 
 
 def _reason(verdicts: Sequence[Verdict]) -> str:
-    """Why a verdict stays open, where its sentence says something that can be told in a few words."""
-    why = str(verdicts[0].get("why") or "").partition("undecided because ")[2] or str(verdicts[0].get("why") or "")
+    """Why a verdict stays open, in a few words."""
+    why = str(verdicts[0].get("why") or "").partition("undecided because ")[2].rstrip(".")
     for sign, told in REASONS:
         if sign in why:
             return ": " + told.format(it="it" if len(verdicts) == 1 else "they")
-    return ""
+    if not why:
+        return ": the interval reaches across the margin"
+    return f": {why}" if len(why) <= REASON else ""

@@ -22,7 +22,7 @@ from anisoscope.view.sections.findings import (
     stands,
     status_counts,
 )
-from anisoscope.view.words import finite, neat, p_words, plural, shortened
+from anisoscope.view.words import finite, neat, p_words, plural
 
 Verdict = Mapping[str, Any]
 PAPERS = {
@@ -32,7 +32,7 @@ PAPERS = {
 }
 OTHERS = "Beside the papers"
 TOGETHER = "together"  # the column of subjects that only one claim speaks of
-WORDED = 5  # with more columns a badge is a sign without its word, so that the grid stays small
+WORDED, BESIDE = 5, 14  # columns with which a badge has its word; columns of a grid that fits beside the hero
 MISSING = ("not measured", "–")
 ARXIV = re.compile(r"\d{4}\.\d{5}")
 
@@ -118,6 +118,10 @@ class VerdictGrid:
     def worded(self) -> bool:
         return len(self.columns) <= WORDED
 
+    @property
+    def wide(self) -> bool:
+        return len(self.columns) > BESIDE
+
 
 def verdict_grid(
     verdicts: Sequence[Verdict], claims: Mapping[str, Any] | None = None, random: Collection[str] = ()
@@ -170,8 +174,8 @@ def _row(name: str, statement: str, columns: Sequence[tuple[str, Sequence[Cell]]
     label = words_of_claim(name, statement).label
     if declared is None:
         return GridRow(name, label, statement, columns)
-    about = {"text": str(declared.description or ""), "metrics": tuple(declared.metrics)}
-    return GridRow(name, label, statement, columns, margin=neat(declared.margin), source=declared.source, **about)
+    text, metrics = str(declared.description or ""), tuple(declared.metrics)
+    return GridRow(name, label, statement, columns, text, neat(declared.margin), metrics, str(declared.source))
 
 
 def _paper(source: str) -> tuple[str, str]:
@@ -193,6 +197,8 @@ def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> Cell:
     facts = [("Effect", main["effect"]), ("95 % interval", main["interval"]), ("Margin", main["margin"])]
     p = finite(verdict.get("p"))
     facts += [("p of random directions", p_words(p))] if p is not None else []
+    aspects = {str(name): str(each.get("status")) for name, each in (details.get("aspects") or {}).items()}
+    facts += [("Apart", ", ".join(f"{name} {status}" for name, status in aspects.items()))] if len(aspects) > 1 else []
     facts += [("Speaks", str(verdict.get("scope") or ""))]
     return Cell(
         name,
@@ -206,7 +212,7 @@ def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> Cell:
         bar,
         [part for part in parts if part["status"]],
         [part for part in parts if not part["status"]],
-        [_seed(seed, fall=fall) for seed in seeds],
+        [_seed(seed, fall=fall) for seed in seeds or details.get("per_seed") or ()],
         [{"kind": kind, "badges": badges} for kind, badges in badge_groups(verdict)],
         robust_words(verdict),
     )
@@ -231,10 +237,5 @@ def _part(part: Mapping[str, Any], *, fall: bool) -> dict[str, Any]:
 
 def _seed(verdict: Verdict, *, fall: bool) -> dict[str, str]:
     part = _part(verdict, fall=fall)
-    name = str(verdict.get("scope") or "").replace("for ", "")
+    name = str(verdict.get("scope") or f"seed {verdict.get('seed')}").replace("for ", "")
     return {"name": name, "status": str(verdict.get("status")), "effect": part["effect"], "interval": part["interval"]}
-
-
-def missing_words(grid: VerdictGrid) -> str:
-    """The claims that were not measured as a few words."""
-    return shortened([name for name, _ in grid.missing])

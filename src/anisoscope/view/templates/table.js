@@ -23,7 +23,7 @@
       return rows;
     }
     const rows = parse(text), names = rows.shift();
-    const numeric = new Set(["step", "layer", "value", "low", "high", "sd", "n", "contexts", "dropped", "seed"]);
+    const numeric = new Set(["step", "layer", "value", "low", "high", "sd", "n", "contexts", "dropped", "seed", "first", "second", "difference", "other_layer"]);
     const always = new Set(["layer", "kind", "metric", "value", "low", "high"]);
     const shown = names.map(function (_, i) { return i; }).filter(function (i) {
       const seen = new Set(rows.map(function (r) { return r[i]; }));
