@@ -71,9 +71,9 @@ def page_document(
     inlined = {name: value for name, value in data.items() if name not in ("title", "blocks")}
     scripts = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     assets = {"css": (TEMPLATES / "page.css").read_text(encoding="utf-8"), "js": scripts}
-    assets["plotly"] = PLOTLY.read_text(encoding="utf-8") if data["specs"] else ""
     blocks = [(block["id"], Markup(block["html"])) for block in data["blocks"]]
-    content = {"title": page.title, "version": page.version, "blocks": blocks, "packed": packed(inlined), "live": live}
+    content = {"title": page.title, "version": page.version, "blocks": blocks, "live": live}
+    content |= {"data": packed(inlined), "plotly": packed(PLOTLY.read_text(encoding="utf-8")) if data["specs"] else ""}
     made = {name: Markup(words) for name, words in assets.items()}
     return str(_templates().get_template("page.html.j2").render(content | made))
 

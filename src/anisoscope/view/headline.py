@@ -45,13 +45,13 @@ class ClaimWords:
     fall: bool = False
 
 
-_EARLY, _LATE = "{} times chance early in training", "{} times late"
+_EARLY, _LATE = "{} times chance early in training", "{} late"
 _WORDS: dict[str, tuple[Any, ...]] = {
     # Revisiting Anisotropy
     "tangent_energy": (
         "Gradients follow the activations",
         "gradients go where the activations already point",
-        "gradients do not go where the activations point",
+        "gradients do not go where the activations point more than controls do",
         (("enrichment early", _EARLY), ("enrichment late", _LATE)),
     ),
     "anisotropy_share": (
@@ -302,7 +302,8 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
         if found := by_status[status]:
             where = "" if own else _where(found, every=len(found) == len(verdicts))
             clause = " ".join(part for part in (where, said if not clauses else after) if part)
-            clauses.append(clause + _number(words, found) + (_reason(found) if status == "undecided" else ""))
+            told = "" if clauses else _number(words, found)  # of the first clause only: a title is short
+            clauses.append(clause + told + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -327,8 +328,9 @@ def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
             effects = {str(part.get("name")): part.get("effect") for part in parts} | {"": verdict.get("effect")}
             values += [value] if (value := finite(effects.get(name))) is not None else []
         if values:
-            told.append(("up to " if len(values) > 1 else "") + unit.format(neat(max(values), 2)))
-    return f" ({', '.join(told)})" if told else ""
+            told.append(unit.format(neat(max(values), 2)))
+    most = "up to " if len(verdicts) > 1 else ""
+    return f" ({most}{', '.join(told)})" if told else ""
 
 
 def _reason(verdicts: Sequence[Verdict]) -> str:

@@ -16,10 +16,12 @@ from anisoscope.view.figure import Axis, Depth, Figure, Grid, Level, Panel, Seri
 from anisoscope.view.matplotlib_renderer import write_figures
 from anisoscope.view.page import (
     DataTable,
+    Fold,
     Hero,
     Key,
     LegendEntry,
     Page,
+    PageFinding,
     Piece,
     Prose,
     Section,
@@ -86,11 +88,20 @@ def report_page(runs: Sequence[RunView], catalogue: Catalogue, comparison: Compa
         [section for section in sections if section is not None],
         deck=provenance.rests_on(head, rows.abouts),
         hero=_profile_hero(rows, catalogue),
-        beside=[Piece("findings", findings)] if findings else [],
+        beside=_beside(findings, len(rows.subjects)),
         notes=provenance.grave_box(rows.abouts),
         version=head["version"],
         legend=every if len(every) > 1 else [],
     )
+
+
+def _beside(findings: Sequence[PageFinding], count: int) -> list[Any]:
+    """What was seen, beside the hero; of several models what is said of each is behind a fold."""
+    each = [one for one in findings if one.topic in ("Direction", "Spread", "Dimension", "Attention")]
+    rest = [one for one in findings if one not in each]
+    if count < 2 or not rest:
+        return [Piece("findings", findings)] if findings else []
+    return [Piece("findings", rest), *([Fold("Each model", [Piece("findings", each)], css="behind")] if each else [])]
 
 
 def _profile_hero(rows: ProfileRows, catalogue: Catalogue) -> Hero | None:

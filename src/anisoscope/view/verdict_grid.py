@@ -232,7 +232,8 @@ def _part(part: Mapping[str, Any], *, fall: bool) -> dict[str, Any]:
         beyond, short = (high < margin, low > margin) if below else (low > margin, high < margin)
         status = "holds" if beyond else "fails" if short else "undecided"
     made = {"name": str(part.get("name") or ""), "effect": neat(effect), "interval": ends, "margin": side}
-    return made | {"status": status, "bar": Bar.of(effect, low, high, margin, below=below)}
+    bar = Bar.of(effect, low, high, margin, below=below) if part.get("needed", True) else None  # of what decides
+    return made | {"status": status, "bar": bar}
 
 
 def _seed(verdict: Verdict, *, fall: bool) -> dict[str, str]:

@@ -387,7 +387,10 @@ def drift_section(found: Comparison) -> Section | None:
         table = _drift_table(found, behind, pooled=False)
         parts.append(Fold(f"{size_words(behind)} with random weights: {states}", [table], css="behind"))
     parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
-    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
+    told = [f"{b.told('spearman')} in {b.label}" for b in bundles_of(found.scattered)[:3] if not b.untrained]
+    lead = "Rank correlation of drift and average cosine over layers:"
+    finding = f"{lead} {'; '.join(told)}." if told else ""
+    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift", finding=finding)
 
 
 def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
@@ -421,9 +424,8 @@ def drift_axis(places: Sequence[float], title: str) -> Axis:
 def bundle_words(bundle: Bundle) -> str:
     """Both correlations, the number of sites, and whether drift explains, as text."""
     pearson, spearman = (f"{NUMBERS[key]} {bundle.told(key)}" for key in ("pearson", "spearman"))
-    tests = [f" ({p})" if (p := bundle.p(key)) else "" for key in NUMBERS]
     sites = spans({record["n"] for record in bundle.members})
-    summary = f"{pearson}{tests[0]}, {spearman}{tests[1]} over {sites} sites."
+    summary = f"{pearson}, {spearman} over {sites} sites."
     if bundle.values("explained"):
         summary += f" Share that goes with the mean: {bundle.told('explained')}."
     if bundle.values("explained") or bundle.seeds:

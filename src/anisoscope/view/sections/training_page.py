@@ -6,6 +6,7 @@ Two values are called different only if their intervals do not overlap; steps an
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -45,7 +46,7 @@ from anisoscope.view.sections.single_rows import concepts_section, row_parts
 from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
 from anisoscope.view.words import OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
-SPECS = 4_000_000  # limit of the JSON of gradient figures in characters
+SPECS = 2_000_000  # limit of the JSON of gradient figures in characters
 SHOWN, ARMS = 4, 9  # numbers of subjects, or of arms (all seeds in one line), shown initially
 TELL_EACH = 4  # with more subjects there are no sentences on each
 LOGS = (("loss", "probe_loss"), ("gradient_norm",), ("learning_rate",))
@@ -64,7 +65,7 @@ def training_page(
     shape = shapes.make_shape(rows, catalogue)
     seen = {one.topic: one.texts for one in (*drift.modality_findings(comparison), *find_training(found))}
     sections = [
-        _found(energy, seen.get("Energy")),
+        _found(energy, [_energy_told(found)]),
         _found(maps, seen.get("Layers")),
         *(shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else ()),
         ablation_section(rows, catalogue, shape, verdicts) if shape else None,
@@ -74,7 +75,7 @@ def training_page(
         _found(frequency, seen.get("Frequency")),
         concepts_section([concept for run in runs for concept in run.concepts]),
         elsewhere,
-        _found(_loss_section(rows, catalogue), seen.get("Loss")),
+        _found(_loss_section(rows, catalogue), [_loss_told(found)]),
         None if shape else _last_profiles(runs, catalogue, rows),
         _seen_section(rows, seen),
         _left_out([*found.left_out.values(), *(shape.left_out.values() if shape else ())]),
@@ -105,9 +106,49 @@ def training_page(
 
 def _found(section: Section | None, texts: Sequence[str] | None) -> Section | None:
     """A section with what was found there: the first sentence on each of the first two models."""
-    if section is None or not texts:
+    if section is None or not texts or not texts[0]:
         return section
     return replace(section, finding=" ".join(map(_first_sentence, texts[:2])))
+
+
+def _clauses(found: Gradients, tell: Callable[[Subject], str]) -> str:
+    """What is told of the first few subjects, one of each model, as one enumeration."""
+    every = list({one.model: one for one in reversed(found.rows.subjects)}.values())[::-1]
+    told = [(one.label, words) for one in every[:HEROES] if (words := tell(one))]
+    return "; ".join(f"{words} in {label}" if len(every) > 1 else words for label, words in told)
+
+
+def _energy_told(found: Gradients) -> str:
+    """One sentence on the share of gradients in the middle of each model, from the first step to the last."""
+
+    def tell(one: Subject) -> str:
+        site = _middle(found, one)
+        line = known(found.whole(one, ENERGY, site)) if site else []
+        if not line:
+            return ""
+        peak = max(line, key=lambda row: row.value)
+        ends = number(line[0].value, 2) + (f" to {number(line[-1].value, 2)}" if len(line) > 1 else "")
+        top = f", at most {number(peak.value, 2)} at step {peak.step or 0:,}" if peak not in (line[0], line[-1]) else ""
+        return f"{ends}{top}"
+
+    told, chance = _clauses(found, tell), next((c for c in found.chances.values() if c), None)
+    when = ", first step to last" if len(found.rows.steps) > 1 else ""
+    by = f"; by chance {number(chance, 2)}" if chance else ""
+    return (
+        f"Share of the gradients in the fitted directions, in the middle of the model{when}: {told}{by}."
+        if told
+        else ""
+    )
+
+
+def _loss_told(found: Gradients) -> str:
+    def tell(one: Subject) -> str:
+        lines = [known(found.rows.logged(one, name)) for name in ("probe_loss", "loss")]
+        line = next((line for line in lines if line), [])
+        return f"{number(line[0].value)} to {number(line[-1].value)}" if len(line) > 1 else ""
+
+    told = _clauses(found, tell)
+    return f"Loss from the first step to the last: {told}." if told else ""
 
 
 def _first_sentence(words: str) -> str:
@@ -143,6 +184,7 @@ def _seen_section(rows: TrainingRows, seen: Mapping[str, Sequence[str]]) -> Sect
 
 # -- the hero ----------------------------------------------------------------------------------------------------------
 
+FROZEN = "kept from early on, mean of layers"
 HEROES = 3  # panels of the hero at most
 HERO_HEIGHT = 300
 
@@ -160,10 +202,13 @@ def training_hero(
         panels = [replace(panel, y=y, title=one.label if several else "", height=HERO_HEIGHT) for one, panel in drawn]
         look: dict[str, Any] = {"layout": "pairs" if len(panels) > 1 else "single", "files": {"hero": {}}}
         band = Swatch("controls, all layers", "@s7", band=True)
-        key = [page.Ramp("first layer", "last"), Swatches([band, page.CHANCE])] if len(rows.steps) > 1 else []
+        kept = (
+            [Swatch(FROZEN, "@ink", "dash")] if any("fit=frozen" in key.variant for key in found.keys([ENERGY])) else []
+        )
+        key = [page.Ramp("first layer", "last"), Swatches([*kept, band, page.CHANCE])] if len(rows.steps) > 1 else []
         caption = (
-            "Share of the gradients in directions fitted on activations alone, as multiples of chance, a line for each "
-            "layer. Controls are directions that do not know the activations."
+            "Share of the gradients in directions fitted on activations alone, as multiples of chance: a line for each "
+            "layer, refitted at every step. Controls are directions that do not know the activations."
         )
         when = "over training" if len(rows.steps) > 1 else "over depth"
         return Hero(Figure(tuple(panels), **look), f"How far gradients follow activations, {when}", key, caption)
@@ -179,7 +224,7 @@ def _times_chance(found: Gradients, one: Subject, line: Sequence[Any]) -> list[A
         value, low, high = (end / chance for end in (row.value, row.low, row.high))
         interval = (low, high) if row.interval else None
         fields = {"value": value, "low": low, "high": high, "interval": interval, "step": row.step, "note": row.note}
-        scaled.append(SimpleNamespace(**fields, known=row.known))
+        scaled.append(SimpleNamespace(**fields, sd=math.nan, known=row.known))
     return scaled
 
 
@@ -196,6 +241,12 @@ def _enrichment_over_steps(found: Gradients, one: Subject) -> Panel:
         drawn.append(figure.Series("controls", [*map(found.time.place, ends)], lows, **look))
     lines = [(site, _times_chance(found, one, found.line(one, ENERGY, site))) for site in sites]
     drawn += [found.drawn(**gradients.depth_look(site, one.blocks), line=line) for site, line in lines if line]
+    frozen = [_times_chance(found, one, found.line(one, ENERGY, site, reading="fit=frozen")) for site in sites]
+    if any(frozen):
+        mean = seeds_mean([[], *(line for line in frozen if line)])
+        x, where = [found.time.place(row.step or 0) for row in mean], [f"step {row.step or 0:,}" for row in mean]
+        look = {"colour": "@ink", "dash": "dash", "width": 2.2, "where": where}
+        drawn.append(figure.Series(FROZEN, x, figure.column(mean), **look))
     told = gradients.courses([line for line in drawn if not line.quiet])
     alt = f"Gradient energy of {one.label} in its tangent directions, times chance, over steps. {told}"
     return replace(found.panel(drawn if any(line for _, line in lines) else ()), alt=alt)

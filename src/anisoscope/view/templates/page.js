@@ -23,10 +23,10 @@
     const own = box.dataset.switch, inputs = all("select, input[type=range]", box);
     const says = document.querySelector('[data-says="' + own + '"]'), play = box.querySelector(".play");
     const before = kept.switches[own] || [];
-    function words(input) { return input.options ? input.selectedOptions[0].textContent : input.dataset.words.split("|")[Number(input.value)]; }
+    function words(input) { return input.options ? input.selectedOptions[0].label : input.dataset.words.split("|")[Number(input.value)]; }
     inputs.forEach(function (input, i) {
       if (before[i] === undefined) return;
-      const labels = input.options ? Array.from(input.options).map(function (o) { return o.textContent; }) : input.dataset.words.split("|");
+      const labels = input.options ? Array.from(input.options).map(function (o) { return o.label; }) : input.dataset.words.split("|");
       if (!input.options && before[i].last) input.value = input.max;
       else if (labels.indexOf(before[i].words) >= 0) input.value = String(labels.indexOf(before[i].words));
     });
@@ -219,8 +219,15 @@
     if (seen && seen.isConnected) window.scrollBy(0, seen.getBoundingClientRect().top - top);
   };
 
-  page.ready = unpacked(document.getElementById("data").textContent).then(function (data) {
-    loaded(data);
+  async function library() { /* the drawing library is carried compressed */
+    const packed = document.getElementById("plotly");
+    if (!packed) return;
+    const script = document.createElement("script");
+    script.textContent = await unpacked(packed.textContent);
+    packed.replaceWith(script);
+  }
+  page.ready = Promise.all([unpacked(document.getElementById("data").textContent), library()]).then(function (found) {
+    loaded(found[0]);
     wire();
     if (location.hash) reveal();
   });

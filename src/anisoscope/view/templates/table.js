@@ -182,7 +182,7 @@
       if (wanted) wanted.scrollIntoView({ block: "nearest" });
     }
     function places() {
-      const chosen = current(), kept = chosen.places.indexOf(place.selectedOptions[0] ? place.selectedOptions[0].textContent : "");
+      const chosen = current(), kept = chosen.places.indexOf(place.selectedOptions[0] ? place.selectedOptions[0].label : "");
       fill(place, chosen.places, chosen.places.map(function (_, i) { return i; }), kept < 0 ? chosen.middle : kept);
       fill(step, chosen.steps.map(function (s) { return s.toLocaleString("en"); }), chosen.steps, chosen.steps.length - 1);
       draw();
