@@ -198,7 +198,7 @@
   }
   page.update = function (data) {
     const home = document.getElementById("page"), wanted = data.blocks.map(function (block) { return block.id; });
-    const seen = all(".block").find(function (block) { return block.getBoundingClientRect().bottom > 0; });
+    const seen = all("section[id], .plot[id], .block").find(function (node) { return node.offsetParent && node.getBoundingClientRect().top >= 0; });
     const top = seen ? seen.getBoundingClientRect().top : 0;
     loaded(data);
     document.title = data.title + " – anisoscope";
@@ -216,7 +216,8 @@
       if (kept.html[one.id] !== one.html) { kept.html[one.id] = one.html; replaced(block, one.html); }
     });
     charts.drawn.forEach(function (id) { charts.draw(id); });
-    if (seen && seen.isConnected) window.scrollBy(0, seen.getBoundingClientRect().top - top);
+    const again = seen && document.getElementById(seen.id);
+    if (again && window.scrollY > 0) window.scrollBy(0, again.getBoundingClientRect().top - top);
   };
 
   async function library() { /* the drawing library is carried compressed */
