@@ -147,7 +147,8 @@ def verdict_grid(
 
 
 def _grid(shown: Sequence[Verdict], every: Sequence[Verdict], claims: Mapping[str, Any], prefix: str) -> VerdictGrid:
-    counts = Counter(str(v.get("subject") or "") for v in measured(shown))
+    known = {str(v.get("subject") or "") for v in measured(shown)}
+    counts = Counter(subject for v in shown if (subject := str(v.get("subject") or "")) in known)
     columns = [subject for subject, count in counts.items() if count > 1] or list(counts)[:WORDED]
     rows: dict[str, dict[str, list[Cell]]] = {}
     statements: dict[str, str] = {}
