@@ -91,7 +91,7 @@ def ids(page: Page) -> set[str | None]:
 
 
 def arrays_of(page: Page) -> dict[str, Any]:
-    return dict(json.loads(page.scripts["arrays"]))
+    return dict(page.data["arrays"])
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,8 @@ global.document = { documentElement: {} };
 window.anisoscope.charts.load(%s);
 Object.assign(window.anisoscope.charts.chosen, { "qkstep.0": 4 });
 const drawn = {};
-["qk-heads-1", "paths-2", "sharp-all-1", "spread-1"].forEach(function (id) { drawn[id] = window.anisoscope.shown(id); });
+const names = ["qk-heads-1", "paths-2", "sharp-all-1", "spread-1"];
+names.forEach(function (id) { drawn[id] = window.anisoscope.shown(id); });
 console.log(JSON.stringify(drawn));
 """
 

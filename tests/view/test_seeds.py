@@ -214,4 +214,4 @@ def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_s
     assert whole["rows"] == whole["total"] == len(table)
     cut = page_table(Query(table), most=len(table) // 2)
     assert cut["gone"][-1] == "all steps but the last" and not cut["cut"]
-    assert all(name in cut["href"] for name in ("words", "sounds", "drawn", "cast"))
+    assert all(name in cut["csv"] for name in ("words", "sounds", "drawn", "cast"))
