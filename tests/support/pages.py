@@ -25,7 +25,7 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.elements.append((tag, found))
         self._inside = found.get("id") or tag if tag in ("script", "style") else self._inside
-        self.text += f"{found.get('label')} " if tag == "option" and found.get("label") else ""
+        self.text += str(found.get("label") or "") if tag == "option" else ""
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = None if tag in ("script", "style") else self._inside

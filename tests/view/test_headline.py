@@ -75,6 +75,8 @@ def test_an_effect_has_the_sign_of_its_sentence() -> None:
 def test_p_is_shown_only_where_it_decides() -> None:
     assert "p of random directions" in dict(cells(verdict("amplified", "a", p=0.01))["amplified", "a"].facts)
     assert "p of random directions" not in dict(cells(verdict("amplified", "a", p=None))["amplified", "a"].facts)
+    fails = cells(verdict("amplified", "a", "fails", p=0.01))["amplified", "a"]
+    assert "p of random directions" not in dict(fails.facts)
 
 
 def test_the_bar_shades_what_must_be_passed() -> None:

@@ -197,7 +197,8 @@ def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> Cell:
     bar = main["bar"] if main["status"] in ("", status) or status == "undecided" else None
     facts = [("Effect", main["effect"]), ("95 % interval", main["interval"]), ("Margin", main["margin"])]
     p = finite(verdict.get("p"))
-    facts += [("p of random directions", p_words(p))] if p is not None else []
+    # where the interval already lies short of the margin, p decides nothing
+    facts += [("p of random directions", p_words(p))] if p is not None and status != "fails" else []
     aspects = {str(name): str(each.get("status")) for name, each in (details.get("aspects") or {}).items()}
     facts += [("Apart", ", ".join(f"{name} {status}" for name, status in aspects.items()))] if len(aspects) > 1 else []
     facts += [("Speaks", str(verdict.get("scope") or ""))]
