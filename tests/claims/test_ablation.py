@@ -17,7 +17,8 @@ from anisoscope.commands.drawing import joint_table
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.quantity import correlate
 from anisoscope.results.query import Table
-from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts
+from anisoscope.view.sections.findings import unmeasured
+from anisoscope.view.verdict_grid import verdict_grid
 from support.fake_profiles import Sheet, Truth, bell, flat, joined
 
 ARMS = ("causal-next", "causal-masked", "bidirectional-masked")
@@ -354,20 +355,24 @@ def test_rank_correlation_is_spearmans() -> None:
 def test_a_table_of_anything_is_judged_and_what_it_lacks_is_one_line() -> None:
     found = verdicts_to_dicts(evaluate_claims(joined(Sheet().add("svd_ratio", bell()))))
     assert {v["claim"] for v in found} == set(claims())
-    shown = [claim["name"] for claim in verdict_claims(found)]
+    grid = verdict_grid(found, claims())
+    assert grid is not None
+    shown = [row.name for _, _, rows in grid.papers for row in rows]
     assert shown == ["bell_shaped"]
     assert set(unmeasured(found)) == set(claims()) - set(shown)
-    told = verdict_counts(found)
-    assert told.startswith("Of 1 claim, 1 holds. Not measured here: tangent_energy, ")
+    assert grid.tally == "The verdict: holds."
+    assert len(grid.missing) == len(claims()) - 1 and all(why for _, why in grid.missing)
     empty = verdicts_to_dicts(evaluate_claims(Table.from_records([])))
-    assert all(v["details"]["missing"] for v in empty) and verdict_claims(empty) == []
+    assert all(v["details"]["missing"] for v in empty) and verdict_grid(empty) is None
 
 
 def test_a_claim_tested_on_one_model_only_names_the_other() -> None:
     table = joined(Sheet("a").add("svd_ratio", bell()), Sheet("b").add("two_nn", 8.0))
     found = verdicts_to_dicts(evaluate_claims(table, ["bell_shaped"]))
     assert unmeasured(found) == ["bell_shaped (b)"]
-    assert [row["subject"] for claim in verdict_claims(found) for row in claim["rows"]] == ["a"]
+    grid = verdict_grid(found)
+    assert grid is not None
+    assert grid.columns == ["a"]
 
 
 def test_runs_joined_keep_what_they_know_of_their_models(tmp_path: Path) -> None:

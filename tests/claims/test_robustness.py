@@ -11,7 +11,8 @@ from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import Verdict, verdicts_to_dicts
 from anisoscope.results.quantity import Quantity, halved
 from anisoscope.results.query import Query, Table, options_of, variant_name
-from anisoscope.view.sections.findings import badge_line, robust_words, verdict_claims
+from anisoscope.view.sections.findings import badge_line, robust_words
+from anisoscope.view.verdict_grid import verdict_grid
 from support.fake_training import edited, table
 
 Records = list[dict[str, Any]]
@@ -147,8 +148,10 @@ def test_a_row_on_a_half_has_its_value_and_interval() -> None:
 def test_verdicts_of_older_files_have_no_badges_on_the_page() -> None:
     records = verdicts_to_dicts(evaluate_claims(table(), ["tangent_energy"]))
     older = [{k: v for k, v in r.items() if not k.startswith(("p_", "q"))} for r in records]
-    row = verdict_claims(older)[0]["rows"][0]
-    assert row["robust"] == {} and row["alone"] == ""
+    grid = verdict_grid(older)
+    assert grid is not None
+    cell = grid.papers[0][2][0].columns[0][1][0]
+    assert cell.robust == [] and cell.alone == ""
 
 
 def test_a_rank_without_frozen_directions_is_compared_with_refitted_ones() -> None:

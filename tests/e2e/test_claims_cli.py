@@ -12,6 +12,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table, options_of, variant_name
 from support.fake_training import table
+from support.pages import page_of
 
 
 def test_badges_of_the_command_are_those_of_python(command: Callable[..., Any], tmp_path: Path) -> None:
@@ -29,3 +30,19 @@ def test_badges_of_the_command_are_those_of_python(command: Callable[..., Any], 
     assert "it depends on the rank" in ours[0]["why"] and "same verdict in 2 of 3" in told
     without = command("claims", tmp_path / "run", "--claims", "tangent_energy").out
     assert "same verdict" not in without
+
+
+def test_several_runs_have_one_page_of_their_verdicts(command: Callable[..., Any], tmp_path: Path) -> None:
+    chosen = {"only": ("gradient_energy", "gradient_enrichment", "gradient_p_holm"), "fits": ("refit",)}
+    for name in ("one", "two"):
+        folder = RunFolder.create(tmp_path / name, {}, resume=False)
+        folder.write_table(table(**chosen, proxies=("semi_nmf",)))
+        folder.write_about({"status": "complete"})
+    words = ("claims", tmp_path / "one", tmp_path / "two", "--claims", "tangent_energy")
+    done = command(*words, "--out", tmp_path / "page")
+    assert done.code == 0 and done.out.strip().endswith("report.html")
+    page = page_of(tmp_path / "page" / "report.html")
+    assert "(one)" in page.text and "(two)" in page.text
+    badges = [a for t, a in page.elements if t == "button" and "badge" in (a.get("class") or "")]
+    assert len(badges) == len(json.loads(command(*words, "--format", "json").out))
+    assert not (tmp_path / "one" / "report.html").exists()

@@ -19,6 +19,7 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.view.console import print_run
 from support.command_lines import ALBERT, GPT, Command, Profiled, process
+from support.pages import page_of
 
 
 def test_the_long_table_is_printed_in_each_format(command: Command, tmp_path: Path) -> None:
@@ -84,6 +85,21 @@ def test_two_models_of_one_run_are_compared(command: Command, profiled: Profiled
     assert "holds 2 models" in command("compare", run.path, run.path).sentence
     rows = list(csv.DictReader(io.StringIO(command("compare", run.path, "--format", "csv").out)))
     assert float(rows[0]["difference"]) == pytest.approx(float(rows[0]["second"]) - float(rows[0]["first"]))
+
+
+def test_a_comparison_has_a_page_that_says_what_differs(command: Command, profiled: Profiled, tmp_path: Path) -> None:
+    run = profiled(ALBERT)
+    own = (run.path / "report.html").read_bytes()
+    done = command("compare", run.path)
+    assert done.out.strip().endswith("compare.html")
+    page = page_of(run.path / "compare.html")
+    assert re.search(r"In albert .* is (higher|lower) than in gpt2 at \d of \d layers", page.text)
+    assert {"hero", "differences", "cka", "table"} <= {attrs.get("id") for _, attrs in page.elements}
+    assert page.data["csv"].startswith("stack,layer,kind,") and page.fetched() == []
+    assert (run.path / "report.html").read_bytes() == own, "the run's own page stays"
+    named = command("compare", run.path, "--format", "json", "--out", tmp_path / "both.html")
+    assert json.loads(named.out) and str(tmp_path / "both.html") in named.err
+    assert (tmp_path / "both.html").is_file()
 
 
 def test_two_files_of_rows_are_compared_whatever_their_names(

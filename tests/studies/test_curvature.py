@@ -243,10 +243,11 @@ def test_the_page_is_complete_in_itself(folder: Path) -> None:
     figures = {p.name for p in (folder / "figures").iterdir()}
     names = ("scales", "slopes", "frequency", "every-manifold", "local-pca", "parabola")
     names += ("gradients", "orders", "loop", "pinning")
-    assert figures == {f"curvature-{name}.{form}" for name in names for form in ("pdf", "svg")}
+    stems = {"hero", *(f"curvature-{name}" for name in names)}
+    assert figures == {f"{stem}.{form}" for stem in stems for form in ("pdf", "svg")}
     shown = Page(page)
     panels = 3 + 3 + 4 + 2 + 4 + 2 + 4 + 3 + 4 + 2
-    assert len(shown.specs()) == panels, "panels of all figures; two curved manifolds"
+    assert len(shown.specs()) == 2 + panels, "the hero and panels of all figures; two curved manifolds"
     assert shown.fetched() == []
     ids = {attrs.get("id") for _, attrs in shown.elements}
     targets = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from anisoscope.view.document import unpacked
 
 
 class Page(HTMLParser):
@@ -23,6 +25,7 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.elements.append((tag, found))
         self._inside = found.get("id") or tag if tag in ("script", "style") else self._inside
+        self.text += str(found.get("label") or "") if tag == "option" else ""
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = None if tag in ("script", "style") else self._inside
@@ -39,12 +42,13 @@ class Page(HTMLParser):
         found = [v for _, attrs in self.elements for n, v in attrs.items() if n in names and v]
         return [v for v in found if not v.startswith(("#", "data:", "figures/"))]
 
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What the page carries for its scripts: figures, arrays, table, cards."""
+        return unpacked(self.scripts["data"])
+
     def specs(self) -> dict[str, Any]:
-        return json.loads(self.scripts["specs"], parse_constant=_refuse)
-
-
-def _refuse(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+        return self.data["specs"]
 
 
 def page_of(path: Path) -> Page:

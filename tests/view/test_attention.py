@@ -15,7 +15,8 @@ import pytest
 
 from anisoscope.commands.drawing import write_report
 from anisoscope.results.query import Table
-from anisoscope.view.page import TEMPLATES, Controls
+from anisoscope.view.document import TEMPLATES
+from anisoscope.view.page import Controls
 from anisoscope.view.sections import attention
 from anisoscope.view.sections.attention import Carried, Heads, attention_sections, carried, head_numbers
 from anisoscope.view.subjects import RunView
@@ -90,7 +91,7 @@ def ids(page: Page) -> set[str | None]:
 
 
 def arrays_of(page: Page) -> dict[str, Any]:
-    return dict(json.loads(page.scripts["arrays"]))
+    return dict(page.data["arrays"])
 
 
 @pytest.fixture(scope="module")
@@ -253,13 +254,8 @@ def test_a_model_without_steps_beside_a_training_has_a_file_of_its_heads(tmp_pat
 def test_the_script_draws_the_table_s_planes(page: Page, tmp_path: Path) -> None:
     """The script in a page that is not there: what it would hand to the drawing library."""
     harness = tmp_path / "harness.js"
-    script = (
-        (TEMPLATES / "page.js")
-        .read_text("utf-8")
-        .replace("  /* Theme */", "  global.shown = shown;\n  return;\n  /* Theme */", 1)
-    )
-    script = script.replace("  function draw(id, width) {", _SHOWN + "  function draw(id, width) {", 1)
-    harness.write_text(_HARNESS % (page.scripts["specs"], page.scripts["arrays"], script))
+    script = (TEMPLATES / "charts.js").read_text("utf-8").replace("  page.charts =", _SHOWN + "  page.charts =", 1)
+    harness.write_text(_HARNESS % (script, json.dumps(page.data)))
     done = subprocess.run(["node", str(harness)], capture_output=True, text=True, check=True, timeout=60)
     drawn = json.loads(done.stdout)
     q, k, c = planted(64, 2, 1)
@@ -281,33 +277,17 @@ def test_the_script_draws_the_table_s_planes(page: Page, tmp_path: Path) -> None
 
 
 _SHOWN = """
-  function shown(id) { return [].concat.apply([], view(specs[id]).data.map(complete)); }
+  page.shown = function (id) { return [].concat.apply([], view(specs[id]).data.map(complete)); };
 """
 _HARNESS = """
-const texts = { specs: %s, arrays: %s };
-const node = { dataset: {}, style: {}, addEventListener: function () {} };
-global.window = { matchMedia: function () { return node; } };
-global.IntersectionObserver = function () { return { observe: function () {} }; };
-function control(id, values) {
-  const inputs = values.map(function (v) {
-    const option = { textContent: "", dataset: {} };
-    return { options: [1, 2], value: String(v), selectedOptions: [option], addEventListener: function () {} };
-  });
-  const found = { querySelectorAll: function () { return inputs; }, querySelector: function () { return null; } };
-  return Object.assign(found, { dataset: { switch: id } });
-}
-global.document = {
-  documentElement: node,
-  getElementById: function (id) { return { textContent: JSON.stringify(texts[id]) }; },
-  querySelector: function () { return null; },
-  querySelectorAll: function (what) {
-    if (what !== "[data-switch]") return [];
-    return [control("qk", [0, 0, 0]), control("qkstep", [4]), control("sharp", [0, 0, 0])];
-  },
-};
+global.window = { matchMedia: function () { return {}; } };
+global.document = { documentElement: {} };
 %s
+window.anisoscope.charts.load(%s);
+Object.assign(window.anisoscope.charts.chosen, { "qkstep.0": 4 });
 const drawn = {};
-["qk-heads-1", "paths-2", "sharp-all-1", "spread-1"].forEach(function (id) { drawn[id] = global.shown(id); });
+const names = ["qk-heads-1", "paths-2", "sharp-all-1", "spread-1"];
+names.forEach(function (id) { drawn[id] = window.anisoscope.shown(id); });
 console.log(JSON.stringify(drawn));
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 from rich.cells import cell_len
 
 from anisoscope.claims.catalogue import papers
-from anisoscope.results.folder import RunFolder
-from anisoscope.view.console import print_run_end
 from anisoscope.view.terminal import screen
-from anisoscope.view.terminal.verdicts import MARKS, STAR, headline, print_robustness, print_verdicts
+from anisoscope.view.terminal.verdicts import MARKS, STAR, print_robustness, print_verdicts
 
 STATUSES = ("holds", "fails", "undecided")
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -166,30 +163,6 @@ def test_why_prints_every_sentence_whole_and_seeds_one_by_one(resize: Resize, sa
     assert "Because" not in " ".join(short) and sum(line.startswith("a ") for line in short) == 1
     assert any(line.startswith("Why, verdict by verdict") for line in short)
     assert long.count(" ".join(rows[0]["why"].split())) == 4 and long.count("p 0.006") == 4
-
-
-def test_the_headline_is_the_claim_that_holds_in_most_models() -> None:
-    rows = [verdict("a", "x", "holds"), *(verdict("b", name, "holds") for name in "xyzv"), verdict("b", "w", "fails")]
-    assert headline(rows) == "b grows: holds in 4 of 5; 1 other claim holds somewhere."
-    assert headline([verdict("a", "x", "fails"), verdict("b", "x", "fails")]) == "None of these claims holds here."
-    assert headline(rows[:1]) == ""
-
-
-@pytest.mark.parametrize("study", sorted(path.name for path in RESULTS.iterdir() if (path / "verdicts.json").is_file()))
-def test_published_results_fit_into_a_screen(study: str, resize: Resize, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = RunFolder.open(RESULTS / study)
-    for width in (60, 80, 120):
-        resize(width)
-        print_run_end(folder, folder.path / "report.html", 3.0, papers=papers())
-        printed = capsys.readouterr()
-        *lines, page = printed.out.splitlines()
-        assert page == str(folder.path / "report.html"), "whole, whatever the width"
-        lines += printed.err.splitlines()
-        hint = f"anisoscope claims {folder.path} --why"
-        assert all(len(line.rstrip()) <= width for line in lines if line.rstrip() not in hint)
-        assert width < 80 or len(lines) < 40
-    counted = [row for row in json.loads((folder.path / "verdicts.json").read_text()) if row["status"] != "undecided"]
-    assert counted, "there is something to print"
 
 
 def test_other_choices_fit_too(resize: Resize, said: Said) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ from anisoscope.view.sections.drift import (
     modality_series,
     pool_size,
 )
-from anisoscope.view.sections.findings import unmeasured, verdict_claims, verdict_counts
+from anisoscope.view.sections.findings import unmeasured
 from anisoscope.view.sections.provenance import dropped, page_table, warnings
 from anisoscope.view.subjects import RunView
+from anisoscope.view.verdict_grid import verdict_grid
 from support.fake_modalities import Course, Media, media_table
 from support.fake_runs import CATALOGUE
 from support.pages import page_of
@@ -133,10 +133,12 @@ def verdict(subject: str, status: str = "holds", claim: str = "c", **more: Any) 
 
 def test_verdicts_on_random_weights_are_folded_and_those_on_others_are_not() -> None:
     found = [verdict("a"), verdict("t5, decoder stack", "fails"), verdict("t5, encoder stack"), verdict("t5-small")]
-    claim = verdict_claims(found, ["t5"])[0]
-    assert [row["subject"] for row in claim["rows"]] == ["a", "t5-small"]
-    assert claim["random_words"] == "1 model with random weights, 2 stacks: 1 holds and 1 fails"
-    assert verdict_claims(found[1:3], ["t5"])[0]["random"] == [], "a claim on random weights alone has nothing to fold"
+    grid = verdict_grid(found, random=["t5"])
+    assert grid is not None and grid.random is not None
+    assert grid.columns == ["a", "t5-small"] and grid.tally == "Of 2 verdicts, 2 hold."
+    assert grid.random.tally == "Of 2 verdicts, 1 holds and 1 fails."
+    alone = verdict_grid(found[1:3], random=["t5"])
+    assert alone is not None and alone.random is None, "claims on random weights alone have nothing to fold"
 
 
 def test_the_page_folds_them_without_a_script(tmp_path: Path) -> None:
@@ -145,10 +147,9 @@ def test_the_page_folds_them_without_a_script(tmp_path: Path) -> None:
     view = RunView(table, dict(table.about), verdicts=[verdict(name) for name in names])
     page = write_report(tmp_path, [view], catalogue=CATALOGUE)
     text = page.read_text(encoding="utf-8")
-    folded = re.search(r'<tr class="folded">.*?</details></td></tr>', text, re.DOTALL)
-    assert folded is not None and "2 models with random weights: 2 hold" in folded[0]
-    assert "drawn" in folded[0] and '<td class="subject">words' not in folded[0]
-    assert 'rowspan="3"' in text
+    folded = text.partition("<summary>Models with random weights: ")[2].partition("</table>")[0]
+    assert folded.startswith("Of 2 verdicts, 2 hold.")
+    assert 'data-who="drawn"' in folded and 'data-who="words"' not in folded
     assert page_of(page).fetched() == []
     plain = RunView(table, {}, verdicts=view.verdicts)
     assert '<tr class="folded">' not in write_report(tmp_path / "plain", [plain], catalogue=CATALOGUE).read_text(
@@ -159,11 +160,9 @@ def test_the_page_folds_them_without_a_script(tmp_path: Path) -> None:
 # lists
 
 
-def test_many_subjects_are_told_in_total_and_few_one_by_one() -> None:
-    many = [verdict(name, "fails" if name == "a" else "holds") for name in "abcdefgh"]
-    assert verdict_counts(many) == "Of 8 verdicts, 7 hold and 1 fails."
-    assert verdict_counts(many, ["a"]).endswith("; without 1 on models with random weights, 7 hold.")
-    assert verdict_counts(many[:2]) == "For a, of 1 claim, 1 fails; for b, of 1 claim, 1 holds."
+def test_the_tally_counts_every_verdict() -> None:
+    many = verdict_grid([verdict(name, "fails" if name == "a" else "holds") for name in "abcdefgh"])
+    assert many is not None and many.tally == "Of 8 verdicts, 7 hold and 1 fails."
 
 
 def test_what_was_not_measured_names_three_subjects_at_most() -> None:
@@ -215,4 +214,4 @@ def test_a_long_table_keeps_the_last_step_of_every_model_and_a_short_one_every_s
     assert whole["rows"] == whole["total"] == len(table)
     cut = page_table(Query(table), most=len(table) // 2)
     assert cut["gone"][-1] == "all steps but the last" and not cut["cut"]
-    assert all(name in cut["href"] for name in ("words", "sounds", "drawn", "cast"))
+    assert all(name in cut["csv"] for name in ("words", "sounds", "drawn", "cast"))

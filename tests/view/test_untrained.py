@@ -84,7 +84,9 @@ def folder_of(path: Path, rows: list[dict[str, Any]], **about: Any) -> RunFolder
 def test_the_page_holds_figures_reference_and_numbers_and_fetches_nothing(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run", records(widths=(256, 768), norms=(True,)))
     text = write_study_report(folder.path, "untrained").read_text(encoding="utf-8")
-    assert text.count('class="plot"') == 8 + 3, "a panel for each quantity and the histogram, and small multiples"
+    assert text.count('class="plot"') == 2 + 8 + 3, (
+        "the hero, a panel for each quantity and the histogram, small multiples"
+    )
     for name in ("panel-bert-normed", "variants-bert-normed"):
         assert (folder.path / "figures" / f"untrained-{name}.pdf").stat().st_size > 1000
         assert f"figures/untrained-{name}.pdf" in text

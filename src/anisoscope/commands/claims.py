@@ -29,6 +29,9 @@ def claims(
     ] = False,
     why: Why = False,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page of these verdicts: a folder or an .html file.")
+    ] = None,
 ) -> None:
     """Which claims of the literature hold in these runs: verdict, effect, interval; with --why p and the reasons.
 
@@ -36,7 +39,7 @@ def claims(
     """
     from anisoscope.claims.catalogue import PROXY, check_measured, evaluate_claims, papers
     from anisoscope.claims.engine.claim import verdicts_to_dicts
-    from anisoscope.commands.drawing import joint_table, open_runs
+    from anisoscope.commands.drawing import joint_table, open_runs, write_claimed
     from anisoscope.results.folder import readable_runs
     from anisoscope.view.console import print_state
     from anisoscope.view.terminal.screen import print_json, print_line
@@ -60,6 +63,8 @@ def claims(
         print_verdicts(verdicts, every=wanted is not None, why=why, papers=papers())
         if robust:
             print_robustness(verdicts)
+    if out is not None:
+        print_line(str(write_claimed(open_runs(runs), verdicts, out)), error=format == "json")
 
 
 def _flagged(table: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import json_safe, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.inherent.drift import (
@@ -36,8 +36,9 @@ from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
 from anisoscope.view.matplotlib_renderer import notebook_axes
+from anisoscope.view.page import Page
 from anisoscope.view.plotly_renderer import notebook_figure
-from anisoscope.view.report import PAGE, report_page, write_page
+from anisoscope.view.report import PAGE, comparison_page, report_page, write_page
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
 from anisoscope.view.table_plot import table_panels
@@ -114,10 +115,17 @@ def write_report(
     name: str = PAGE,
 ) -> Path:
     """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page."""
+    page = _report_page(runs, catalogue=catalogue, comparison=comparison)
+    return write_page(folder, page, name=name, claims=claims())
+
+
+def _report_page(
+    runs: Sequence[RunView], *, catalogue: Mapping[str, Any] | None = None, comparison: Comparison | None = None
+) -> Page:
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
     declared = Catalogue(registry() if catalogue is None else catalogue)
-    return write_page(folder, report_page(runs, declared, comparison or compare(runs)), name=name)
+    return report_page(runs, declared, comparison or compare(runs))
 
 
 def compare(runs: Sequence[RunView]) -> Comparison:
@@ -140,28 +148,47 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     return replace(found, units=units)
 
 
-def report_runs(paths: list[Path], out: Path | None = None) -> Path:
+def report_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of one or several existing runs; `out` is a folder or the path of the page (`x.html`).
 
     By default the page of one run goes into its folder, and the page of several into a new folder beside the first, so
     that the page of no run is overwritten.
     """
     folders = open_runs(paths)
+    place = page_path(folders, out)
+    return write_page(place.parent, page_of_runs(folders), name=place.name, claims=claims())
+
+
+def page_of_runs(folders: Sequence[RunFolder]) -> Page:
+    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served."""
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
     if _figures_of(study) is not None and _is_judged(folders[0]):
-        folder = folders[0].path
-        if out is not None and out.resolve() != folder.resolve():
-            raise AnisoscopeError(
-                f"the page of a {study} study stays in its folder {str(folder)!r}, so --out {str(out)!r} cannot be "
-                "followed; leave --out away and copy the page."
-            )
-        return write_study_report(folder, study)
+        return _study_page(folders[0], study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _with_joint_verdicts(views)
-    page, stored = _page_path(folders, out), _stored(folders[0]) if len(folders) == 1 else {}
-    comparison = Comparison(**stored["drift"]) if stored else None
-    return write_report(page.parent, views, comparison=comparison, name=page.name)
+    stored = _stored(folders[0]) if len(folders) == 1 else {}
+    return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
+
+
+def write_compared(found: Any, words: Sequence[str], out: Path | None = None) -> Path:
+    """Write the page of two compared models; by default into a folder beside the first run, or as a file in the only.
+
+    `words` are the paths of their runs.
+    """
+    folders = open_runs([Path(word) for word in words])
+    place = page_path(folders, out, "compare")
+    if out is None and len(folders) == 1:
+        place = folders[0].path / "compare.html"  # its own page stays
+    page = comparison_page(found, Catalogue(registry()))
+    return write_page(place.parent, page, name=place.name)
+
+
+def write_claimed(folders: Sequence[RunFolder], verdicts: Sequence[Mapping[str, Any]], out: Path) -> Path:
+    """Write the page of some runs with these verdicts on all of them together."""
+    views = _with_joint_verdicts([run_view(folder) for folder in folders], verdicts)
+    place = page_path(folders, out)
+    return write_page(place.parent, _report_page(views), name=place.name, claims=claims())
 
 
 SHARED = ("verdicts.json", COMPARISON)  # beside page, figures, table and record; never rows, texts or weights
@@ -192,7 +219,8 @@ def share_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     return report_runs(copies, None if len(copies) == 1 else target)
 
 
-def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
+def page_path(folders: Sequence[RunFolder], out: Path | None, name: str = "comparison") -> Path:
+    """Where the page of some runs goes: `out`, the folder of the only run, or a new folder beside the first."""
     if out is not None and out.suffix.lower() in (".html", ".htm") and not out.is_dir():
         return out
     if out is not None and out.is_file():
@@ -200,7 +228,7 @@ def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
             f"output {str(out)!r} is a file and no page; give a folder, or a name that ends in .html."
         )
     if out is None and len(folders) > 1:
-        name = "-".join(["comparison", *(slug(folder.path.resolve().name) for folder in folders[:3])])
+        name = "-".join([name, *(slug(folder.path.resolve().name) for folder in folders[:3])])
         more = f"-and-{len(folders) - 3}-more" if len(folders) > 3 else ""
         out = folders[0].path.resolve().parent / f"{name[:80]}{more}"
     return (out or folders[0].path) / PAGE
@@ -209,7 +237,11 @@ def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
 def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
-    about = run.about()
+    return write_page(run.path, _study_page(run, study), claims=claims())
+
+
+def _study_page(run: RunFolder, study: str) -> Page:
+    folder, about = run.path, run.about()
     entry = STUDIES.get(study)
     finished = about.get("status") == "complete" or (entry is not None and entry.partial)
     if about.get("study") != study or not finished:
@@ -222,7 +254,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
         raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
     view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
     arrays = {name: run.arrays(name) for name in (entry.arrays if entry is not None else ())}
-    return write_page(run.path, _figures_of(study).study_page(view, registry(), **arrays))
+    return _figures_of(study).study_page(view, registry(), **arrays)
 
 
 def _is_judged(folder: RunFolder) -> bool:
@@ -252,14 +284,17 @@ def open_runs(paths: Sequence[Path]) -> list[RunFolder]:
     return [RunFolder.open(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
-def _with_joint_verdicts(views: Sequence[RunView]) -> list[RunView]:
+def _with_joint_verdicts(
+    views: Sequence[RunView], verdicts: Sequence[Mapping[str, Any]] | None = None
+) -> list[RunView]:
     """The runs with claims evaluated on their joint table: verdicts of single runs need not hold for all of them."""
     paths, renamed = [view.path for view in views], []
     for view, names in zip(views, new_names([v.table for v in views], paths), strict=True):
         table = view.table.renamed(names)
         concepts = [{**c, "model": names.get(c.get("model") or "", c.get("model"))} for c in view.concepts]
         renamed.append(replace(view, table=table, about=table.about, concepts=concepts))
-    verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths), robust=True))
+    if verdicts is None:
+        verdicts = verdicts_to_dicts(evaluate_claims(joint([view.table for view in renamed], paths), robust=True))
     return [replace(view, verdicts=verdicts if i == 0 else ()) for i, view in enumerate(renamed)]
 
 

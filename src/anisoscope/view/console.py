@@ -326,15 +326,16 @@ def print_run_end(
     """
     about = folder.about()
     print_grave(about)
-    for shown in summary:
-        if isinstance(shown, str):
-            print_line(shown)
+    for part in summary:
+        if isinstance(part, str):
+            print_line(part)
         else:
-            screen.print_table(shown)
+            screen.print_table(part)
     if (verdicts := folder.path / "verdicts.json").is_file():
         found = json.loads(verdicts.read_text(encoding="utf-8"))
         found = leading(found) if about.get("study") == "untrained" else found
-        print_verdicts(found, why=why, papers=papers, hint=f"anisoscope claims {folder.path} --why")
+        shown: dict[str, Any] = {"hint": f"anisoscope claims {folder.path} --why", "study": about.get("study") or ""}
+        print_verdicts(found, why=why, papers=papers, **shown)
     print_warnings(about, why=why)
     print_note(f"{about.get('wall_seconds', 0):.0f} s, and {drawing_seconds:.0f} s for the page")
     print_path(page or folder.path)

@@ -160,6 +160,10 @@ def _map_trace(grid: Grid) -> Spec:
 
 def _layout(panel: Panel) -> Spec:
     layout = base_layout() | {"xaxis": _axis(panel.x, across=True), "yaxis": _axis(panel.y)}
+    for name, axis, values in (("xaxis", panel.x, "x"), ("yaxis", panel.y, "y")):
+        if axis.log and axis.bounds is None:  # powers of ten where there are several, no small digits between them
+            lists = [plain(getattr(one, values)) for one in panel.series]
+            layout[name] |= _decades([v for numbers in lists if isinstance(numbers, list) for v in numbers])
     if panel.grid is not None:
         layout |= _map_axes(panel)
     if panel.equal:
@@ -208,8 +212,21 @@ def _axis(axis: Axis, *, across: bool = False) -> Spec:
         if isinstance(axis.bounds, tuple):
             orders = math.log10(axis.bounds[1] / axis.bounds[0])
             spec |= {"range": [math.log10(end) for end in axis.bounds]}
-            spec |= {"dtick": math.ceil(orders / ORDERS - 0.05)} if orders > 2 else {}
+            spec |= _ticks(orders)
     return spec | ({"autorange": "reversed"} if axis.reverse else {})
+
+
+def _decades(values: Sequence[Any]) -> Spec:
+    """The ticks of a logarithmic axis over these values."""
+    known = [v for v in values if isinstance(v, int | float) and v > 0]
+    return _ticks(math.log10(max(known) / min(known)) if known else 0.0)
+
+
+def _ticks(orders: float) -> Spec:
+    """Powers of ten where there are several orders of magnitude, with 2 and 5 between them for one or two."""
+    if orders > 2:
+        return {"dtick": math.ceil(orders / ORDERS - 0.05)}
+    return {"dtick": "D2"} if orders > 0.5 else {}
 
 
 def _map_axes(panel: Panel) -> Spec:

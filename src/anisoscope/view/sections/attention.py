@@ -36,6 +36,7 @@ STEPS = (40, 24, 16, 12, 8, 5, 3, 2, 1)
 ENOUGH = 12  # steps are reduced to this number before seeds are dropped
 PANELS = 12  # small multiples shown at once; more layers are paged
 SCALES = ("one scale for all layers", "each layer on its own scale", "angles alone (of paths: each layer on its own)")
+ALIGNED = 0.8  # cosine beyond which the means of a head count as parallel or opposite
 CROWDED = 256  # number of heads from which a common scale would make most arrows too short
 TALL = 0.62  # height of a cell relative to its width: mean queries never point down
 FILES = 4  # models with vector files
@@ -279,7 +280,12 @@ def _plane_section(found: Carried) -> Section:
     parts: list[Any] = [Prose(text(lead)), Controls(switch), *([Controls(when)] if len(found.words) > 1 else [])]
     parts += [Swatches(key), _glyph_figure(found), *found.omission]
     parts += _path_parts(found, pairs) if found.over_time else []
-    return Section("mean-qk", "Mean query and mean key", parts, "Queries, keys")
+    last = [plane.cosine[-1] for _, heads in found.planes for plane in heads.planes]
+    cosines = np.concatenate([np.abs(part[np.isfinite(part)]).ravel() for part in last])
+    count = int((cosines > ALIGNED).sum())
+    aligned = f"have a mean query along their mean key or against it (|cosine| above {ALIGNED})"
+    finding = f"{count} of {plural(cosines.size, 'head')} {aligned}." if cosines.size else ""
+    return Section("mean-qk", "Mean query and mean key", parts, "Queries, keys", finding=finding)
 
 
 def _stems(name: str, models: Sequence[tuple[int, Heads]], *, named: bool = False) -> dict[str, Mapping[str, int]]:
@@ -445,7 +451,9 @@ def _sharp_section(found: Carried, catalogue: Catalogue, *, alone: bool) -> Sect
     parts += [Figure((drawn,), id="sharp-all", layout="single", arrays=found.arrays), Heading("Heads of each layer")]
     parts += [Prose(below), *(found.omission if alone else []), *pages]
     parts += [Figure(panels, id="spread", arrays=found.arrays), *_sharp_files(found, catalogue, models, time)]
-    return Section("sharpness", "Sharpness of attention", parts, "Sharpness")
+    told = f"{'; '.join(summaries[:3])}."
+    finding = told[:1].upper() + told[1:] if summaries else ""
+    return Section("sharpness", "Sharpness of attention", parts, "Sharpness", finding=finding)
 
 
 def _scale(spread: Spread, *columns: int) -> Axis:

@@ -245,6 +245,19 @@ def _where(points: Sequence[Record], name: str = "") -> list[str]:
 # -- modalities --------------------------------------------------------------------------------------------------------
 
 
+def modality_hero(found: Comparison) -> page.Hero | None:
+    """Average cosine over depth of every model, by modality, as the first figure of a page; None for one modality."""
+    if len(found.modalities) < 2:
+        return None
+    axes = Depth(1, relative=True).axis(), Axis("average cosine", rules=True)
+    means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in in_front(bundles_of(found.rows))[0][:8]]
+    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
+    shown = Figure((Panel(*axes, modality_series(found), alt=alt, height=320),), layout="wide", files={"hero": {}})
+    key = Swatches([Swatch(modality, colour_of(modality)) for modality in found.modalities])
+    caption = "How alike the directions of rows are in every model: 0 spread evenly, 1 a single direction."
+    return page.Hero(shown, "Average cosine over depth, by modality", [key], caption)
+
+
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
     """The section that compares modalities, with the profile of every model; None for a single modality."""
     if len(found.modalities) < 2:
@@ -374,7 +387,10 @@ def drift_section(found: Comparison) -> Section | None:
         table = _drift_table(found, behind, pooled=False)
         parts.append(Fold(f"{size_words(behind)} with random weights: {states}", [table], css="behind"))
     parts.append(Prose(_drift_words(found, front, seeds=seeds), css="says"))
-    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift")
+    told = [f"{b.told('spearman')} in {b.label}" for b in bundles_of(found.scattered)[:3] if not b.untrained]
+    lead = "Rank correlation of drift and average cosine over layers:"
+    finding = f"{lead} {'; '.join(told)}." if told else ""
+    return Section("drift", "Drift and average cosine", [*parts, *_pool_parts(found)], "Drift", finding=finding)
 
 
 def drift_panel(bundle: Bundle, *, alone: bool, several: bool) -> Panel:
@@ -408,9 +424,8 @@ def drift_axis(places: Sequence[float], title: str) -> Axis:
 def bundle_words(bundle: Bundle) -> str:
     """Both correlations, the number of sites, and whether drift explains, as text."""
     pearson, spearman = (f"{NUMBERS[key]} {bundle.told(key)}" for key in ("pearson", "spearman"))
-    tests = [f" ({p})" if (p := bundle.p(key)) else "" for key in NUMBERS]
     sites = spans({record["n"] for record in bundle.members})
-    summary = f"{pearson}{tests[0]}, {spearman}{tests[1]} over {sites} sites."
+    summary = f"{pearson}, {spearman} over {sites} sites."
     if bundle.values("explained"):
         summary += f" Share that goes with the mean: {bundle.told('explained')}."
     if bundle.values("explained") or bundle.seeds:

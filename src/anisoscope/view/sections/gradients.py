@@ -334,7 +334,7 @@ def energy_section(found: Gradients) -> Section | None:
     lead += " The axis of steps is logarithmic; step 0, the initialisation, stands apart from it." if over_time else ""
     parts: list[Any] = [Prose(text(lead, rank=found.rank, chances=chances)), Key()]
     if over_time:
-        parts += [*_overview(found), *_against(found, metrics)]
+        parts += [*_against(found, metrics), *_overview(found)]  # the hero shows every layer, too
     parts += [*_depth(found, metrics, alone=not over_time), *_coordinates(found)]
     return Section("energy", "Where gradients go", parts, "Energy")
 

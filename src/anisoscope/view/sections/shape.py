@@ -17,13 +17,13 @@ from typing import Any
 from anisoscope.results.row import seeds_mean, step_mean
 from anisoscope.view import figure, words
 from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Series, Switch, choice, series, value_axis
-from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
+from anisoscope.view.page import Controls, Hero, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
 from anisoscope.view.sections import gradients
 from anisoscope.view.sections.gradients import Gradients, Measure
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
 from anisoscope.view.words import LOOP, MOVEMENT, TANGENT, Catalogue, few
 
-SIZE = 2_600_000  # limit of the JSON arrays in characters
+SIZE = 1_100_000  # limit of the JSON arrays in characters
 # largest numbers of steps, sites and measures; the first entry that fits is used
 LEVELS = ((80, 80, 60), (48, 40, 48), (32, 26, 40), (24, 18, 32), (16, 12, 24), (10, 8, 12))
 INSIDE = ("scores", "query", "key", "attn_in", "attn_out", "mlp_in", "mlp_out")
@@ -35,6 +35,7 @@ ELSEWHERE = {*TANGENT, *words.TESTS, *words.FREQUENCY, *LOOP, "amplification", "
 FIRST = ("svd_ratio", "svd_ratio_squared", "average_cosine", "two_nn")  # candidates for the measure shown initially
 IN_FILES = ("svd_ratio", "average_cosine", "two_nn", "attention_sharpness")
 FILE_MEASURES, FILE_STEPS, FILE_ARMS = 3, 5, 6
+TOLD = 3  # arms that a sentence tells of
 LOGGED = 140  # largest number of points of a logged line
 STEP = "$shape.1"  # the chosen step
 # by metric and variant: name, colour, dash, width
@@ -288,6 +289,29 @@ def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -
     return [course, grid, _moment_section(rows, shape, row_parts), *_dimension_sections(rows, shape)]
 
 
+def depth_hero(rows: TrainingRows, shape: Shape) -> Hero | None:
+    """The measure shown first over depth at the last step, a line for each arm, as the first figure of a page."""
+    m = shape.default
+    drawn, measure = [], shape.measures[m]
+    for arm in (arm for arm in shape.arms if shape.there[m, arm.index]):
+        places = [shape.sites[m][i] for i in shape.there[m, arm.index]]
+        rows_at = [(site, known(arm_line(rows, arm, measure, site))) for site in places if site.kind != "final"]
+        ends = [(site, line[-1]) for site, line in rows_at if line]
+        x = [round(site.layer / max(1, arm.blocks), 4) for site, _ in ends]
+        where = [site.name for site, _ in ends]
+        look: dict[str, Any] = {"colour": series(arm.index), "size": 4.5, "owner": arm.line, "where": where}
+        seeds = "seeds from" if len(arm.subjects) > 1 else "interval"
+        drawn += [figure.points(arm.label, x, [row for _, row in ends], reach=seeds, **look)] if ends else []
+    if not drawn:
+        return None
+    y = value_axis(figure.numbers_in([Panel(series=tuple(drawn))]), measure.label)
+    alt = f"{measure.label} over relative depth at the last step. {gradients.courses(drawn, 6)}"
+    panel = Panel(Depth(1, relative=True).axis(), y, tuple(drawn), alt=alt, height=330)
+    bands = "Bands run over seeds." if shape.seeds > 1 else "Bands are 95 % intervals over contexts."
+    title = f"{measure.label} over depth at the last step"
+    return Hero(Figure((panel,), layout="single", files={"hero": {}}), title, [Key()], f"{measure.says} {bands}")
+
+
 def beside(panels: Sequence[Panel]) -> str:
     return "single" if len(panels) < 2 else "pairs" if len(panels) in (2, 4) else "threes"
 
@@ -319,7 +343,8 @@ def _course_section(rows: TrainingRows, shape: Shape, switch: Switch) -> Section
     lead += " The dotted upright is the chosen step."
     shown = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays)
     parts = [Prose(text(lead)), Key(), Says(switch), Ramp("embedding", "last block", final=True), shown]
-    return Section("shape", "Over training", parts, "Over training", bar=Controls(switch, steer=True))
+    bar = Controls(switch, steer=True)
+    return Section("shape", "Over training", parts, "Over training", bar=bar, finding=_told(shape, "course"))
 
 
 def _seed_words(shape: Shape, several: str) -> str:
@@ -413,7 +438,8 @@ def _grid_section(rows: TrainingRows, shape: Shape) -> Section:
         "evenly spaced in time."
     )
     maps = Figure(tuple(panels), layout=beside(panels), arrays=shape.arrays, files=files, most=FILE_ARMS)
-    return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True)
+    found = _told(shape, "peak")
+    return Section("grid", "Steps by layers", [Prose(lead), maps], "Steps by layers", under=True, finding=found)
 
 
 def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -> Section:
@@ -427,7 +453,30 @@ def _moment_section(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) 
             "The final norm stands apart (diamond)."]  # fmt: skip
     parts: list[Any] = [Prose(text(" ".join(lead))), Key(), Figure((panel,), layout="single", arrays=shape.arrays)]
     parts += [_profile_file(shape, m) for m in shape.in_files]
-    return Section("moment", "At one step", [*parts, *row_parts], "At one step", under=True)
+    found = _told(shape, "depth")
+    return Section("moment", "At one step", [*parts, *row_parts], "At one step", under=True, finding=found)
+
+
+def _told(shape: Shape, what: str) -> str:
+    """One sentence on the measure shown first: its course over steps, where it is highest, or its course over depth."""
+    m, clauses = shape.default, []
+    leads = {"course": "in the middle of the model", "peak": "highest", "depth": "from the first layer to the last"}
+    for arm in shape.arms[:TOLD]:
+        sites = [i for i in shape.there[m, arm.index] if shape.sites[m][i].kind != "final"]
+        lines = [[(v, t) for t, v in enumerate(shape.arrays[f"shape/{m}/{arm.index}/mean"][i]) if v is not None]
+                 for i in sites]  # fmt: skip
+        if not lines or not all(lines):
+            continue
+        middle = lines[len(lines) // 2]
+        ends = (middle[0][0], middle[-1][0]) if what == "course" else (lines[0][-1][0], lines[-1][-1][0])
+        numbers = " to ".join(words.number(value, 2) for value in ends)
+        if what == "peak":
+            (value, step), at = max((max(line), i) for line, i in zip(lines, sites, strict=True))
+            numbers = f"{words.number(value, 2)} ({shape.sites[m][at].name}, {shape.moments[step]})"
+        clauses.append(f"{numbers} in {arm.label}" if len(shape.arms) > 1 else numbers)
+    more = f" and {len(shape.arms) - TOLD} more models" if len(shape.arms) > TOLD else ""
+    when = " at the last step" if what == "depth" else ", first step to last" if what == "course" else ""
+    return f"{shape.measures[m].label}, {leads[what]}{when}: {'; '.join(clauses)}{more}." if clauses else ""
 
 
 def arms_profile(

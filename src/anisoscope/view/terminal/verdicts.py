@@ -14,9 +14,9 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from anisoscope.view.headline import headline
 from anisoscope.view.sections.findings import (
     MARKS,
-    TOGETHER,
     badge_line,
     grid_words,
     leading,
@@ -29,14 +29,14 @@ from anisoscope.view.sections.findings import (
 )
 from anisoscope.view.terminal import screen
 from anisoscope.view.terminal.screen import elided, print_line
-from anisoscope.view.words import finite, listed, plural
+from anisoscope.view.verdict_grid import TOGETHER
+from anisoscope.view.words import finite, plural
 
 Verdict = Mapping[str, Any]
 LINES = 24  # verdicts up to which each has a line; more become a grid
 LONGEST = max(map(len, MARKS))  # of the words for a status
 MARK = 2  # columns of a mark with its star
 LEAST_NAME, MOST_CLAIM = LONGEST + 1, 30
-MOST_NAMED = 3  # models in the headline
 STAR = "*"  # after a verdict that does not stand when the whole grid is counted
 ABSENT = "-"  # no verdict on this model
 NARROW = 72  # columns below which intervals are left to --why
@@ -52,15 +52,17 @@ def print_verdicts(
     why: bool = False,
     papers: Mapping[str, str] | None = None,
     hint: str = "--why",
+    study: str = "",
 ) -> None:
     """Print what was found of each claim, by paper; with `why` the sentences of all verdicts before it.
 
     Claims that were not measured are counted, and named with `every` or `why`. `hint` says how to see the sentences.
+    The first line is the finding, as on the page of a `study`.
     """
     if why:
         _print_sentences(verdicts if every else measured(verdicts))
     shown = leading(verdicts if every else measured(verdicts))
-    if words := headline(shown):
+    if len(shown) > 1 and (words := headline(shown, study)):
         print_line(words, style="bold")
     if not shown:
         print_line("no claim could be tested on what was measured")
@@ -72,33 +74,6 @@ def print_verdicts(
     _print_absent(verdicts, every=every, why=why)
     if shown and not why:
         print_line(f"Why, verdict by verdict: {hint}")
-
-
-def headline(verdicts: Sequence[Verdict]) -> str:
-    """The claim that holds in most models, as a sentence; empty for a single verdict.
-
-    >>> rows = [{"claim": "a", "statement": "It grows.", "status": "holds", "subject": name} for name in ("x", "y")]
-    >>> headline([*rows, {"claim": "b", "status": "fails", "subject": "x"}])
-    'It grows: holds in x and y.'
-    """
-    if len(measured(verdicts)) < 2:
-        return ""
-    held: dict[str, list[Verdict]] = {}
-    for row in verdicts:
-        if row.get("status") == "holds":
-            held.setdefault(str(row["claim"]), []).append(row)
-    if not held:
-        return "None of these claims holds here."
-    ranked = sorted(held.values(), key=lambda rows: -sum(stands(row) is not False for row in rows))
-    first = [row for row in ranked[0] if stands(row) is not False]
-    subjects = [str(row["subject"]) for row in first or ranked[0] if row.get("subject")]
-    few = len(subjects) <= MOST_NAMED and not any("," in subject for subject in subjects)
-    tested = sum(row["claim"] == ranked[0][0]["claim"] for row in measured(verdicts))
-    where = f" in {listed(subjects) if few else f'{len(subjects)} of {tested}'}" if subjects else ""
-    alone = "" if first else ", though not after correction over the grid"
-    rest = len(ranked) - 1
-    more = f"; {plural(rest, 'other claim')} {'holds' if rest == 1 else 'hold'} somewhere" if rest else ""
-    return f"{str(ranked[0][0].get('statement') or ranked[0][0]['claim']).rstrip('.')}: holds{where}{alone}{more}."
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------
