@@ -6,7 +6,7 @@ python tools/gallery.py docs
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from anisoscope.results.query import Query, Row, Table
+from anisoscope.results.query import Query, Table
 from drawing_style import Look, draw_both, label_ends, step_axis
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -31,7 +31,7 @@ def results(name: str) -> Query:
     return Query(Table.read(DOCS / "results" / name / "table.parquet"))
 
 
-def mean_by(rows: Iterator[Row] | Query, field: str) -> dict[Any, float]:
+def mean_by(rows: Query, field: str) -> dict[Any, float]:
     """The mean of the values for each value of a field, in its order."""
     found: dict[Any, list[float]] = {}
     for row in rows:
