@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / "_site")]
-
 from anisoscope import __version__
 
+sys.path[:0] = [str(Path(__file__).parent / "_site")]  # the extensions below
+
 project = "anisoscope"
-author = "the authors of anisoscope"
-project_copyright = "Apache-2.0"
+author = "the anisoscope maintainers"
+project_copyright = "the anisoscope maintainers; under the Apache License 2.0"
 version = release = __version__
 
 extensions = [
@@ -38,6 +38,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 default_role = "code"
+highlight_language = "none"  # blocks without a language are commands and drawings
 
 html_theme = "furo"
 html_title = f"anisoscope {release}"

@@ -1,4 +1,7 @@
-"""Run the tutorials and keep their outputs, without what differs from run to run: `python tools/notebooks.py docs/tutorials`."""
+"""Run the tutorials and keep their outputs, without what differs from run to run.
+
+python tools/notebooks.py docs/tutorials
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-LARGEST = 120_000  # bytes of the outputs of one notebook
-
 
 def executed(path: Path) -> Any:
     """The notebook with the outputs of a run in its own folder; an error in a cell is raised."""
     book = nbformat.read(path, as_version=4)
-    NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    place = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(book, timeout=600, kernel_name="python3", resources=place).execute()
     return book
 
 

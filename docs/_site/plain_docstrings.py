@@ -1,7 +1,8 @@
 """Docstrings are plain text with `code` in backticks; this makes reStructuredText of them for autodoc.
 
-Words between single backticks become literal; *, | and trailing _ outside of them mean themselves. Indented blocks after
-a line that ends with a colon are shown as they are, and so are doctests.
+Words between single backticks become literal; |, single * and trailing _ outside of them mean themselves. Indented
+blocks are shown as they are, and so are doctests. A line that begins with `code` after a full stop, as docstrings tell
+their arguments, begins a paragraph.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from typing import Any
 
 CODE = re.compile(r"(``?[^`\n]+``?)")
+STRESSED = re.compile(r"(?<![\w*])\*\w[^*\n]*\w\*(?![\w*])")
 
 
 def plain_line(line: str) -> str:
@@ -19,7 +21,9 @@ def plain_line(line: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    text = re.sub(r"(?<!\\)([*|])", r"\\\1", text)
+    kept = STRESSED.findall(text)
+    plain = [re.sub(r"(?<!\\)([*|])", r"\\\1", part) for part in STRESSED.split(text)]
+    text = "".join(part for pair in zip(plain, [*kept, ""], strict=True) for part in pair)
     return re.sub(r"(\w)_(?=\W|$)", r"\1\\_", text)
 
 
@@ -32,6 +36,8 @@ def rewrite(lines: list[str]) -> list[str]:
         if indented and not block and not (found and found[-1].strip()):
             found += ["::", ""]
         block = indented or (block and not line.strip())
+        if line.startswith("`") and found and found[-1].rstrip().endswith("."):
+            found.append("")
         found.append(line if indented or line.startswith(">>>") or _in_example(lines, i) else plain_line(line))
     return found
 
