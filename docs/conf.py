@@ -19,12 +19,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "further_pages",
     "plain_docstrings",
     "repository_links",
     "themed_images",
 ]
 exclude_patterns = ["_build", "_site"]
 nitpicky = False
+smartquotes = False  # -- is the beginning of an option
 
 # Markdown as GitHub reads it: headings have its anchors, $ is a dollar
 myst_heading_anchors = 4

@@ -92,11 +92,10 @@ def cli_page() -> str:
         "Written by `make docs` from the declared options; `anisoscope COMMAND --help` says the same.",
         "",
     ]
-    lines += ["Exit codes: 0 done; 2 a wrong option or input, said in one sentence; 3 a metric could not be computed"]
     lines += [
-        "anywhere, or a check failed; 130 and 143 interrupted; 1 anything else. `--debug` shows the traceback.",
-        "",
+        "Exit codes: 0 done; 2 a wrong option or input, said in one sentence; 3 a metric of `profile` could not be"
     ]
+    lines += ["computed anywhere; 130 and 143 interrupted; 1 anything else. `--debug` shows the traceback.", ""]
     for name, command in _commands("", typer.main.get_command(app)):
         lines += [f"## `{name}`", "", *(command.help or "").strip().splitlines(), ""]
         lines += _parameters(
