@@ -35,8 +35,16 @@ def commands() -> list[str]:
         text = page.read_text(encoding="utf-8")
         found += [line.partition("  #")[0].strip() for block in blocks(page, "") for line in block.splitlines()
                   if line.startswith("anisoscope ")]  # fmt: skip
-        found += re.findall(r"`(anisoscope [a-z][^`]*)`", BLOCK.sub("", text))
+        found += re.findall(r"`(anisoscope [a-z]+ [^`]*)`", BLOCK.sub("", text))
     return list(dict.fromkeys(found))
+
+
+def test_commands_that_are_only_named_exist() -> None:
+    """In running text a command may stand without its arguments."""
+    from anisoscope.cli import app
+
+    named = {name for page in PAGES for name in re.findall(r"`anisoscope ([a-z]+)`", page.read_text("utf-8"))}
+    assert named <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def parse(words: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from anisoscope import evaluate_claims
 from anisoscope.commands.drawing import report_runs
 from anisoscope.results.query import Table
 
@@ -49,11 +51,13 @@ def readme_snippet() -> str:
 
 
 @pytest.mark.slow
-def test_the_loop_of_the_readme_gives_a_page_of_gradients_and_geometry(tmp_path: Path) -> None:
+def test_the_loop_of_the_readme_gives_a_page_of_gradients_and_geometry_and_verdicts(tmp_path: Path) -> None:
     run_blocks(readme_snippet(), tmp_path)
     run = tmp_path / "runs" / "mine"
     table = Table.read(run / "table.parquet")
     measured = set(table.to_arrow()["metric"].to_pylist())
     assert {"gradient_enrichment", "gradient_alignment", "average_cosine", "drift"} <= measured
+    told = {verdict.claim: verdict for verdict in evaluate_claims(table)}
+    assert math.isfinite(told["tangent_energy"].effect) and math.isfinite(told["amplified"].effect)
     page = report_runs([run]).read_text(encoding="utf-8")
     assert "GPT2LMHeadModel" in page and "gradient" in page.lower()
