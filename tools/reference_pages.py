@@ -1,4 +1,4 @@
-"""Write the reference pages docs/metrics.md, docs/sites.md and docs/claims.md from the declarations in the code.
+"""Write the reference pages docs/metrics.md, sites.md, claims.md and cli.md from the declarations in the code.
 
 python tools/reference_pages.py docs
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from anisoscope.capture.sites.site import KINDS
 from anisoscope.claims.catalogue import claims
 from anisoscope.claims.changes import RULE_CHANGES
+from anisoscope.cli import app
 from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.metric import Metric
 
@@ -21,19 +25,20 @@ def metrics_page() -> str:
     lines = ["# Metrics", "", "Written by `make docs` from the declarations in `src/anisoscope/metrics`.", ""]
     lines += ["Every number that can stand in a table is one of these. Those of the first part are functions of rows: "
               "`profile`, `sweep`, `train` and `anisoscope.measure` take them with `--metrics`.", ""]  # fmt: skip
+    lines += ["## Functions of rows", ""]
     groups: dict[tuple[str, ...], list[Metric]] = {}
     for _, metric in sorted(registry().items()):
         groups.setdefault(metric.measured_by, []).append(metric)
     for commands in sorted(groups, key=lambda names: (len(names) > 0, names[-1:] != ("train",), names)):
         if commands:
-            lines += [f"# Measured by {', '.join(f'`{name}`' for name in commands)}", ""]
+            lines += [f"## Measured by {', '.join(f'`{name}`' for name in commands)}", ""]
         for metric in groups[commands]:
             lines += _entry(metric)
     return "\n".join(lines)
 
 
 def _entry(metric: Metric) -> Iterator[str]:
-    yield from (f"## `{metric.name}`{' (default)' if metric.default else ''}", "")
+    yield from (f"### `{metric.name}`{' (default)' if metric.default else ''}", "")
     yield from (f"**{metric.title}.** {metric.description}", "")
     low, high = ("" if end is None else f"{end:g}" for end in metric.bounds)
     facts = {
@@ -79,10 +84,69 @@ def claims_page() -> str:
     return "\n".join(lines)
 
 
+def cli_page() -> str:
+    """Every command with its arguments, options and defaults."""
+    lines = [
+        "# Commands",
+        "",
+        "Written by `make docs` from the declared options; `anisoscope COMMAND --help` says the same.",
+        "",
+    ]
+    lines += [
+        "Exit codes: 0 done; 2 a wrong option or input, said in one sentence; 3 a metric of `profile` could not be"
+    ]
+    lines += ["computed anywhere; 130 and 143 interrupted; 1 anything else. `--debug` shows the traceback.", ""]
+    for name, command in _commands("", typer.main.get_command(app)):
+        lines += [f"## `{name}`", "", *(command.help or "").strip().splitlines(), ""]
+        lines += _parameters(
+            name, [each for each in command.params if not each.hidden and each.name not in ("help", "debug")]
+        )
+    return "\n".join(lines)
+
+
+def _commands(before: str, group: Any) -> Iterator[tuple[str, Any]]:
+    """The verbs with their full names; groups (`study`) stand before their members."""
+    for name, command in group.commands.items():
+        yield f"{before}{name}", command
+        if hasattr(command, "commands"):
+            yield from _commands(f"{before}{name} ", command)
+
+
+def _parameters(name: str, parameters: list[Any]) -> Iterator[str]:
+    arguments = [each for each in parameters if not each.opts[0].startswith("-")]
+    options = [each for each in parameters if each.opts[0].startswith("-")]
+    if arguments:
+        yield from ("```text", " ".join(["anisoscope", name, *map(_argument, arguments), "[OPTIONS]"]), "```", "")
+        if told := [f"- {_argument(each)}: {_cell(each.help)}" for each in arguments if each.help]:
+            yield from (*told, "")
+    if options:
+        yield from ("| option | what it does | default |", "|---|---|---|")
+        yield from (f"| `{'`, `'.join(each.opts)}` | {_cell(each.help)} | {_default(each)} |" for each in options)
+        yield ""
+
+
+def _argument(parameter: Any) -> str:
+    word = parameter.metavar or parameter.name.upper()
+    return word if parameter.required else f"[{word}]"
+
+
+def _default(option: Any) -> str:
+    if option.required:
+        return "required"
+    if option.default is None or option.default is False or option.default in ((), ""):
+        return ""
+    return f"`{option.default}`"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|").replace("<", "\\<").replace("*", "\\*")
+
+
 def pages() -> Iterator[tuple[str, str]]:
     yield "metrics.md", metrics_page()
     yield "sites.md", sites_page()
     yield "claims.md", claims_page()
+    yield "cli.md", cli_page()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from anisoscope.moved import keep_moved_paths
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _METRICS = {
     "spectrum": "svd_ratio svd_ratio_squared participation_ratio iso_score iso_score_star effective_rank rank_me "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"torch": "2.11"}  # tested on a GPU machine: it has no build for CPUs
+TOOLS = ("docs", "notebook")  # extras that the library does without: their floors are the versions of constraints.txt
 
 
 def _padded(version: str) -> tuple[int, ...]:
@@ -17,7 +18,7 @@ def _padded(version: str) -> tuple[int, ...]:
 
 def test_every_floor_is_a_version_that_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [name for name in project["optional-dependencies"] if name not in ("all", "dev")]
+    extras = [name for name in project["optional-dependencies"] if name not in ("all", "dev", *TOOLS)]
     wanted = [*project["dependencies"], *(each for name in extras for each in project["optional-dependencies"][name])]
     floors = dict(each.split(">=") for each in wanted)
     lines = (ROOT / "constraints-floors.txt").read_text().splitlines()
@@ -36,3 +37,10 @@ def test_what_is_tested_together_is_not_below_the_floors() -> None:
     for name, floor in floors.items():
         newest, oldest = (tuple(map(int, version.split("."))) for version in (tested[name], floor))
         assert newest >= oldest, name
+
+
+def test_floors_of_tools_are_the_versions_that_are_used() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    used = dict(re.findall(r"^([\w.-]+)==([\d.]+)$", (ROOT / "constraints.txt").read_text().lower(), re.MULTILINE))
+    floors = dict(each.split(">=") for name in TOOLS for each in extras[name] if ">=" in each)
+    assert floors and floors == {name: used[name] for name in floors}

@@ -15,7 +15,9 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = [page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "results"} & set(page.parts)]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS])
+LONGEST = 150  # lines of the README
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -28,11 +30,21 @@ def commands() -> list[str]:
     """Lines that begin with `anisoscope`, in blocks and in running text."""
     found: list[str] = []
     for page in PAGES:
+        if page.name == "cli.md":  # written from the declarations; names commands without their arguments
+            continue
         text = page.read_text(encoding="utf-8")
         found += [line.partition("  #")[0].strip() for block in blocks(page, "") for line in block.splitlines()
                   if line.startswith("anisoscope ")]  # fmt: skip
-        found += re.findall(r"`(anisoscope [a-z][^`]*)`", BLOCK.sub("", text))
+        found += re.findall(r"`(anisoscope [a-z]+ [^`]*)`", BLOCK.sub("", text))
     return list(dict.fromkeys(found))
+
+
+def test_commands_that_are_only_named_exist() -> None:
+    """In running text a command may stand without its arguments."""
+    from anisoscope.cli import app
+
+    named = {name for page in PAGES for name in re.findall(r"`anisoscope ([a-z]+)`", page.read_text("utf-8"))}
+    assert named <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def parse(words: list[str]) -> Any:
@@ -116,3 +128,30 @@ def test_sites_named_in_the_documentation_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for found in re.findall(r"--sites (\S+)", text):
         assert set(found.split(",")) <= set(KINDS), found
+
+
+def test_the_readme_is_short_and_its_numbers_and_figures_are_those_of_the_tables() -> None:
+    from gallery import PICTURES
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < LONGEST
+    shown = [picture for picture in PICTURES if f"docs/figures/gallery/{picture.name}.svg" in text]
+    assert len(shown) == 4  # one picture, three results
+    for picture in shown:
+        assert picture.tell() in text, f"the README says other than the table of {picture.result}; see docs/gallery.md"
+
+
+def test_the_gallery_is_what_the_tables_say() -> None:
+    from gallery import PICTURES, page
+
+    assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == page(), "write it again with `make gallery`"
+    for picture in PICTURES:
+        for end in ("", "-dark"):
+            assert (ROOT / "docs" / "figures" / "gallery" / f"{picture.name}{end}.svg").is_file()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    from anisoscope import __version__
+
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

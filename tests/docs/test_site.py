@@ -1,0 +1,89 @@
+"""The site builds without a warning and without a network, and the tutorials run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?:https?:)?//""")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="pip install '.[docs]'")
+    pytest.importorskip("myst_nb")
+    out = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(out / "trees")]
+    done = subprocess.run([*words, "docs", str(out / "html")], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out / "html"
+
+
+@pytest.mark.slow
+def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
+    sources = [*(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]
+    pages = [source.relative_to(ROOT / "docs") for source in sources if "_build" not in source.parts]
+    assert len(pages) > 40
+    assert not [page for page in pages if not (site / page.with_suffix(".html")).is_file()]
+
+
+@pytest.mark.slow
+def test_pages_ask_no_other_machine_for_anything(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        if page.name != "report.html":  # pages of runs, which have tests of their own
+            found = ELSEWHERE.search(page.read_text(encoding="utf-8"))
+            assert found is None, f"{page.relative_to(site)}: {found.group()}"
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        if page.name == "report.html":
+            continue
+        for target in re.findall(r'href="([^"#]+)', page.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:", target):
+                assert (page.parent / target.partition("?")[0]).exists(), f"{page.relative_to(site)} links to {target}"
+
+
+@pytest.mark.slow
+def test_pictures_have_a_twin_for_the_dark(site: Path) -> None:
+    text = (site / "concepts.html").read_text(encoding="utf-8")
+    assert text.count("only-light") == text.count("only-dark") == 6
+
+
+@pytest.mark.slow
+def test_the_api_has_every_public_name(site: Path) -> None:
+    import anisoscope
+
+    text = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
+    metrics = (site / "metrics.html").read_text(encoding="utf-8")
+    for name in anisoscope.__all__:
+        assert name == "__version__" or f'id="anisoscope.{name}"' in text or f">{name}<" in metrics, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path) -> None:
+    pytest.importorskip("nbclient", reason="pip install '.[docs]'")
+    pytest.importorskip("ipykernel")
+    from notebooks import executed
+
+    executed(path)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_tutorial_keeps_small_outputs_that_name_no_place(path: Path) -> None:
+    assert len(NOTEBOOKS) == 4
+    assert path.stat().st_size < 120_000
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for output in cell.get("outputs", ()):
+            words = json.dumps({key: text for key, text in output.items() if key != "data"} | {
+                key: text for key, text in output.get("data", {}).items() if key.startswith("text")})  # fmt: skip
+            assert output["output_type"] != "error" and "/tmp/" not in words and "/home/" not in words

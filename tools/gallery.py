@@ -1,0 +1,410 @@
+"""Draw the gallery from the tables of docs/results, and write docs/gallery.md with captions whose numbers they hold.
+
+python tools/gallery.py docs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from anisoscope.results.query import Query, Table
+from drawing_style import Look, draw_both, label_ends, step_axis
+
+DOCS = Path(__file__).parents[1] / "docs"
+MODALITIES = ("text-decoder", "text-encoder", "characters", "speech", "vision", "convolution")
+REFIT = {"fit": "refit", "proxy": "semi_nmf", "rank": "16", "average": None, "balanced": None, "group": ""}
+Steps = dict[int, float]
+
+
+@cache
+def results(name: str) -> Query:
+    """The table of one committed result."""
+    return Query(Table.read(DOCS / "results" / name / "table.parquet"))
+
+
+def mean_by(rows: Query, field: str) -> dict[Any, float]:
+    """The mean of the values for each value of a field, in its order."""
+    found: dict[Any, list[float]] = {}
+    for row in rows:
+        if np.isfinite(row.value):
+            found.setdefault(row[field], []).append(row.value)
+    return {key: fmean(values) for key, values in sorted(found.items())}
+
+
+# -- Revisiting Anisotropy: where gradients go -------------------------------------------------------------------------
+
+
+def enrichment_map() -> tuple[list[int], np.ndarray]:
+    """Gradient enrichment of the decoder, [layers, steps]; layer 0 is the embedding."""
+    rows = results("revisiting").where(model="decoder", metric="gradient_enrichment", control=None, of=None, **REFIT)
+    rows = rows.where(kind=["embed", "resid"])
+    steps, layers = sorted(set(rows.column("step"))), sorted(set(rows.column("layer")))
+    grid = np.full((len(layers), len(steps)), np.nan)
+    for row in rows:
+        grid[layers.index(row.layer), steps.index(row.step)] = row.value
+    return steps, grid
+
+
+def draw_map(figure: Figure, look: Look) -> None:
+    steps, grid = enrichment_map()
+    axes = figure.subplots()
+    image = axes.imshow(grid, origin="lower", aspect="auto", cmap=look.heat, vmin=1)
+    axes.grid(False)
+    axes.set_xticks(range(len(steps)), [f"{s:,}" for s in steps])
+    axes.set_yticks(range(0, len(grid), 2), ["embedding", *map(str, range(2, len(grid), 2))])
+    axes.set_xlabel("training step")
+    axes.set_ylabel("layer")
+    axes.set_title("Gradient energy in 16 directions fitted on activations alone")
+    bar = figure.colorbar(image, ax=axes, pad=0.015)
+    bar.set_label("times chance (random directions: 1)")
+    bar.outline.set_visible(False)
+
+
+def tell_map() -> str:
+    steps, grid = enrichment_map()
+    layer, step = np.unravel_index(np.nanargmax(grid), grid.shape)
+    return (
+        f"A decoder of 12 blocks learns to predict characters. Colour: how much of the true gradient lies in 16 "
+        f"directions fitted on the activations alone, against chance. At the start every layer is at chance "
+        f"({grid[:, 0].min():.1f} to {grid[:, 0].max():.1f}); the most is {grid[layer, step]:.0f} times chance, "
+        f"{'at the embedding' if layer == 0 else f'after block {layer}'} at step {steps[step]:,}."
+    )
+
+
+def energies(control: str | None) -> Steps:
+    rows = results("revisiting").where(model="decoder", metric="gradient_energy", control=control, of=None, **REFIT)
+    return mean_by(rows.where(kind="resid", layer=6), "step")
+
+
+CONTROLS: Mapping[str | None, str] = {
+    None: "tangent proxy",
+    "next": "next 16 components",
+    "permuted": "permuted columns",
+    "normal": "normal directions",
+}
+
+
+def draw_energy(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for (control, name), color in zip(CONTROLS.items(), look.lines, strict=False):
+        line = energies(control)
+        axes.plot(*zip(*line.items(), strict=True), color=color, marker="o", ms=3.5, lw=2.4 if control is None else 1.5)
+        ends.append((max(line), line[max(line)], name, color))
+    axes.axhline(16 / 512, color=look.faint, ls=":", lw=1)
+    step_axis(axes, energies(None))
+    axes.set_ylabel("share of gradient energy")
+    axes.set_title("Middle block of the decoder; dotted: chance")
+    label_ends(axes, ends)
+
+
+def tell_energy() -> str:
+    line, normal = energies(None), energies("normal")
+    peak = max(line, key=line.__getitem__)
+    return (
+        f"**Gradients go where activations already point, early most.** In the middle block of a 12-block decoder the "
+        f"tangent proxy holds {line[0]:.3f} of the gradient's energy at step 0 (chance is {16 / 512:.3f}), "
+        f"{line[peak]:.2f} at step {peak:,} and {line[max(line)]:.2f} at step {max(line):,}. Directions normal to it "
+        f"hold {min(normal.values()):.3f} to {max(normal.values()):.3f}. One seed."
+    )
+
+
+# -- Inherent to attention? --------------------------------------------------------------------------------------------
+
+
+def cosines(model: str) -> Steps:
+    rows = results("inherent").where(model=model, metric="average_cosine", variant="", group="")
+    kind = "stage" if model == "convolution" else "resid"
+    return mean_by(rows.where(kind=kind, head=None), "step")
+
+
+def draw_cosine(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for model, color in zip(MODALITIES, look.lines, strict=True):
+        line = cosines(model)
+        axes.plot(*zip(*line.items(), strict=True), color=color, ls="--" if model == "convolution" else "-")
+        ends.append((max(line), line[max(line)], model, color))
+    step_axis(axes, cosines("text-decoder"))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("average cosine of two rows")
+    axes.set_title("Mean over blocks and three seeds; dashed: no attention")
+    label_ends(axes, ends)
+
+
+def tell_cosine() -> str:
+    text, convolution = cosines("text-decoder"), cosines("convolution")
+    peak = max(text, key=text.__getitem__)
+    return (
+        f"**Anisotropy is highest early, then falls, with attention and without.** Average cosine of six small "
+        f"models, mean over blocks and three seeds. The text decoder has {text[0]:.2f} at step 0, {text[peak]:.2f} at "
+        f"step {peak} and {text[max(text)]:.2f} at step {max(text):,}; the convolutional network, which has no "
+        f"attention, goes from {convolution[0]:.2f} to {convolution[max(convolution)]:.2f}."
+    )
+
+
+def random_families() -> dict[str, float]:
+    rows = results("inherent").where(metric="average_cosine", variant="", group="", head=None, kind=["resid", "stage"])
+    means = {
+        model: mean_by(group, "stack") for model, group in rows.groups("model").items() if model.endswith("-random")
+    }
+    named = {f"{model[:-7]}{f', {stack}' if len(stacks) > 1 else ''}": value
+             for model, stacks in means.items() for stack, value in stacks.items()}  # fmt: skip
+    return dict(sorted(named.items(), key=lambda item: item[1]))
+
+
+def draw_families(figure: Figure, look: Look) -> None:
+    axes = figure.subplots()
+    values = random_families()
+    axes.barh(list(values), list(values.values()), color=look.lines[0], height=0.65)
+    axes.grid(False, axis="y")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("average cosine, mean over blocks and three initialisations")
+    axes.set_title("Architectures with random weights")
+
+
+def tell_families() -> str:
+    values = random_families()
+    (least, low), *_, (most, high) = values.items()
+    return (
+        f"Before any training the architecture already decides much: from {low:.2f} ({least}) to {high:.2f} ({most})."
+    )
+
+
+# -- The shape of learning ---------------------------------------------------------------------------------------------
+
+ARMS = {"causal-next": "causal, next token", "causal-masked": "causal, masked",
+        "bidirectional-masked": "bidirectional, masked"}  # fmt: skip
+
+
+def dimensions(arm: str) -> dict[int, Steps]:
+    """TwoNN after the middle block of the models of 6 blocks, by seed and step."""
+    rows = results("shape").where(model=f"{arm}-6x256", metric="two_nn", variant="", group="", kind="resid", layer=3)
+    return {seed: mean_by(group, "step") for seed, group in rows.groups("seed").items()}
+
+
+def mean_dimension(arm: str) -> Steps:
+    seeds = dimensions(arm).values()
+    shared = sorted(set.intersection(*(set(line) for line in seeds)))
+    return {step: fmean(line[step] for line in seeds) for step in shared}
+
+
+def draw_dimension(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for (arm, name), color in zip(ARMS.items(), look.lines, strict=False):
+        for line in dimensions(arm).values():
+            axes.plot(*zip(*line.items(), strict=True), color=color, lw=0.8, alpha=0.45)
+        mean = mean_dimension(arm)
+        axes.plot(*zip(*mean.items(), strict=True), color=color)
+        ends.append((max(mean), mean[max(mean)], name, color))
+    step_axis(axes, mean_dimension("causal-next"))
+    axes.set_ylim(0, None)
+    axes.set_ylabel("intrinsic dimension (TwoNN)")
+    axes.set_title("After the middle block; thin: three seeds")
+    label_ends(axes, ends)
+
+
+def tell_dimension() -> str:
+    mean = mean_dimension("causal-next")
+    peak = max(mean, key=mean.__getitem__)
+    return (
+        f"**Intrinsic dimension grows, then the next-token model contracts.** TwoNN after the middle block of a "
+        f"6-block model, mean of three seeds: {mean[0]:.1f} at step 0, {mean[peak]:.1f} at step {peak:,}, "
+        f"{mean[max(mean)]:.1f} at step {max(mean):,} for next-token prediction. Models that predict masked tokens "
+        f"grow later. Other estimators fall less or not at all, so the claim of two phases stays undecided."
+    )
+
+
+def depth_profile(arm: str) -> dict[float, float]:
+    rows = results("shape").where(
+        model=f"{arm}-12x512", metric="svd_ratio", variant="", group="", kind=["embed", "resid"]
+    )
+    return mean_by(rows.at_last_step("model"), "layer")
+
+
+def draw_depth(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for (arm, name), color in zip(ARMS.items(), look.lines, strict=False):
+        line = depth_profile(arm)
+        axes.plot(*zip(*line.items(), strict=True), color=color, marker="o", ms=3.5)
+        ends.append((max(line), line[max(line)], name, color))
+    axes.set_ylim(0, None)
+    axes.set_xlabel("layer (0: embedding)")
+    axes.set_ylabel("σ₁ / Σσ")
+    axes.set_title("Anisotropy over depth, step 2,048, 12 blocks")
+    label_ends(axes, ends)
+
+
+def tell_depth() -> str:
+    ends = {name: depth_profile(arm) for arm, name in ARMS.items()}
+    last = ", ".join(f"{line[max(line)]:.3f} ({name})" for name, line in ends.items())
+    return (
+        f"The share of the largest singular value, layer by layer. After the last block: {last}. No profile is a bell."
+    )
+
+
+# -- Sharpness and drift -----------------------------------------------------------------------------------------------
+
+KINDS = {"softmax": "softmax", "qk-norm": "normed queries, keys", "mean-removed": "means removed",
+         "fixed-sharp": "fixed sharp", "uniform": "no scores"}  # fmt: skip
+
+
+def arm_cosines(kind: str) -> Steps:
+    rows = results("sharpness").where(
+        model=f"{kind}-6x256", metric="average_cosine", variant="", group="", kind="resid"
+    )
+    return mean_by(rows, "step")
+
+
+def draw_sharpness(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for (kind, name), color in zip(KINDS.items(), look.lines, strict=False):
+        line = arm_cosines(kind)
+        axes.plot(*zip(*line.items(), strict=True), color=color)
+        ends.append((max(line), line[max(line)], name, color))
+    step_axis(axes, arm_cosines("softmax"))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("average cosine of two rows")
+    axes.set_title("Five kinds of attention, mean over blocks and seeds")
+    label_ends(axes, ends)
+
+
+def tell_sharpness() -> str:
+    soft, none = arm_cosines("softmax"), arm_cosines("uniform")
+    return (
+        f"Attention that may not drift, or has no scores at all, becomes as anisotropic: in 16 updates from "
+        f"{soft[0]:.2f} to {soft[16]:.2f} with softmax and from {none[0]:.2f} to {none[16]:.2f} without scores. It "
+        f"does not last: {soft[max(soft)]:.2f} and {none[max(none)]:.2f} at step {max(soft):,}."
+    )
+
+
+# -- Blocks before any training ----------------------------------------------------------------------------------------
+
+
+def entropies(model: str) -> dict[float, float]:
+    rows = results("untrained").where(
+        model=model, metric="attention_entropy", width="768", init="normal", input_norm="1"
+    )
+    return {float(bias): mean_by(group, "metric")["attention_entropy"] for bias, group in rows.groups("bias").items()}
+
+
+def draw_untrained(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for model, name, color in zip(("bert", "prenorm"), ("post-norm block", "pre-norm block"), look.lines, strict=False):
+        line = dict(sorted(entropies(model).items()))
+        axes.plot(list(line), list(line.values()), color=color, marker="o", ms=3.5)
+        ends.append((max(line), line[max(line)], name, color))
+    axes.set_xlabel("bias shared by all inputs, N")
+    axes.set_ylabel("entropy of attention / log length")
+    axes.set_ylim(0, 1.03)
+    axes.set_title("A block that never learned, width 768, five seeds")
+    label_ends(axes, ends)
+
+
+def tell_untrained() -> str:
+    post, pre = entropies("bert"), entropies("prenorm")
+    top = max(post)
+    return (
+        f"A bias in the inputs makes attention sharp only where nothing normalises what attention reads: at N = "
+        f"{top:g} the entropy is {post[top]:.2f} in a post-norm block and {pre[top]:.2f} in a pre-norm one (1 is "
+        f"uniform)."
+    )
+
+
+# -- Theory on known manifolds -----------------------------------------------------------------------------------------
+
+
+def variances(part: str) -> dict[float, float]:
+    rows = results("curvature").where(model="sphere", metric="curvature_variance", of=part, sampling="gaussian")
+    return {
+        float(scale): mean_by(group, "metric")["curvature_variance"] for scale, group in rows.groups("scale").items()
+    }
+
+
+def draw_curvature(figure: Figure, look: Look) -> None:
+    axes, ends = figure.subplots(), []
+    for part, name, color in zip(("tangent", "normal"), ("tangent: t²", "normal: t⁴"), look.lines, strict=False):
+        line = dict(sorted(variances(part).items()))
+        axes.loglog(list(line), list(line.values()), color=color, marker="o", ms=3.5)
+        ends.append((max(line), line[max(line)], name, color))
+    axes.set_xlabel("size t of the neighbourhood")
+    axes.set_ylabel("variance")
+    axes.set_title("A sphere, seen from one of its points")
+    label_ends(axes, ends)
+
+
+def slopes(part: str) -> float:
+    return mean_by(
+        results("curvature").where(model="sphere", metric="curvature_slope", of=part, sampling="gaussian"), "of"
+    )[part]
+
+
+def tell_curvature() -> str:
+    return (
+        f"Why tangent directions carry most: near a point, variance along the surface falls with t² (slope "
+        f"{slopes('tangent'):.3f}), variance across it with t⁴ (slope {slopes('normal'):.3f}, above the floor of "
+        f"rounding at the left end)."
+    )
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure of the gallery: its file, what it is drawn from, how, and what there is to see."""
+
+    name: str
+    title: str
+    result: str
+    draw: Callable[[Figure, Look], None]
+    tell: Callable[[], str]
+    alt: str
+    size: tuple[float, float] = (8.2, 3.6)
+
+
+PICTURES = (
+    Picture("gradient-map", "Where gradients go, layer by layer", "revisiting", draw_map, tell_map,
+            "Map of layers by training steps: enrichment is 1 at step 0 and highest early in training",
+            (9.2, 4.0)),
+    Picture("gradient-energy", "The tangent proxy beside its controls", "revisiting", draw_energy, tell_energy,
+            "Energy of the tangent proxy over training rises above all controls and falls again"),
+    Picture("average-cosine", "Anisotropy in six modalities", "inherent", draw_cosine, tell_cosine,
+            "Average cosine over training in six small models: high early, low at the end"),
+    Picture("random-families", "Architectures before training", "inherent", draw_families, tell_families,
+            "Bars: average cosine of architectures with random weights", (8.2, 5.0)),
+    Picture("dimension", "Intrinsic dimension over training", "shape", draw_dimension, tell_dimension,
+            "TwoNN over training for three arms: it grows; the next-token model falls after its peak"),
+    Picture("depth-profile", "Anisotropy over depth", "shape", draw_depth, tell_depth,
+            "Singular value share over layers for three arms"),
+    Picture("attention-kinds", "Anisotropy without drift", "sharpness", draw_sharpness, tell_sharpness,
+            "Average cosine over training for five kinds of attention: the same early rise"),
+    Picture("untrained-entropy", "Attention before training", "untrained", draw_untrained, tell_untrained,
+            "Entropy of attention against a bias of the inputs: falls in a post-norm block only"),
+    Picture("sphere", "Tangent and normal variance", "curvature", draw_curvature, tell_curvature,
+            "Variance against scale on a sphere: slopes 2 and 4"),
+)  # fmt: skip
+
+
+def page() -> str:
+    """docs/gallery.md: every picture with the sentence that its table gives."""
+    lines = ["# Gallery", "", "Written by `make gallery` from the tables in `docs/results`, figures and numbers. Each",
+             "result page says how the run was made and what to hold against it.", ""]  # fmt: skip
+    for picture in PICTURES:
+        lines += [f"## {picture.title}", "", f"![{picture.alt}](figures/gallery/{picture.name}.svg)", ""]
+        lines += [picture.tell(), "", f"From [results/{picture.result}](results/{picture.result}/README.md).", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    for picture in PICTURES:
+        draw_both(picture.draw, target / "figures" / "gallery" / picture.name, picture.size)
+    (target / "gallery.md").write_text(page(), encoding="utf-8")
