@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.claims.catalogue import evaluate_claims
+from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import json_safe, verdicts_to_dicts
 from anisoscope.claims.engine.correlation import FEWEST_SITES, CorrelationUnit
 from anisoscope.claims.inherent.drift import (
@@ -35,6 +35,7 @@ from anisoscope.results.privacy import without_places
 from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
+from anisoscope.view.page import Page
 from anisoscope.view.report import PAGE, report_page, write_page
 from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
@@ -109,10 +110,17 @@ def write_report(
     name: str = PAGE,
 ) -> Path:
     """Write the page of some runs and its figures (`figures/*.pdf|svg`) into the folder; the path of the page."""
+    page = _report_page(runs, catalogue=catalogue, comparison=comparison)
+    return write_page(folder, page, name=name, claims=claims())
+
+
+def _report_page(
+    runs: Sequence[RunView], *, catalogue: Mapping[str, Any] | None = None, comparison: Comparison | None = None
+) -> Page:
     if not any(len(run.table) for run in runs):
         raise AnisoscopeError("no run with results was given, expected at least one row; profile a model first.")
     declared = Catalogue(registry() if catalogue is None else catalogue)
-    return write_page(folder, report_page(runs, declared, comparison or compare(runs)), name=name)
+    return report_page(runs, declared, comparison or compare(runs))
 
 
 def compare(runs: Sequence[RunView]) -> Comparison:
@@ -135,28 +143,27 @@ def compare(runs: Sequence[RunView]) -> Comparison:
     return replace(found, units=units)
 
 
-def report_runs(paths: list[Path], out: Path | None = None) -> Path:
+def report_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of one or several existing runs; `out` is a folder or the path of the page (`x.html`).
 
     By default the page of one run goes into its folder, and the page of several into a new folder beside the first, so
     that the page of no run is overwritten.
     """
     folders = open_runs(paths)
+    place = page_path(folders, out)
+    return write_page(place.parent, page_of_runs(folders), name=place.name, claims=claims())
+
+
+def page_of_runs(folders: Sequence[RunFolder]) -> Page:
+    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served."""
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
     if _figures_of(study) is not None:
-        folder = folders[0].path
-        if out is not None and out.resolve() != folder.resolve():
-            raise AnisoscopeError(
-                f"the page of a {study} study stays in its folder {str(folder)!r}, so --out {str(out)!r} cannot be "
-                "followed; leave --out away and copy the page."
-            )
-        return write_study_report(folder, study)
+        return _study_page(folders[0], study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _with_joint_verdicts(views)
-    page, stored = _page_path(folders, out), _stored(folders[0]) if len(folders) == 1 else {}
-    comparison = Comparison(**stored["drift"]) if stored else None
-    return write_report(page.parent, views, comparison=comparison, name=page.name)
+    stored = _stored(folders[0]) if len(folders) == 1 else {}
+    return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
 
 
 SHARED = ("verdicts.json", COMPARISON)  # beside page, figures, table and record; never rows, texts or weights
@@ -187,7 +194,8 @@ def share_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     return report_runs(copies, None if len(copies) == 1 else target)
 
 
-def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
+def page_path(folders: Sequence[RunFolder], out: Path | None, name: str = "comparison") -> Path:
+    """Where the page of some runs goes: `out`, the folder of the only run, or a new folder beside the first."""
     if out is not None and out.suffix.lower() in (".html", ".htm") and not out.is_dir():
         return out
     if out is not None and out.is_file():
@@ -195,7 +203,7 @@ def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
             f"output {str(out)!r} is a file and no page; give a folder, or a name that ends in .html."
         )
     if out is None and len(folders) > 1:
-        name = "-".join(["comparison", *(slug(folder.path.resolve().name) for folder in folders[:3])])
+        name = "-".join([name, *(slug(folder.path.resolve().name) for folder in folders[:3])])
         more = f"-and-{len(folders) - 3}-more" if len(folders) > 3 else ""
         out = folders[0].path.resolve().parent / f"{name[:80]}{more}"
     return (out or folders[0].path) / PAGE
@@ -204,7 +212,11 @@ def _page_path(folders: Sequence[RunFolder], out: Path | None) -> Path:
 def write_study_report(folder: str | Path, study: str) -> Path:
     """Write the page and the figures of a finished study into its folder; the path of the page."""
     run = RunFolder.open(folder)
-    about = run.about()
+    return write_page(run.path, _study_page(run, study), claims=claims())
+
+
+def _study_page(run: RunFolder, study: str) -> Page:
+    folder, about = run.path, run.about()
     entry = STUDIES.get(study)
     finished = about.get("status") == "complete" or (entry is not None and entry.partial)
     if about.get("study") != study or not finished:
@@ -217,7 +229,7 @@ def write_study_report(folder: str | Path, study: str) -> Path:
         raise AnisoscopeError(f"{str(verdicts)!r} cannot be read (it is not there); run the study again.")
     view = RunView(run.table(), about, path=str(run.path), verdicts=_read_records(verdicts))
     arrays = {name: run.arrays(name) for name in (entry.arrays if entry is not None else ())}
-    return write_page(run.path, _figures_of(study).study_page(view, registry(), **arrays))
+    return _figures_of(study).study_page(view, registry(), **arrays)
 
 
 def _figures_of(study: str) -> Any:

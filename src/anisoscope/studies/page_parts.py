@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -10,16 +11,12 @@ from markupsafe import Markup
 from anisoscope.results.manifest import is_grave
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.view.figure import Figure, Panel
-from anisoscope.view.page import Heading, Page, Prose, Section, Swatch, Swatches, TableCell, Verdicts, text
-from anisoscope.view.sections.findings import common_scope
+from anisoscope.view.headline import headline
+from anisoscope.view.page import Heading, Hero, Page, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.provenance import grave_box, record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate
 
-JUDGED = (
-    "A claim <em>holds</em> where the 95&nbsp;% interval of its effect lies on the claimed side of its margin, "
-    "<em>fails</em> where it lies on the other side, and is <em>undecided</em> otherwise. "
-)
 RECORD = (
     "What is needed to run it again. All numbers are in <code>table.parquet</code>, the verdicts in "
     "<code>verdicts.json</code>."
@@ -52,12 +49,16 @@ def shown(figure: Figure, caption: str, *, title: str = "", key: Sequence[Swatch
     return [*above, *([Swatches(key)] if key else []), figure, Prose(Markup(caption), css="says")]
 
 
-def verdict_section(
-    claims: Sequence[Mapping[str, Any]], note: str, *more: Any, subjects: str = "", **look: Any
-) -> Section:
-    """The first section: how claims are judged, a note of the study on it (markup), and the verdicts."""
-    table = Verdicts(claims, subjects, **{"scope": common_scope(claims), "parts": False, **look})
-    return Section("summary", "Verdicts", [prose(JUDGED + note), table, *more], "Verdicts")
+def judged_section(note: str, *more: Any) -> Section:
+    """What a study says on how its claims are judged (markup), and what belongs to it."""
+    return Section("judged", "How it was judged", [prose(note), *more], "Judged")
+
+
+def hero(panels: Sequence[Panel], title: str, caption: str, *, key: Sequence[Swatch] = (), height: int = 300) -> Hero:
+    """The first figure of a page: at most three panels."""
+    shown = tuple(replace(panel, height=height, caption="", formula="") for panel in panels[:3])
+    figure = Figure(shown, layout="single" if len(shown) == 1 else "pairs", files={"hero": {}})
+    return Hero(figure, title, [Swatches(key)] if key else [], caption)
 
 
 def data_name(run: RunView) -> str:
@@ -73,22 +74,28 @@ def page_of(
     sections: Sequence[Section],
     *,
     terms: str,
+    hero: Hero | None = None,
     heading: str = "",
     record: str = RECORD,
 ) -> Page:
-    """A page of some sections, followed by warnings, the record of the run and the glossary."""
+    """A page of some sections, followed by warnings, the record of the run and the glossary.
+
+    The finding of its verdicts is its title, `heading` where there is none.
+    """
     started, about = str(run.about.get("started", ""))[:10], run.about
     warned = [Prose(str(words)) for words in about.get("warnings") or [] if not is_grave(str(words))]
     recorded = Section("record", "Record", [*warned, *record_section([run], text(record)).parts], "Record")
     deck = f"{deck}{', ' + started if started else ''}."
-    grave = grave_box([about])
-    whole = [
-        *([Section("warnings", "Warnings", grave)] if grave else []),
-        *sections,
-        recorded,
-        terms_section(_terms(terms)),
-    ]
-    return Page(title, heading or title, whole, deck=deck, version=str(about.get("anisoscope", "")))
+    return Page(
+        title,
+        headline(run.verdicts, str(about.get("study") or "")) or heading or title,
+        [*sections, recorded, terms_section(_terms(terms))],
+        deck=deck,
+        hero=hero,
+        verdicts=run.verdicts,
+        notes=grave_box([about]),
+        version=str(about.get("anisoscope", "")),
+    )
 
 
 def _terms(words: str) -> list[tuple[str, list[str], str, list[Markup]]]:

@@ -1,4 +1,4 @@
-"""Pages as plain data: sections, each a list of parts, rendered by one template into one HTML file.
+"""Pages as plain data: a finding, a hero figure, verdicts, and sections of parts; `view.document` makes HTML of them.
 
 A part is prose, a heading, a figure, a table, a collapsible part, the controls of a figure, or a `Piece`, which has the
 same form on every page (findings, notes, the record of a run, the table of results).
@@ -6,17 +6,14 @@ same form on every page (findings, notes, the record of a run, the table of resu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
 
 from anisoscope.view.figure import Figure, Switch
-from anisoscope.view.plotly_renderer import panel_spec
 
-TEMPLATES = Path(__file__).parent / "templates"
 STROKES = {"dash": "6 4", "longdash": "10 5", "dot": "2 2.5", "dashdot": "6 3 2 3"}
 
 
@@ -166,27 +163,30 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """A table of claims with their verdicts: sign, numbers and reason."""
-
-    claims: Sequence[Mapping[str, Any]]
-    subjects: str = ""  # heading of the column of subjects; "" = none
-    scope: str = ""  # stated once; verdicts state only a different scope
-    first: str = "Claim"
-    p: bool = True
-    parts: bool = True  # whether the parts of a verdict are listed in a fold below it
-
-
-@dataclass(frozen=True)
 class Section:
-    """A section of a page, and its name in the table of contents."""
+    """A section of a page: what was found in one sentence, and parts.
+
+    Its first figure is shown with its legend and selections; text before it is behind "How to read this", everything
+    else behind a fold. A section without a figure is one fold.
+    """
 
     id: str
     title: str
     parts: Sequence[Any]
-    menu: str = ""  # "" = not in the table of contents
+    menu: str = ""  # its name in the table of contents; "" = not there
     bar: Controls | None = None  # selections that stay visible above this section and those `under` it
     under: bool = False
+    finding: str = ""
+
+
+@dataclass(frozen=True)
+class Hero:
+    """The figure that is seen first, with its legend and one sentence on what it shows."""
+
+    figure: Figure
+    title: str
+    key: Sequence[Any] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,19 +203,25 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page."""
+    """A whole page: the finding as its heading, what it rests on, the hero, the verdicts, and sections."""
 
-    title: str
-    heading: str
+    title: str  # of the window: what was measured
+    heading: str  # the finding
     sections: Sequence[Section]
-    deck: str = ""
+    deck: str = ""  # what the finding rests on
+    hero: Hero | None = None
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    random: Collection[str] = ()  # models with random weights, whose verdicts stand apart
+    beside: Sequence[Any] = ()  # beside the hero of a page without verdicts
+    notes: Sequence[Any] = ()  # what must be read before any number
     version: str = ""
     legend: Sequence[LegendEntry] = ()
     files: Sequence[Figure] = ()  # figures written as files only
 
     def walk(self) -> Iterator[Any]:
         """All parts in order, including nested ones."""
-        waiting = [part for s in self.sections for part in (*([s.bar] if s.bar else []), *s.parts)]
+        waiting = [*(self.hero.key if self.hero else ()), *self.beside, *self.notes]
+        waiting += [part for s in self.sections for part in (*([s.bar] if s.bar else []), *s.parts)]
         while waiting:
             part = waiting.pop(0)
             yield part
@@ -223,7 +229,9 @@ class Page:
                 waiting[:0] = part.parts
 
     def figures(self) -> list[Figure]:
-        return [*(part for part in self.walk() if isinstance(part, Figure)), *self.files]
+        """All figures; the hero, which is drawn first, is written as a file too."""
+        first = [replace(self.hero.figure, files=self.hero.figure.files or {"hero": {}})] if self.hero else []
+        return [*first, *(part for part in self.walk() if isinstance(part, Figure)), *self.files]
 
     def chosen(self) -> dict[str, int]:
         """The initial choice of every selection."""
@@ -238,47 +246,3 @@ def text(template: str, **values: Any) -> Markup:
     Markup('a <b>&lt;</b>')
     """
     return Markup(template).format(**values)
-
-
-def render(page: Page, links: Sequence[str] = ()) -> str:
-    """The page as HTML; `links` are the paths of its vector files, without suffix."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
-    specs: dict[str, Any] = {}
-    sections = [{**vars(s), "parts": [_shown(part, specs) for part in s.parts]} for s in page.sections]
-    on_page = (part for part in page.walk() if isinstance(part, Figure) and part.shown)
-    arrays = {name: array for figure in on_page for name, array in figure.arrays.items()}
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, **blocks)
-    made.filters["json"] = lambda value: Markup(script_json(value))
-    assets = {name: Markup((TEMPLATES / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
-    assets["plotly"] = Markup(get_plotlyjs() if specs else "")
-    content = {"sections": sections, "links": links, "specs": specs, "arrays": arrays}
-    return made.get_template("page.html.j2").render(vars(page) | content | assets)
-
-
-def _shown(part: Any, specs: dict[str, Any]) -> dict[str, Any]:
-    """A part as a record for the template; plots of figures are added to `specs` by id."""
-    if isinstance(part, Figure):
-        charts = []
-        for i, panel in enumerate(part.panels if part.shown else ()):
-            name = f"{part.id}-{i + 1}" if part.id else f"chart-{len(specs) + 1}"
-            specs[name] = panel_spec(panel)
-            charts.append({**vars(panel), "id": name})
-        return {"kind": "figure", "layout": part.layout, "charts": charts}
-    found = {"kind": type(part).__name__.lower(), **vars(part)}
-    if isinstance(part, Fold | Box):
-        found["parts"] = [_shown(inner, specs) for inner in part.parts]
-    return found
-
-
-def script_json(value: Any) -> str:
-    """JSON for a script element: without NaN, and without characters that could end the element.
-
-    >>> script_json(["</script>"])
-    '["\\\\u003c/script\\\\u003e"]'
-    """
-    from jinja2.utils import htmlsafe_json_dumps
-
-    return str(htmlsafe_json_dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")))

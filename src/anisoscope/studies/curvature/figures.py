@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from anisoscope.results.query import Query
@@ -26,10 +27,9 @@ from anisoscope.studies.curvature.gradient_figures import (
     loop_section,
     pinning_section,
 )
-from anisoscope.studies.page_parts import numeric, page_of, prose, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import hero, judged_section, numeric, page_of, prose, shown, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series
-from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell
-from anisoscope.view.sections.findings import verdict_claims
+from anisoscope.view.page import DataTable, Fold, Hero, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import number
 
@@ -188,9 +188,7 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
         "Student’s, over independent repetitions. All this is about geometry and sampling; what it takes from a "
         f"trained model is β, how widely types spread, and {_source(curves.about)}."
     )
-    subjects = "Where" if len({str(v.get("subject")) for v in run.verdicts}) > 1 else ""
-    sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, scope="")]
-    sections += [section for section in (exponent_section(curves), _scale_section(curves)) if section is not None]
+    sections = [section for section in (exponent_section(curves), _scale_section(curves)) if section is not None]
     if curves.curved:
         sections += [_frequency_section(curves), _local_section(curves)]
         sections += [gradient_section(curves)] if len(curves.query.where(metric="manifold_gradient_slope")) else []
@@ -204,7 +202,23 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     )
     words = "(a) Gradients of single rows, and their sum. (b) Tangent share of the energy."
     parabola = Section("parabola", "The parabola", [Prose(lead), *shown(parabola_figure(curves), words)], "Parabola")
-    return page_of(run, "How much curvature can be seen", deck, [*sections, parabola], terms=TERMS)
+    sections += [parabola, judged_section(note)]
+    return page_of(run, "How much curvature can be seen", deck, sections, terms=TERMS, hero=_hero(curves))
+
+
+def _hero(curves: ScaleCurves) -> Hero:
+    """What a draw by frequency shows of the curvature, and how curvature shows with scale."""
+    key = [Swatch(title(model), curves.look(model)["colour"]) for model in curves.models]
+    scales = scales_figure(curves).panels[2]
+    panels = [replace(scales, title="Normal over tangent variance, by scale")]
+    if curves.curved:
+        shown = frequency_figure(curves).panels[2]
+        panels.insert(0, replace(shown, title="Visible by frequency, relative to a uniform draw", legend=False))
+    caption = (
+        "Surfaces of known curvature. Left: how much of the curvature is seen when tokens are drawn by frequency; 1 is "
+        "no effect of frequency. Right: curvature shows more at larger scales; dashed is the theory."
+    )
+    return hero(panels, "How much curvature can be seen", caption, key=key)
 
 
 def _source(about: Mapping[str, Any]) -> str:

@@ -13,12 +13,11 @@ from rich.table import Table as RichTable
 
 from anisoscope.results.quantity import Mark, mean
 from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.studies.page_parts import data_name, files, numeric, page_of, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import data_name, files, hero, judged_section, numeric, page_of, shown, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series
 from anisoscope.view.matplotlib_renderer import slug
-from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, TableCell
-from anisoscope.view.sections.findings import verdict_claims
+from anisoscope.view.page import DataTable, Fold, Heading, Hero, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.subjects import DrawnSite, RunView
 from anisoscope.view.words import number, step_words, strided
 
@@ -203,11 +202,21 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
         "its interval over eight folds of them. Effects of repairs are paired with raw rows, token by token, at the "
         "last checkpoint, and averaged over sites. A verdict is about its model alone."
     )
-    subjects = "Model" if len(models) > 1 else ""
-    sections = [verdict_section(verdict_claims(run.verdicts), note, subjects=subjects, first="Statement")]
-    sections += [_model_section(model, "" if len(models) == 1 else f"-{slug(model.name)}") for model in models]
-    heading, terms = "Does the geometry matter?", _terms(run.about["config"])
-    return page_of(run, "Does the geometry matter", deck, sections, terms=terms, heading=heading)
+    sections = [_model_section(model, "" if len(models) == 1 else f"-{slug(model.name)}") for model in models]
+    sections.append(judged_section(note))
+    terms = _terms(run.about["config"])
+    first = _hero(models[0]) if models else None
+    return page_of(run, "Does the geometry matter?", deck, sections, terms=terms, hero=first)
+
+
+def _hero(model: ModelNumbers) -> Hero:
+    """Loss over depth of raw and repaired rows."""
+    caption = (
+        "Loss when the rows of one block are repaired (made more isotropic): inside the running model, and read by a "
+        "fresh linear readout. Where the lines coincide, the geometry does not matter for the loss."
+    )
+    key = [*KEY, Swatch("the model itself", "@ink", "dash")]
+    return hero(loss_figure(model, "").panels, f"Loss of raw and repaired rows, {model.name}", caption, key=key)
 
 
 def _model_section(model: ModelNumbers, of: str) -> Section:

@@ -12,12 +12,11 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.quantity import Bounds, Mark, over_seeds
 from anisoscope.results.query import Query
-from anisoscope.studies.page_parts import data_name, files, numeric, page_of, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import data_name, files, hero, judged_section, numeric, page_of, shown, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, numbers_in, points, series, value_axis
-from anisoscope.view.page import DataTable, Fold, Page, Prose, Section, Swatch, TableCell, Verdicts, text
-from anisoscope.view.sections.findings import common_scope, verdict_claims
+from anisoscope.view.page import DataTable, Hero, Page, Prose, Section, Swatch, TableCell, text
 from anisoscope.view.subjects import RunView
-from anisoscope.view.words import Catalogue, listed, neat, number, plural, step_words, strided
+from anisoscope.view.words import Catalogue, number, plural, step_words, strided
 
 ARMS = {
     "softmax": "ordinary softmax",
@@ -29,7 +28,6 @@ ARMS = {
 HUES = dict(zip(ARMS, (6, 0, 2, 1, 3), strict=True))
 MARKERS = dict(zip(ARMS, ("circle", "square", "diamond", "triangle-up", "triangle-down"), strict=True))
 RELATIVE = "relative_drift"  # ‖mean‖ / mean ‖·‖, computed from drift and mean norm
-QUESTIONS = ("anisotropy_without_drift", "sharpness_needs_drift")  # the claims that the study tests
 LOSS, COSINE = ("training", "probe_loss"), ("resid", "average_cosine")
 LAST = (
     ("query", RELATIVE, "Relative drift of queries"),
@@ -245,32 +243,24 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
         "Arms of one seed have the same initial weights, text and batches, and differences of losses are paired by "
         "seed. Intervals are Student’s over three or more seeds; with fewer both questions stay undecided."
     )
-    claims = [_with_seeds(claim, run.verdicts) for claim in verdict_claims(run.verdicts)]
-    asked, others = ([c for c in claims if (c["name"] in QUESTIONS) == wanted] for wanted in (True, False))
     losses = [Prose(sentence) for numbers in sizes if (sentence := loss_sentence(numbers))]
-    sections = [verdict_section(asked, note, *losses, subjects="Arms", first="Statement")]
-    sections += [_size_section(numbers, "" if len(sizes) == 1 else f"-{numbers.size}") for numbers in sizes]
-    if others:
-        table = Verdicts(others, "Arms", common_scope(others), first="Statement", parts=False)
-        parts = [Prose("Told for each arm by itself, whatever its attention."), Fold(f"{len(others)} claims", [table])]
-        sections.append(Section("others", "Other claims about the same runs", parts))
-    return page_of(run, "Sharpness and drift", deck, sections, terms=TERMS, heading="Does sharp attention need drift?")
+    sections = [_size_section(numbers, "" if len(sizes) == 1 else f"-{numbers.size}") for numbers in sizes]
+    sections.append(judged_section(note, *losses))
+    first = _hero(sizes[-1])
+    return page_of(run, "Does sharp attention need drift?", deck, sections, terms=TERMS, hero=first)
 
 
-def _with_seeds(claim: dict[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A claim whose rows also list the result of each seed, and whether an effect has vanished at the last step."""
-    for row in claim["rows"]:
-        verdict = next(v for v in verdicts if (v["claim"], v["subject"]) == (claim["name"], row["subject"]))
-        details = verdict.get("details") or {}
-        row["by_seed"] = "" if row["seeds"] else listed([neat(each["effect"]) for each in details.get("per_seed", [])])
-        aspects = {name: each["status"] for name, each in details.get("aspects", {}).items()}
-        # a rise early that is not there late; files of older rules tell the last step
-        transient = aspects.get("early") == "holds" and aspects.get("late") not in (None, "holds")
-        transient |= row["status"] == "holds" and aspects.get("at the end") == "fails"
-        row["under"] = ["transient: a rise early that is not told late"] if transient else []
-        statuses = [f"{seed['scope'].replace('for ', '')}: {seed['status']}" for seed in row["seeds"]]
-        row["under"] += [", ".join(statuses)] if statuses else []
-    return claim
+def _hero(numbers: ArmNumbers) -> Hero:
+    """Anisotropy and sharpness of every kind of attention over training."""
+    panels = [over_training(numbers, COSINE, "Anisotropy of the blocks", "average cosine")]
+    if numbers.measured("attention_sharpness"):
+        panels.append(over_training(numbers, ("scores", "attention_sharpness"), "Sharpness of attention"))
+    caption = (
+        "The same decoder with five kinds of attention. With means removed, queries and keys cannot drift; uniform "
+        "attention has no scores at all. Whiskers: 95 % over seeds."
+    )
+    key = [Swatch(ARMS[arm], series(HUES[arm])) for arm in numbers.arms]
+    return hero(panels, f"Five kinds of attention over training, {numbers.size}", caption, key=key)
 
 
 def _size_section(numbers: ArmNumbers, of: str) -> Section:

@@ -17,12 +17,12 @@ from rich.table import Table as RichTable
 
 from anisoscope.results.quantity import Bounds, Mark, over_seeds
 from anisoscope.results.query import Query
-from anisoscope.studies.page_parts import files, numeric, page_of, shown, verdict_section, words_of
+from anisoscope.studies.page_parts import files, hero, judged_section, numeric, page_of, shown, words_of
 from anisoscope.view.console import new_table
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, brief, points, sequence, series, value_axis
 from anisoscope.view.matplotlib_renderer import slug
-from anisoscope.view.page import DataTable, Fold, Heading, Page, Prose, Section, Swatch, TableCell, text
-from anisoscope.view.sections.findings import verdict_claims
+from anisoscope.view.page import DataTable, Fold, Heading, Hero, Page, Prose, Section, Swatch, TableCell, text
+from anisoscope.view.sections.gradients import courses
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import Catalogue, few, listed, number, plural
 
@@ -337,8 +337,8 @@ def study_page(
         f"One transformer block at initialisation whose inputs share a bias: {', '.join(families)}; "
         f"{size.get('sequences')} sequences of {size.get('length')} positions, {plural(curves.seeds, 'seed')}"
     )
-    sections = [_verdicts(curves, run), *_reference_section(curves), *_growth_section(curves)]
-    sections += [_family_section(curves, name, histograms or {}) for name in families]
+    sections = [_family_section(curves, name, histograms or {}) for name in families]
+    sections += [*_reference_section(curves), *_growth_section(curves), _judged(curves, run)]
     inits = listed([INITS.get(init, init) for init in curves.of_axis("init")])
     widths, biases = listed(list(map(str, curves.of_axis("width")))), listed([f"{bias:g}" for bias in curves.biases])
     record = (
@@ -346,10 +346,38 @@ def study_page(
         "(there a row has an interval over the sequences of its one seed), histograms of scores in "
         "<code>arrays/histograms.safetensors</code>, the verdicts in <code>verdicts.json</code>."
     )
-    return page_of(run, "Blocks before any training", deck, sections, terms=TERMS, record=record)
+    return page_of(run, "Blocks before any training", deck, sections, terms=TERMS, record=record, hero=_hero(curves))
 
 
-def _verdicts(curves: BiasCurves, run: RunView) -> Section:
+def _hero(curves: BiasCurves) -> Hero:
+    """Anisotropy of what goes in and what comes out over the bias, and entropy of the attention, by family."""
+    leads: dict[str, CurveArm] = {}
+    for arm in sorted(curves.leading_arms(), key=lambda arm: not arm.norm):
+        leads.setdefault(arm.family, arm)
+    cosines: list[Series] = []
+    entropies: list[Series] = []
+    for i, (family, arm) in enumerate(leads.items()):
+        look: dict[str, Any] = {"colour": series(i)}
+        cosines += curve(curves, arm, COSINE_IN, f"{family}, input", log=False, dash="dot", hollow=True, **look)
+        cosines += curve(curves, arm, COSINE_OUT, f"{family}, output", log=False, **look)
+        entropies += curve(curves, arm, ENTROPY, family, log=False, **look)
+    unit = Axis(rules=True, bounds=(-0.04, 1.04))
+    alts = [
+        f"{name} against the bias: {courses(drawn)}"
+        for name, drawn in (("Average cosine", cosines), ("Entropy", entropies))
+    ]
+    panels = [bias_panel(curves, unit, cosines, title="Average cosine of inputs and outputs", alt=alts[0])]
+    panels.append(bias_panel(curves, unit, entropies, title="Entropy of attention / log m", alt=alts[1]))
+    key = [Swatch(family, series(i)) for i, family in enumerate(leads)]
+    key += [Swatch("inputs", "@ink", "dot")]
+    caption = (
+        "Blocks with random weights are given rows that share a bias of growing size. Left: how alike rows are going "
+        "in and coming out, 1 is one direction. Right: 1 is attention spread evenly, 0 on one key."
+    )
+    return hero(panels, "Before any training, over the size of the bias", caption, key=key)
+
+
+def _judged(curves: BiasCurves, run: RunView) -> Section:
     ratios = listed([f"{ratio:.2g} for {family}" for family, ratio in curves.norm_ratios().items()])
     note = (
         "With several arms (initialisation, width, kind of inputs) the numbers are those of the arm that decides. The "
@@ -360,15 +388,15 @@ def _verdicts(curves: BiasCurves, run: RunView) -> Section:
         + "; what counts is N against ‖x‖. Seeds are the independent samples – each has tokens, direction and weights "
         "of its own – and intervals are Student’s over three or more of them; with fewer nothing general is said."
     )
-    claims = verdict_claims(run.verdicts)
     body = [
-        [TableCell(text("<code>{n}</code>", n=claim["name"])), row["subject"], part["name"],
-         *numeric(part["effect"], part["interval"] or "–"), part["status"] or "told, not judged"]
-        for claim in claims for row in claim["rows"] for part in row["parts"]
+        [TableCell(text("<code>{n}</code>", n=verdict["claim"])), verdict["subject"], part["name"],
+         *numeric(words_of(Mark(part["effect"], part["low"], part["high"]))), part["status"] or "told, not judged"]
+        for verdict in run.verdicts for part in (verdict.get("details") or {}).get("parts") or ()
+        if part.get("effect") is not None
     ]  # fmt: skip
-    heads = ["Claim", "Family", "Arm", *numeric("Effect", text("95&nbsp;% interval")), "Status"]
+    heads = ["Claim", "Family", "Arm", *numeric("Effect"), "Status"]
     table = DataTable([heads], [body], "Every arm by itself", "plain wide", numeric=99)
-    return verdict_section(claims, note, Fold("Every arm by itself", [table]), subjects="Family", p=False)
+    return judged_section(note, Fold("Every arm by itself", [table]))
 
 
 def reference_rows(curves: BiasCurves) -> list[list[TableCell]]:

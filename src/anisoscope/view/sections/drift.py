@@ -245,6 +245,19 @@ def _where(points: Sequence[Record], name: str = "") -> list[str]:
 # -- modalities --------------------------------------------------------------------------------------------------------
 
 
+def modality_hero(found: Comparison) -> page.Hero | None:
+    """Average cosine over depth of every model, by modality, as the first figure of a page; None for one modality."""
+    if len(found.modalities) < 2:
+        return None
+    axes = Depth(1, relative=True).axis(), Axis("average cosine", rules=True)
+    means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in in_front(bundles_of(found.rows))[0][:8]]
+    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
+    shown = Figure((Panel(*axes, modality_series(found), alt=alt, height=320),), layout="wide", files={"hero": {}})
+    key = Swatches([Swatch(modality, colour_of(modality)) for modality in found.modalities])
+    caption = "How alike the directions of rows are in every model: 0 spread evenly, 1 a single direction."
+    return page.Hero(shown, "Average cosine over depth, by modality", [key], caption)
+
+
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
     """The section that compares modalities, with the profile of every model; None for a single modality."""
     if len(found.modalities) < 2:

@@ -6,7 +6,7 @@ overlap; layers of one model are not independent.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,7 +14,7 @@ from typing import Any
 
 from anisoscope.results.quantity import Quantity, mean, mean_of
 from anisoscope.results.query import FIRST_OUTLIER, Row
-from anisoscope.view.page import DataTable, Heading, PageFinding, Prose, TableCell
+from anisoscope.view.page import PageFinding
 from anisoscope.view.subjects import About, ProfileRows, Subject, known, random_models, short_names
 from anisoscope.view.words import (
     Catalogue,
@@ -23,12 +23,10 @@ from anisoscope.view.words import (
     listed,
     neat,
     number,
-    p_words,
     plural,
     shortened,
     site_phrase,
     spans,
-    title_of,
 )
 
 BIASED_ABOVE = 15  # TwoNN at 4096 rows: true 20 reads 17.6, true 50 reads 33.7
@@ -57,6 +55,28 @@ def find(rows: ProfileRows, catalogue: Catalogue) -> list[PageFinding]:
     # No line break between a value and its interval.
     whole = {topic: tuple(text.replace(" ± ", "\u00a0±\u00a0") for text in texts) for topic, texts in findings.items()}
     return [PageFinding(topic, texts) for topic, texts in whole.items() if texts]
+
+
+def profile_headline(rows: ProfileRows, catalogue: Catalogue) -> str:
+    """The finding of a profile in one sentence: how alike the directions of rows are over depth, or between models."""
+    first = rows.subjects[0] if rows.subjects else None
+    if len(rows.subjects) > 1:
+        told = _comparison(rows, catalogue)
+        return told[0] if told else ""
+    line = _body(rows.line(first, "average_cosine")) if first else []
+    if len(line) < 2:
+        told = [text for finding in find(rows, catalogue) for text in finding.texts if finding.topic != "Caution"]
+        return told[0] if told else ""
+    low, high = min(line, key=VALUE), max(line, key=VALUE)
+    spread = f"{number(line[0].value, 2)} {site_phrase(line[0].layer, line[0].kind)}"
+    if not apart(low, high):
+        alike = f"are equally alike in direction at every layer: average cosine {number(low.value, 2)}"
+        return f"Rows of {first.label} {alike} to {number(high.value, 2)}." if first else ""
+    end = line[-1] if high in (line[0], line[-1]) else high
+    way = "ever more" if end.value > line[0].value else "ever less"
+    peak = "" if end is line[-1] else " up to the middle"
+    where = f"{number(end.value, 2)} {site_phrase(end.layer, end.kind)}"
+    return f"Rows of {first.label} point {way} the same way{peak}: average cosine {spread}, {where}." if first else ""
 
 
 def _each(rows: ProfileRows, tell_one: Callable[[ProfileRows, Subject], str]) -> list[str]:
@@ -289,32 +309,7 @@ def _caution(rows: ProfileRows) -> list[str]:
 
 
 MARKS = {"holds": "✓", "fails": "✕", "undecided": "?"}  # beside the word, so that colour is not needed
-TELL_SUBJECTS = 6  # with more subjects only totals are given
 COUNTED = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": ("is undecided", "are undecided")}
-
-
-def verdict_claims(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The measured claims in order, each with a row for every subject it was tested on.
-
-    Rows of models with `random` weights are separate, unless a claim has no others.
-    """
-    claims: dict[str, dict[str, Any]] = {}
-    tested = measured(verdicts)
-    for verdict in leading(tested):
-        name = str(verdict.get("claim") or "")
-        statement = str(verdict.get("statement") or title_of(name))
-        seeds = [_row(v) for v in tested if v is not verdict and _same(v, verdict)]
-        claim = claims.setdefault(name, {"name": name, "statement": statement, "rows": []})
-        claim["rows"].append(_row(verdict) | {"seeds": seeds})
-    for claim in claims.values():
-        rows = claim["rows"]
-        drawn = [row for row in rows if is_random(row["subject"], random)]
-        drawn = [] if len(drawn) == len(rows) else drawn
-        models = len({row["subject"].partition(", ")[0] for row in drawn})
-        stacks = f", {len(drawn)} stacks" if len(drawn) > models else ""
-        words = f"{plural(models, 'model')} with random weights{stacks}: {status_counts(drawn)}" if drawn else ""
-        claim |= {"rows": [row for row in rows if row not in drawn], "random": drawn, "random_words": words}
-    return list(claims.values())
 
 
 def is_random(subject: str, random: Collection[str]) -> bool:
@@ -374,74 +369,15 @@ def unmeasured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{claim} ({shortened(list(who))})" if claim in tested else claim for claim, who in found.items()]
 
 
-def _row(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """A verdict as a row of the page, with its parts where they are listed."""
-    status = str(verdict.get("status") or "undecided")
-    p, margin = finite(verdict.get("p")), finite(verdict.get("margin"))
-    parts = [part for part in _detail(verdict, "parts") or [] if finite(part.get("effect")) is not None]
-    return {
-        **{name: str(verdict.get(name) or "") for name in ("subject", "why", "scope")},
-        "status": status,
-        "look": status if status in MARKS else "undecided",
-        "mark": MARKS.get(status, "?"),
-        "effect": neat(verdict.get("effect")),
-        "interval": _interval(verdict),
-        "margin": "" if margin is None else neat(margin),
-        "p": "" if p is None else p_words(p),
-        "parts": [
-            {name: str(part.get(name) or "") for name in ("name", "status")}
-            | {"effect": neat(part["effect"]), "interval": _interval(part)}
-            for part in parts
-        ],
-        "seeds": [],
-        "under": [],
-        "by_seed": "",
-        "alone": ALONE if stands(verdict) is False else "",
-        "robust": _robust_row(verdict),
-    }
-
-
 def _interval(part: Mapping[str, Any]) -> str:
     low, high = finite(part.get("low")), finite(part.get("high"))
     return "" if low is None or high is None else f"{neat(low)} to {neat(high)}"
-
-
-def common_scope(claims: Sequence[Mapping[str, Any]]) -> str:
-    """The most common scope of the verdicts; it is stated once, and other scopes beside their verdicts."""
-    scopes = Counter(row["scope"] for claim in claims for row in claim["rows"] if row["scope"]) or {"": 1}
-    return max(scopes, key=lambda scope: scopes[scope])
-
-
-def verdict_counts(verdicts: Sequence[Mapping[str, Any]], random: Collection[str] = ()) -> str:
-    """Sentences on how many claims hold and which could not be tested; only totals for many subjects.
-
-    >>> verdict_counts([{"subject": "a", "status": "holds"}, {"subject": "a", "status": "fails"}])
-    'Of 2 claims, 1 holds and 1 fails.'
-    >>> verdict_counts([{"subject": name, "status": "holds"} for name in "abcdefg"], random=["g"])
-    'Of 7 verdicts, 7 hold; without 1 on models with random weights, 6 hold.'
-    """
-    tested, absent = leading(measured(verdicts)), unmeasured(verdicts)
-    subjects: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for verdict in tested:
-        subjects[str(verdict.get("subject") or "")].append(verdict)
-    if len(subjects) > TELL_SUBJECTS:
-        clauses = [f"of {plural(len(tested), 'verdict')}, {status_counts(tested)}"]
-        trained = [v for v in tested if not is_random(str(v.get("subject") or ""), random)]
-        rest = f"without {len(tested) - len(trained)} on models with random weights, {status_counts(trained)}"
-        clauses += [rest] if 0 < len(trained) < len(tested) else []
-    else:
-        prefixes = {name: f"for {name}, of" if len(subjects) > 1 else "of" for name in subjects}
-        clauses = [f"{prefixes[name]} {plural(len(v), 'claim')}, {status_counts(v)}" for name, v in subjects.items()]
-    text = "; ".join(clauses)
-    sentences = [f"{text[:1].upper()}{text[1:]}."] if text else []
-    return " ".join([*sentences, *([f"Not measured here: {listed(absent)}."] if absent else [])])
 
 
 # -- the grid of claims × models ---------------------------------------------------------------------------------------
 
 LEVEL = 0.05  # of the error over the whole grid
 ALONE = "alone, not over the grid"
-TOGETHER = "others"  # the column of subjects that only one claim speaks of
 
 
 def stands(verdict: Mapping[str, Any]) -> bool | None:
@@ -473,59 +409,6 @@ def grid_words(verdicts: Sequence[Mapping[str, Any]]) -> str:
     verb = "stands" if standing == 1 else "stand"
     at_rate = f"{rate} at a false discovery rate of 5 % (Benjamini–Yekutieli)"
     return f"Of {plural(len(decided), 'decided verdict')} {standing} {verb} {over}, {at_rate}."
-
-
-def verdict_grid(verdicts: Sequence[Mapping[str, Any]]) -> DataTable | None:
-    """The grid: a row for each claim, a column for each subject; None with fewer than two verdicts.
-
-    Subjects that only one claim speaks of, such as all models together, share the last column.
-    """
-    grid = [v for v in verdicts if finite(v.get("p_holm")) is not None]
-    counts = Counter(str(v.get("subject") or "") for v in grid)
-    columns = [subject for subject, count in counts.items() if count > 1] or list(counts)
-    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
-    for verdict in grid:
-        subject = str(verdict.get("subject") or "")
-        place = subject if subject in columns else TOGETHER
-        cells.setdefault(str(verdict.get("claim")), {}).setdefault(place, []).append(verdict)
-    if len(grid) < 2:
-        return None
-    columns += [TOGETHER] if any(TOGETHER in row for row in cells.values()) else []
-    heads = [TableCell("Claim"), *(TableCell(column or "all", css="who") for column in columns)]
-    body = [
-        [TableCell(name, head=True), *(_grid_cell(row.get(column, [])) for column in columns)]
-        for name, row in cells.items()
-    ]
-    return DataTable([heads], [body], "Claims by models", "plain verdict-grid", numeric=99)
-
-
-def _grid_cell(verdicts: Sequence[Mapping[str, Any]]) -> TableCell:
-    """The marks of the verdicts of one claim in one column; the title has their p."""
-    marks, titles, looks = [], [], {"cell"}
-    for verdict in verdicts:
-        status, alone = str(verdict.get("status")), stands(verdict) is False
-        marks.append(MARKS.get(status, "?") + (" alone" if alone else ""))
-        single, over = (p_words(finite(verdict.get(p))) for p in ("p_decision", "p_holm"))
-        told = "" if status == "undecided" else f": p {single}, over the grid {over} (Holm)"
-        titles.append(f"{verdict.get('subject') or verdict.get('claim')} {status}{told}")
-        looks |= {status if status in MARKS else "undecided", *(["alone"] if alone else [])}
-    look = looks if len(verdicts) == 1 else {"cell"}  # several in one cell may differ
-    return TableCell(", ".join(marks), title="; ".join(titles), css=" ".join(sorted(look)))
-
-
-def grid_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The grid on a page, with what is counted; nothing for verdicts without corrected p."""
-    grid, words = verdict_grid(verdicts), grid_words(verdicts)
-    if grid is None or not words:
-        return []
-    how = (
-        " With many claims on many models some are decided by luck. Here every measured verdict counts, undecided ones "
-        "too: p of a decision is that of its interval against its margin (the weakest part of one that holds; the "
-        "strongest of one that fails, times their number), and “alone” marks those with p above 5 % once it is "
-        f"adjusted over the grid, so that any wrong one among the others is that rare. {MARKS['holds']} holds, "
-        f"{MARKS['fails']} fails, {MARKS['undecided']} undecided."
-    )
-    return [Heading("All verdicts together"), Prose((words + how).replace(" %", "\u00a0%")), grid]
 
 
 # -- the same verdicts under other choices -----------------------------------------------------------------------------
@@ -573,8 +456,3 @@ def not_measured(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     """The kinds of alternatives that were not measured for some verdict."""
     kinds = [kind for verdict in verdicts for kind in (_detail(verdict, "robust") or {}).get("missing") or ()]
     return list(dict.fromkeys(kinds))
-
-
-def _robust_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    groups = [{"kind": kind, "badges": badges} for kind, badges in badge_groups(verdict)]
-    return {"groups": groups, "words": robust_words(verdict)} if groups else {}

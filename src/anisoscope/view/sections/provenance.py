@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 from anisoscope.results.manifest import gravest_first, is_grave
 from anisoscope.results.modality import MODALITIES, TEXT
@@ -49,18 +48,6 @@ CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
 )
 
 
-def partial_banner(head: Mapping[str, Any]) -> list[Prose]:
-    """The banner of a run that stopped before its end."""
-    if not head["partial"]:
-        return []
-    whose = f"{head['partial']} of {head['runs']} runs" if head["runs"] > 1 else "This run"
-    words = (
-        "<strong>Partial results.</strong> {whose} stopped before the end; what follows is what had been finished. "
-        "The same command with <code>--resume</code> goes on from here."
-    )
-    return [Prose(text(words, whose=whose), css="banner")]
-
-
 def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
     """The models and data of a page as text; of more than three models the first two are named."""
     shorten = short_names(names)
@@ -75,24 +62,30 @@ def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
             days.append(started)
     return {
         "title": f"{', '.join(shown[:2])} and {others} more" if others else listed(shown),
-        "names": shown[:2] if others else shown,
-        "others": others,
         "data": data_phrase(abouts),
-        "partial": sum(about.get("status", "complete") != "complete" for about in abouts),
-        "runs": len(abouts),
         "version": ", ".join(dict.fromkeys(str(about["anisoscope"]) for about in abouts if about.get("anisoscope"))),
         "started": listed(list(dict.fromkeys(days))),
     }
 
 
-def heading(head: Mapping[str, Any], manner: str) -> Any:
-    """The heading of a page: the models, and how they were measured."""
-    names = [text('<span class="name"><i>{n}</i>,</span>', n=name) for name in head["names"]]
-    if head["others"]:
-        names.append(text("and {n} more,", n=head["others"]))
-    elif len(names) > 1:
-        names[-2] = text('<span class="name"><i>{n}</i></span> and', n=head["names"][-2])
-    return text(" ").join([text("The geometry of"), *names, text(manner)])
+def rests_on(head: Mapping[str, Any], abouts: Sequence[About], when: str = "", *more: str) -> Any:
+    """What the finding of a page rests on, in one line: data, steps, seeds, day, and whether the run has ended."""
+    parts = [f"Measured on {head['data']}" if head["data"] else "", when, *more, head["started"]]
+    words = text("{words}.", words=", ".join(part for part in parts if part)) if any(parts) else text("")
+    states = [str(about.get("status", "complete")) for about in abouts]
+    if left := [state for state in states if state != "complete"]:
+        going = "running" in left
+        whose = f"{len(left)} of {len(states)} runs" if len(states) > 1 else "This run"
+        verb = ("are" if len(left) > 1 and len(states) > 1 else "is") if going else ""
+        told = (
+            f"{verb} still going: what is shown is what was measured so far"
+            if going
+            else ("stopped before the end; the same command with --resume goes on from here")
+        )
+        words += text(" <strong>Partial results.</strong> {whose} {told}.", whose=whose, told=told)
+    if count := len([warning for warning in warnings(abouts) if not is_grave(warning)]):
+        words += text(' <a href="#dropped">{n}</a>.', n=plural(count, "note"))
+    return words
 
 
 def row_noun(words: str, count: int = 2) -> str:
@@ -228,21 +221,13 @@ def _parted(words: str, names: Collection[str]) -> tuple[list[str], str]:
 
 
 def grave_box(abouts: Sequence[About]) -> list[Any]:
-    """A box with the warnings that must be read before any number, above everything else of the page."""
+    """The warnings that must be read before any number, below the finding: the first, and a fold with the others."""
     grave = [words for words in warnings(abouts) if is_grave(words)]
-    return (
-        [page.Box([Heading("Read this first"), page.Piece("listing", grave)], "warnings", "Warnings")] if grave else []
-    )
-
-
-def warnings_box(abouts: Sequence[About]) -> list[Any]:
-    """A box with the first few of the other warnings, for the summary of the page."""
-    texts = [words for words in warnings(abouts) if not is_grave(words)]
-    if not texts:
+    if not grave:
         return []
-    parts: list[Any] = [Heading("Warning" if len(texts) == 1 else "Warnings"), page.Piece("listing", texts[:5])]
-    more = [Prose(text('<a href="#dropped">{n} more below.</a>', n=len(texts) - 5))] if len(texts) > 5 else []
-    return [page.Box([*parts, *more], "warnings", "Warnings")]
+    first = Prose(text("<strong>Read this first.</strong> {words}", words=grave[0]))
+    more = [page.Fold(f"{len(grave) - 1} more", [page.Piece("listing", grave[1:])], css="behind")]
+    return [page.Box([first, *(more if len(grave) > 1 else [])], "warnings", "Warnings")]
 
 
 def dropped(abouts: Sequence[About]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -408,7 +393,7 @@ def table_section(query: Query, *, most: int | None = None) -> Section:
 
 
 def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
-    """The download of a page as a data URI, from which its script reads the table: all rows that are not per head.
+    """The download of a page, from which its script reads the table: all rows that are not per head.
 
     Of more than `most` rows the most important.
     """
@@ -423,6 +408,5 @@ def page_table(query: Query, *, most: int | None = None) -> dict[str, Any]:
         kept = kept.at_last_step("source", "model", "seed")
         left_out.append("all steps but the last")
     shown = kept.first(most)
-    href = "data:text/csv;charset=utf-8," + quote(shown.csv(COLUMNS), safe=",;=:/()")
     sizes = {"rows": len(shown), "total": len(plain), "heads": len(query) - len(plain)}
-    return {"href": href, "gone": left_out, "cut": len(kept) > most, **sizes}
+    return {"csv": shown.csv(COLUMNS), "gone": left_out, "cut": len(kept) > most, **sizes}

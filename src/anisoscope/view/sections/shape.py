@@ -17,7 +17,7 @@ from typing import Any
 from anisoscope.results.query import seeds_mean, step_mean
 from anisoscope.view import figure, words
 from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Series, Switch, choice, series, value_axis
-from anisoscope.view.page import Controls, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
+from anisoscope.view.page import Controls, Hero, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
 from anisoscope.view.sections import gradients
 from anisoscope.view.sections.gradients import Gradients, Measure
 from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
@@ -286,6 +286,29 @@ def shape_sections(rows: TrainingRows, shape: Shape, row_parts: Sequence[Any]) -
     switch = Switch("shape", (gradients.measure_choice(shape.measures, shape.default), moments))
     course, grid = _course_section(rows, shape, switch), _grid_section(rows, shape)
     return [course, grid, _moment_section(rows, shape, row_parts), *_dimension_sections(rows, shape)]
+
+
+def depth_hero(rows: TrainingRows, shape: Shape) -> Hero | None:
+    """The measure shown first over depth at the last step, a line for each arm, as the first figure of a page."""
+    m = shape.default
+    drawn, measure = [], shape.measures[m]
+    for arm in (arm for arm in shape.arms if shape.there[m, arm.index]):
+        places = [shape.sites[m][i] for i in shape.there[m, arm.index]]
+        rows_at = [(site, known(arm_line(rows, arm, measure, site))) for site in places if site.kind != "final"]
+        ends = [(site, line[-1]) for site, line in rows_at if line]
+        x = [round(site.layer / max(1, arm.blocks), 4) for site, _ in ends]
+        where = [site.name for site, _ in ends]
+        look: dict[str, Any] = {"colour": series(arm.index), "size": 4.5, "owner": arm.line, "where": where}
+        seeds = "seeds from" if len(arm.subjects) > 1 else "interval"
+        drawn += [figure.points(arm.label, x, [row for _, row in ends], reach=seeds, **look)] if ends else []
+    if not drawn:
+        return None
+    y = value_axis(figure.numbers_in([Panel(series=tuple(drawn))]), measure.label)
+    alt = f"{measure.label} over relative depth at the last step. {gradients.courses(drawn, 6)}"
+    panel = Panel(Depth(1, relative=True).axis(), y, tuple(drawn), alt=alt, height=330)
+    bands = "Bands run over seeds." if shape.seeds > 1 else "Bands are 95 % intervals over contexts."
+    title = f"{measure.label} over depth at the last step"
+    return Hero(Figure((panel,), layout="single", files={"hero": {}}), title, [Key()], f"{measure.says} {bands}")
 
 
 def beside(panels: Sequence[Panel]) -> str:

@@ -6,15 +6,30 @@ Two values are called different only if their intervals do not overlap; steps an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
-from anisoscope.results.query import Query, largest_gap, seeds_mean, with_options
+from anisoscope.results.query import Query, envelope, largest_gap, seeds_mean, with_options
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
-from anisoscope.view.page import DataTable, Fold, Heading, Key, Page, Prose, Section, Swatch, Swatches, TableCell, text
+from anisoscope.view.headline import headline
+from anisoscope.view.page import (
+    DataTable,
+    Fold,
+    Heading,
+    Hero,
+    Key,
+    Page,
+    Prose,
+    Section,
+    Swatch,
+    Swatches,
+    TableCell,
+    text,
+)
 from anisoscope.view.plotly_renderer import panel_spec
 from anisoscope.view.sections import drift, findings, gradients, provenance
 from anisoscope.view.sections import shape as shapes
@@ -42,38 +57,167 @@ THIN = 0.9
 def training_page(
     runs: Sequence[RunView], catalogue: Catalogue, comparison: Comparison, head: Mapping[str, Any]
 ) -> Page:
-    """The training page: verdicts, gradients, geometry over training, sections shared by all pages, and the record."""
+    """The training page: the finding, the hero, verdicts; gradients, geometry over training, and the record."""
     rows = TrainingRows(runs)
     verdicts = [verdict for run in runs for verdict in run.verdicts]
     (energy, maps, frequency, elsewhere), found = _gradient_sections(rows, catalogue)
     shape = shapes.make_shape(rows, catalogue)
-    claims = findings.verdict_claims(verdicts, subjects.random_models(rows.abouts)[0])
+    seen = {one.topic: one.texts for one in (*drift.modality_findings(comparison), *find_training(found))}
     sections = [
-        _summary(rows, comparison, head, verdicts, claims, found),
-        energy,
-        maps,
+        _found(energy, seen.get("Energy")),
+        _found(maps, seen.get("Layers")),
         *(shapes.shape_sections(rows, shape, row_parts(rows, shape, runs)) if shape else ()),
         ablation_section(rows, catalogue, shape, verdicts) if shape else None,
-        drift.modality_section(comparison, claimed=bool(claims)),
+        _found(drift.modality_section(comparison, claimed=bool(verdicts)), seen.get("Modality")),
         drift.drift_section(comparison),
         *attention_sections(runs, catalogue),
-        frequency,
+        _found(frequency, seen.get("Frequency")),
         concepts_section([concept for run in runs for concept in run.concepts]),
         elsewhere,
-        _loss_section(rows, catalogue),
+        _found(_loss_section(rows, catalogue), seen.get("Loss")),
         None if shape else _last_profiles(runs, catalogue, rows),
+        _seen_section(rows, seen),
         _left_out([*found.left_out.values(), *(shape.left_out.values() if shape else ())]),
         provenance.table_section(Query(*(run.table for run in runs)), most=provenance.PAGE_ROWS),
         provenance.dropped_section(rows, catalogue),
         provenance.record_section(runs),
         provenance.glossary_section(catalogue, rows.metrics()),
     ]
-    when = _steps_words(rows)
-    measured = " ".join(part for part in ("Measured", f"on {head['data']}" if head["data"] else "", when) if part)
-    deck = ", ".join(part for part in (measured if head["data"] or when else "", head["started"]) if part)
-    heading = provenance.heading(head, "step by step" if when else "under its gradients")
-    look: dict[str, Any] = {"deck": f"{deck}." if deck else "", "version": head["version"], "legend": _legend(rows)}
-    return Page(head["title"], heading, [section for section in sections if section is not None], **look)
+    manner = "step by step" if len(rows.steps) > 1 else "under its gradients"
+    title = f"The geometry of {head['title']}, {manner}"
+    told = seen.get("Energy") or seen.get("Modality") or seen.get("Loss") or (title,)
+    study = next((str(about.get("study")) for about in rows.abouts if about.get("study")), "")
+    claimed = bool(findings.measured(verdicts))
+    return Page(
+        title,
+        headline(verdicts, study) or _first_sentence(told[0]),
+        [section for section in sections if section is not None],
+        deck=provenance.rests_on(head, rows.abouts, _steps_words(rows), _seed_count(rows)),
+        hero=training_hero(rows, found, shape, comparison),
+        verdicts=verdicts if claimed else (),
+        random=subjects.random_models(rows.abouts)[0],
+        beside=[page.Piece("findings", [page.PageFinding(topic, texts) for topic, texts in seen.items()])],
+        notes=[*provenance.grave_box(rows.abouts), *_flag_parts(checkpoint_flags(rows))],
+        version=head["version"],
+        legend=_legend(rows),
+    )
+
+
+def _found(section: Section | None, texts: Sequence[str] | None) -> Section | None:
+    """A section with what was found there: the first sentence on each of the first two models."""
+    if section is None or not texts:
+        return section
+    return replace(section, finding=" ".join(map(_first_sentence, texts[:2])))
+
+
+def _first_sentence(words: str) -> str:
+    """The first sentence of some words.
+
+    >>> _first_sentence("It is 0.5. Then it falls.")
+    'It is 0.5.'
+    """
+    return words.partition(". ")[0].rstrip(".") + "."
+
+
+def _seed_count(rows: TrainingRows) -> str:
+    seeds = {one.seed for one in rows.subjects if one.seed is not None}
+    return plural(len(seeds), "seed") if seeds else ""
+
+
+def _seen_section(rows: TrainingRows, seen: Mapping[str, Sequence[str]]) -> Section:
+    """A folded section with everything that was seen, and facts about the models."""
+    parts: list[Any] = []
+    if seen:
+        parts.append(page.Piece("findings", [page.PageFinding(topic, tuple(texts)) for topic, texts in seen.items()]))
+    facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
+    facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
+    random = subjects.random_models(rows.abouts)[0]
+    untrained = [fact for fact in facts if fact["Model"] in random]
+    trained = [fact for fact in facts if fact not in untrained]
+    parts += provenance.facts_parts(trained or facts)
+    if trained and untrained:
+        behind = provenance.facts_parts(untrained, "Models with random weights")
+        parts.append(Fold(f"{plural(len(untrained), 'model')} with random weights", behind, css="behind"))
+    return Section("models", "What was seen, and in which models", parts, "Models")
+
+
+# -- the hero ----------------------------------------------------------------------------------------------------------
+
+HEROES = 3  # panels of the hero at most
+HERO_HEIGHT = 300
+
+
+def training_hero(
+    rows: TrainingRows, found: Gradients, shape: shapes.Shape | None, comparison: Comparison
+) -> Hero | None:
+    """Tangent enrichment of all layers against the controls; without gradients modalities, or anisotropy over depth."""
+    shown = list({one.model: one for one in reversed(rows.subjects)}.values())[::-1][:HEROES]
+    several = len({one.model for one in rows.subjects}) > 1
+    draw = _enrichment_over_steps if len(rows.steps) > 1 else _enrichment_over_depth
+    drawn = [(one, panel) for one in shown if (panel := draw(found, one)).series]
+    if drawn:
+        y = figure.value_axis([*figure.numbers_in([panel for _, panel in drawn]), 1.0], "times chance")
+        panels = [replace(panel, y=y, title=one.label if several else "", height=HERO_HEIGHT) for one, panel in drawn]
+        look: dict[str, Any] = {"layout": "pairs" if len(panels) > 1 else "single", "files": {"hero": {}}}
+        band = Swatch("controls, all layers", "@s7", band=True)
+        key = [page.Ramp("first layer", "last"), Swatches([band, page.CHANCE])] if len(rows.steps) > 1 else []
+        caption = (
+            "Share of the gradients in directions fitted on activations alone, as multiples of chance, a line for each "
+            "layer. Controls are directions that do not know the activations."
+        )
+        when = "over training" if len(rows.steps) > 1 else "over depth"
+        return Hero(Figure(tuple(panels), **look), f"How far gradients follow activations, {when}", key, caption)
+    if (modal := drift.modality_hero(comparison)) is not None:
+        return modal
+    return shapes.depth_hero(rows, shape) if shape is not None else None
+
+
+def _times_chance(found: Gradients, one: Subject, line: Sequence[Any]) -> list[Any]:
+    """A line of energies as multiples of chance."""
+    chance, scaled = found.chances[one.index], []
+    for row in line if chance else ():
+        value, low, high = (end / chance for end in (row.value, row.low, row.high))
+        interval = (low, high) if row.interval else None
+        fields = {"value": value, "low": low, "high": high, "interval": interval, "step": row.step, "note": row.note}
+        scaled.append(SimpleNamespace(**fields, known=row.known))
+    return scaled
+
+
+def _enrichment_over_steps(found: Gradients, one: Subject) -> Panel:
+    sites, drawn = found.rows.sites([ENERGY]), []
+    ends = envelope(
+        _times_chance(found, one, found.whole(one, ENERGY, site, control=name))
+        for site in sites
+        for name in gradients.CONTROLS
+    )
+    if len(ends) > 1:
+        lows, highs = ([figure.brief(ends[step][i]) for step in ends] for i in (0, 1))
+        look: dict[str, Any] = {"colour": "@s7", "low": lows, "high": highs, "band": 0.3, "width": 0, "quiet": True}
+        drawn.append(figure.Series("controls", [*map(found.time.place, ends)], lows, **look))
+    lines = [(site, _times_chance(found, one, found.line(one, ENERGY, site))) for site in sites]
+    drawn += [found.drawn(**gradients.depth_look(site, one.blocks), line=line) for site, line in lines if line]
+    told = gradients.courses([line for line in drawn if not line.quiet])
+    alt = f"Gradient energy of {one.label} in its tangent directions, times chance, over steps. {told}"
+    return replace(found.panel(drawn if any(line for _, line in lines) else ()), alt=alt)
+
+
+def _enrichment_over_depth(found: Gradients, one: Subject) -> Panel:
+    sites = [site for site in found.rows.sites([ENERGY]) if found.whole(one, ENERGY, site)]
+    depth = figure.Depth(one.blocks, final=any(site.kind == "final" for site in sites))
+    drawn = []
+    for look, how in (
+        *((gradients.control_look(name), {"control": name}) for name in gradients.CONTROLS),
+        (found.proxy_look(found.proxy), {}),
+    ):
+        lines = [(site, _times_chance(found, one, found.whole(one, ENERGY, site, **how))) for site in sites]
+        pairs = [(site, line[-1]) for site, line in lines if line]
+        if pairs:
+            x, where = [depth.place(s.layer, s.kind) for s, _ in pairs], [site.name for site, _ in pairs]
+            drawn.append(gradients.points(rows=[row for _, row in pairs], x=x, where=where, **look))
+    alt = (
+        f"Gradient energy of {one.label} in its tangent directions, times chance, by depth. {gradients.courses(drawn)}"
+    )
+    return replace(found.panel(drawn), x=depth.axis(), alt=alt, legend=True)
 
 
 def _gradient_sections(rows: TrainingRows, catalogue: Catalogue) -> tuple[list[Section | None], Gradients]:
@@ -123,54 +267,6 @@ def _legend(rows: TrainingRows) -> list[page.LegendEntry]:
     return entries
 
 
-def _summary(
-    rows: TrainingRows, comparison: Comparison, head: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]],
-    claims: Sequence[Mapping[str, Any]], found: Gradients,
-) -> Section:  # fmt: skip
-    """The summary: flagged checkpoints, verdicts, findings, warnings, and facts about the models."""
-    random = subjects.random_models(rows.abouts)[0]
-    seen = [*drift.modality_findings(comparison), *find_training(found)]
-    parts: list[Any] = [*provenance.grave_box(rows.abouts), *provenance.partial_banner(head)]
-    parts += [*_flag_parts(checkpoint_flags(rows))]
-    if claims:
-        parts += _verdict_parts(verdicts, claims, random)
-        parts += [Heading("What was seen")] if seen else []
-    parts += [page.Piece("findings", seen)] if seen else []
-    parts += provenance.warnings_box(rows.abouts)
-    facts = provenance.model_facts(rows.abouts, [{"Model": s.label, "Blocks": str(s.blocks)} for s in rows.subjects])
-    facts = [fact for i, fact in enumerate(facts) if fact not in facts[:i]]  # seeds of one model give equal facts
-    untrained = [fact for fact in facts if fact["Model"] in random]
-    trained = [fact for fact in facts if fact not in untrained]
-    parts += provenance.facts_parts(trained or facts)
-    if trained and untrained:
-        behind = provenance.facts_parts(untrained, "Models with random weights")
-        parts.append(Fold(f"{plural(len(untrained), 'model')} with random weights", behind, css="behind"))
-    title = "Verdicts" if claims else "Summary"
-    return Section("summary", title, parts, title)
-
-
-def _verdict_parts(
-    verdicts: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], random: Collection[str]
-) -> list[Any]:
-    scope = findings.common_scope(claims)
-    words = (
-        "{counts} A claim <em>holds</em> where the whole 95&nbsp;% interval of its effect lies beyond the margin, "
-        "<em>fails</em> where it lies short of it, and is <em>undecided</em> otherwise. Each claim has intervals of "
-        "its own kind, over contexts, layers, models or seeds. p is given where it decides as well: that of random "
-        "directions, which must not do as well in more than 5&nbsp;%."
-    )
-    if any(row["robust"] for claim in claims for row in claim["rows"]):
-        words += (
-            " Below a verdict stands what the same test says under other choices that were measured, one at a time: "
-            "✓&nbsp;holds, ✕&nbsp;fails, ?&nbsp;undecided; (3/4)&nbsp;by 3 of its 4 parts."
-        )
-    words += " Unless it says otherwise, a verdict speaks <em>{scope}</em>." if scope else ""
-    several = len({str(v.get("subject") or "") for v in findings.measured(verdicts)}) > 1
-    lead = Prose(text(words, counts=findings.verdict_counts(verdicts, random), scope=scope))
-    parts: list[Any] = [lead, page.Verdicts(claims, "Model" if several else "", scope)]
-    return [*parts, *findings.grid_parts(verdicts)]
-
-
 def checkpoint_flags(rows: TrainingRows) -> list[tuple[str, int | None, str]]:
     """Problems of checkpoints in a series (repeated, missing, out of order, not finite), without duplicates."""
     flags: dict[tuple[str, int | None, str], None] = {}
@@ -191,19 +287,22 @@ def _sentence(words: str) -> str:
 
 
 def _flag_parts(flags: Sequence[tuple[str, int | None, str]]) -> list[Any]:
+    """One line on checkpoints that are not what they should be, with all of them behind it."""
     if not flags:
         return []
-    first = 0 if any(model for model, *_ in flags) else 1  # a single model is not named
     what = "checkpoint is not what it" if len(flags) == 1 else "checkpoints are not what they"
+    fold = Fold(f"{len(flags)} {what} should be", [_flag_table(flags)], css="behind")
+    return [page.Box([fold], "flags", "Checkpoints that are not what they should be")]
+
+
+def _flag_table(flags: Sequence[tuple[str, int | None, str]]) -> DataTable:
+    first = 0 if any(model for model, *_ in flags) else 1  # a single model is not named
     heads = ["Model", TableCell("Step", css="num"), "What was found"][first:]
     body = []
     for model, step, note in flags:
         at = TableCell("–" if step is None else f"{step:,}", css="num")
         body.append([model, at, TableCell(note, css="prose")][first:])
-    table: Any = DataTable([heads], [body], "Checkpoints", numeric=99)
-    inside = Fold("All of them", [table]) if len(flags) > 12 else table
-    title = Heading(f"{len(flags)} {what} should be")
-    return [page.Box([title, inside], "flags", "Checkpoints that are not what they should be")]
+    return DataTable([heads], [body], "Checkpoints", numeric=99)
 
 
 def _loss_section(rows: TrainingRows, catalogue: Catalogue) -> Section | None:
