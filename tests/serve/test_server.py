@@ -33,7 +33,7 @@ class Drawing:
 
     words: str
 
-    def document(self) -> str:
+    def document(self, version: str) -> str:
         return f"<!doctype html><title>page</title><p>{self.words}</p>"
 
     def data(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ BRIEF = "-brief"  # end of the version of a page that is not whole yet
 class Page(Protocol):
     """A page that can be written as one HTML file and as data."""
 
-    def document(self) -> str: ...
+    def document(self, version: str) -> str: ...
 
     def data(self) -> dict[str, Any]: ...
 
@@ -64,7 +64,8 @@ class Drawn:
 
     def document(self, names: tuple[str, ...]) -> str:
         """The page as one HTML file that listens for changes."""
-        return self._work(names).page()[1].document()
+        version, page = self._work(names).page()
+        return page.document(version)
 
     def data(self, names: tuple[str, ...]) -> str:
         """What the page shows, as JSON, with its version."""

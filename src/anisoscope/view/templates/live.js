@@ -14,7 +14,8 @@
       return answer.json();
     }).then(function (data) {
       shown = data.version;
-      page.update(data);
+      return page.ready.then(function () { page.update(data); });
+    }).then(function () {
       document.dispatchEvent(new CustomEvent("anisoscope:updated", { detail: shown }));
       say("live", "on");
     }).catch(function () { say("the server does not answer", "off"); }).finally(function () {
