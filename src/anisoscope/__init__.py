@@ -36,6 +36,7 @@ _PUBLIC = {
     "every": "monitor.schedule",
     "at": "monitor.schedule",
     "log_spaced": "monitor.schedule",
+    "watch": "serve.widget",
     "sweep": "commands.pipeline",
     "train": "commands.pipeline",
     "tangent_test": "tangent.energy",

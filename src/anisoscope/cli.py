@@ -20,6 +20,7 @@ from anisoscope.commands.list import list_
 from anisoscope.commands.profile import profile
 from anisoscope.commands.report import report
 from anisoscope.commands.selftest import selftest
+from anisoscope.commands.serve import serve
 from anisoscope.commands.show import show
 from anisoscope.commands.study import studies
 from anisoscope.commands.sweep import sweep, tangent
@@ -28,7 +29,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.view.terminal.letters import tolerant
 
 _SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
-_VERBS = (profile, list_, show, compare, report, selftest, train, tangent, sweep, claims)
+_VERBS = (profile, list_, show, compare, report, serve, selftest, train, tangent, sweep, claims)
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
     "study": ("The protocol of one paper, from data to verdicts.", studies()),

@@ -57,11 +57,12 @@ class RunState:
             return ""
         told = "read while it runs" if self.state == RUNNING else f"this run is {self.state}"
         told += f" ({self.error})" if self.error else ""
-        how_far = ", ".join(filter(None, (self._progress(), self._measured(), self._arms())))
+        how_far = ", ".join(filter(None, (self.progress(), self._measured(), self._arms())))
         ago = f"; last written {duration(self.since(now))} ago" if self.written else ""
         return f"{told}{': ' if how_far else ''}{how_far}{ago}"
 
-    def _progress(self) -> str:
+    def progress(self) -> str:
+        """How far the run is, in a few words."""
         if self.done is not None:
             return f"{self.done:,}{f' of {self.total:,}' if self.total else ''} {self.unit}"
         if self.step is None:
@@ -76,7 +77,7 @@ class RunState:
 
     def _arms(self) -> str:
         open_ = {name: arm for name, arm in self.arms.items() if arm.state != DONE and arm.step is not None}
-        return ", ".join(f"{name} at {arm._progress()}" for name, arm in list(open_.items())[:3])
+        return ", ".join(f"{name} at {arm.progress()}" for name, arm in list(open_.items())[:3])
 
 
 def run_state(folder: str | Path) -> RunState:
@@ -84,7 +85,7 @@ def run_state(folder: str | Path) -> RunState:
     path = Path(folder)
     if not path.is_dir():
         raise missing_path(path)
-    about = _record(path)
+    about = record_of(path)
     arms = {arm.name: run_state(arm) for arm in arm_folders(path)}
     state = _ENDED.get(str(about.get("status")), "") or (RUNNING if is_written(path) else STOPPED)
     config: dict[str, Any] = found if isinstance(found := about.get("config"), dict) else {}
@@ -115,7 +116,7 @@ def arm_folders(path: Path) -> list[Path]:
     return sorted(record.parent for record in (path / "arms").glob("*/run.json"))
 
 
-def _record(path: Path) -> dict[str, Any]:
+def record_of(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

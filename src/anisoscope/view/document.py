@@ -64,18 +64,32 @@ def page_data(page: Page, *, claims: Mapping[str, Any] | None = None, links: Seq
 
 
 def page_document(
-    page: Page, *, claims: Mapping[str, Any] | None = None, links: Sequence[str] = (), live: bool = False
+    page: Page, *, claims: Mapping[str, Any] | None = None, links: Sequence[str] = (), live: str | None = None
 ) -> str:
-    """The page as one HTML file that opens offline; a `live` one may also ask the server that it came from."""
+    """The page as one HTML file that opens offline.
+
+    With `live`, the version of what it shows, it also asks the server that it came from for newer data; in a notebook
+    ("") it is handed them.
+    """
     data = page_data(page, claims=claims, links=links)
     inlined = {name: value for name, value in data.items() if name not in ("title", "blocks")}
-    scripts = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    names = (*SCRIPTS, "live.js") if live else SCRIPTS
+    scripts = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names)
     assets = {"css": (TEMPLATES / "page.css").read_text(encoding="utf-8"), "js": scripts}
+    growing = live is not None  # figures may come later
     blocks = [(block["id"], Markup(block["html"])) for block in data["blocks"]]
     content = {"title": page.title, "version": page.version, "blocks": blocks, "live": live}
-    content |= {"data": packed(inlined), "plotly": packed(PLOTLY.read_text(encoding="utf-8")) if data["specs"] else ""}
+    plotly = packed(PLOTLY.read_text(encoding="utf-8")) if data["specs"] or growing else ""
+    content |= {"data": packed(inlined), "plotly": plotly}
     made = {name: Markup(words) for name, words in assets.items()}
     return str(_templates().get_template("page.html.j2").render(content | made))
+
+
+def runs_document(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The page with the list of runs that a server shows."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return str(_templates().get_template("runs.html.j2").render(runs=htmlsafe_json_dumps(list(runs))))
 
 
 def packed(value: Any) -> str:
