@@ -66,7 +66,6 @@ keep_moved_paths()
 
 if TYPE_CHECKING:
     from anisoscope.capture.capture import Capture as Capture
-    from anisoscope.commands.pipeline import profile as profile
     from anisoscope.errors import AnisoscopeError as AnisoscopeError
     from anisoscope.measurement.measure import measure as measure
     from anisoscope.metrics.catalogue import measure_rows as measure_rows

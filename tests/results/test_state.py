@@ -91,7 +91,7 @@ def test_a_run_that_measured_nothing_has_the_numbers_of_its_log(tmp_path: Path) 
     table = Table.read(tmp_path / "run")
     assert table.metrics == ["gradient_norm", "learning_rate", "loss"] and table.value(metric="loss", step=9) == 4.1
     (tmp_path / "run" / "log.jsonl").unlink()
-    with pytest.raises(AnisoscopeError, match="has measured nothing yet: this run is stopped"):
+    with pytest.raises(AnisoscopeError, match="has measured nothing: this run is stopped"):
         Table.read(tmp_path / "run")
 
 

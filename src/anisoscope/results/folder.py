@@ -228,7 +228,8 @@ class RunFolder:
             raise AnisoscopeError(f"what {str(self.path)!r} holds is not readable ({error}); run again.") from error
         if not len(found):
             raise AnisoscopeError(
-                f"run {str(self.path)!r} has measured nothing yet: {state.words()}; {_AGAIN[state.state]}"
+                f"run {str(self.path)!r} has no table yet, since it has measured nothing: {state.words()}; "
+                f"{_AGAIN[state.state]}"
             )
         return Table((found if state.arms else in_order(found)).arrow, about)
 
