@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.results.columns import check_columns, unreadable
 from anisoscope.results.lock import LOCK, refuse_other_writer
 from anisoscope.results.pieces import TABLE, in_order, logged_rows, piece_stamps, rows_since, with_arms
 from anisoscope.results.privacy import marked, placeless, without_places
 from anisoscope.results.query import SCHEMA, Table, current_names
+from anisoscope.results.row import check_columns, unreadable
 from anisoscope.results.state import run_state
 
 _OURS = {"run.json", "table.parquet", "arrays", "rows", "report.html", "figures", "partial", "parts"}

@@ -36,13 +36,12 @@ import pyarrow.parquet as pq
 
 from anisoscope.errors import unknown_name
 from anisoscope.results import frame
-from anisoscope.results.columns import NotOneRow, column_of, read_columns
 from anisoscope.results.frame import options_of as options_of
 from anisoscope.results.frame import variant_name as variant_name
 from anisoscope.results.frame import with_options as with_options
 from anisoscope.results.privacy import placeless_columns
 from anisoscope.results.quantity import refuse_infinite
-from anisoscope.results.row import COLUMNS, NUMBERS, TableColumns
+from anisoscope.results.row import COLUMNS, NUMBERS, NotOneRow, TableColumns, column_of, read_columns
 from anisoscope.results.row import FIRST_OUTLIER as FIRST_OUTLIER
 from anisoscope.results.row import SCHEMA as SCHEMA
 from anisoscope.results.row import SCHEMA_VERSION as SCHEMA_VERSION

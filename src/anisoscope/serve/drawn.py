@@ -21,7 +21,7 @@ KEPT = 16  # drawn pages
 BRIEF = "-brief"  # end of the version of a page that is not whole yet
 
 
-class Page(Protocol):
+class ServedPage(Protocol):
     """A page that can be written as one HTML file and as data."""
 
     def document(self, version: str) -> str: ...
@@ -29,16 +29,16 @@ class Page(Protocol):
     def data(self) -> dict[str, Any]: ...
 
 
-Draw = Callable[[Sequence[Path], bool], Page]  # folders, whether briefly -> page
+Draw = Callable[[Sequence[Path], bool], ServedPage]  # folders, whether briefly -> page
 
 
 @dataclass
 class _Work:
     version: str
-    brief: Page | None
-    whole: Future[Page]
+    brief: ServedPage | None
+    whole: Future[ServedPage]
 
-    def page(self) -> tuple[str, Page]:
+    def page(self) -> tuple[str, ServedPage]:
         """The best page that is there, with its version; waits for the whole one if there is no other."""
         if self.brief is None or (self.whole.done() and self.whole.exception() is None):
             return self.version, self.whole.result()

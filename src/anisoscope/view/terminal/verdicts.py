@@ -182,7 +182,7 @@ def _print_grid(verdicts: Sequence[Verdict], papers: Mapping[str, str]) -> None:
     """
     counts = Counter(str(row.get("subject") or "") for row in verdicts)
     models = [subject for subject, count in counts.items() if count > 1] or list(counts)
-    grid = VerdictGrid(verdicts, papers, {subject: subject if subject in models else TOGETHER for subject in counts})
+    grid = TerminalGrid(verdicts, papers, {subject: subject if subject in models else TOGETHER for subject in counts})
     names = list(dict.fromkeys([*models, *grid.places.values()]))
     room = screen.width() - grid.claim - screen.GAP
     widths = screen.narrowed([max(LEAST_NAME, len(name)) for name in names], room, LEAST_NAME)
@@ -200,7 +200,7 @@ def _print_grid(verdicts: Sequence[Verdict], papers: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True)
-class VerdictGrid:
+class TerminalGrid:
     """Verdicts by claim and column; `places` has the column of each subject."""
 
     verdicts: Sequence[Verdict]
