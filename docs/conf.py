@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "further_pages",
+    "page_titles",
     "plain_docstrings",
     "repository_links",
     "themed_images",

@@ -130,24 +130,54 @@ def test_sites_named_in_the_documentation_exist() -> None:
         assert set(found.split(",")) <= set(KINDS), found
 
 
-def test_the_readme_is_short_and_its_numbers_and_figures_are_those_of_the_tables() -> None:
+def shown_pictures() -> list[Any]:
+    """Pictures of the gallery that the README shows."""
     from gallery import PICTURES
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) < LONGEST
-    shown = [picture for picture in PICTURES if f"docs/figures/gallery/{picture.name}.svg" in text]
-    assert len(shown) == 4  # one picture, three results
-    for picture in shown:
+    return [picture for picture in PICTURES if f"docs/figures/gallery/{picture.name}.svg" in text]
+
+
+def test_the_readme_is_short_and_has_one_picture_and_three_results() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < LONGEST
+    assert len(shown_pictures()) == 4
+
+
+@pytest.mark.slow
+def test_numbers_of_the_readme_are_those_of_the_tables() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for picture in shown_pictures():
         assert picture.tell() in text, f"the README says other than the table of {picture.result}; see docs/gallery.md"
 
 
+@pytest.mark.slow
 def test_the_gallery_is_what_the_tables_say() -> None:
-    from gallery import PICTURES, page
+    from gallery import page
 
     assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == page(), "write it again with `make gallery`"
+
+
+def test_every_picture_of_the_gallery_is_there_in_light_and_dark() -> None:
+    from gallery import PICTURES
+
     for picture in PICTURES:
         for end in ("", "-dark"):
             assert (ROOT / "docs" / "figures" / "gallery" / f"{picture.name}{end}.svg").is_file()
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_again_to_the_same_bytes(tmp_path: Path) -> None:
+    import matplotlib
+
+    from drawing_style import draw_both
+    from gallery import PICTURES
+
+    if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text(encoding="utf-8"):
+        pytest.skip("another matplotlib than the one that drew them")
+    picture = PICTURES[1]
+    for path in draw_both(picture.draw, tmp_path / picture.name, picture.size):
+        kept = ROOT / "docs" / "figures" / "gallery" / path.name
+        assert path.read_bytes() == kept.read_bytes(), "draw it again with `make gallery`"
 
 
 def test_the_version_is_the_same_everywhere() -> None:
