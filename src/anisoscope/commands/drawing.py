@@ -38,7 +38,7 @@ from anisoscope.view import console
 from anisoscope.view.matplotlib_renderer import notebook_axes
 from anisoscope.view.page import Page
 from anisoscope.view.plotly_renderer import notebook_figure
-from anisoscope.view.report import PAGE, comparison_page, report_page, write_page
+from anisoscope.view.report import PAGE, comparison_page, is_training, report_page, write_page
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
 from anisoscope.view.table_plot import table_panels
@@ -66,8 +66,14 @@ def run_view(folder: RunFolder) -> RunView:
     concepts = _read_records(folder.path / "concepts.json") or [
         concept | {"arm": path.parent.name} for path in arms for concept in _read_records(path)
     ]
-    verdicts = _read_records(folder.path / "verdicts.json")
+    verdicts = _verdicts(folder, table)
     return RunView(table, about, spectra, cka or None, str(folder.path), verdicts, concepts, folder.row_map())
+
+
+def _verdicts(folder: RunFolder, table: Table) -> list[dict[str, Any]]:
+    """The verdicts that a run stored; of a training that has none, as one that goes on, what its table says now."""
+    stored = _read_records(folder.path / "verdicts.json")
+    return stored if stored or not is_training(table) else verdicts_to_dicts(evaluate_claims(table))
 
 
 def write_comparison(folder: RunFolder) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from anisoscope.commands.command import exit_code
+
 Runs = Annotated[
     list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders with runs; default: runs/.")
 ]
@@ -30,4 +32,7 @@ def serve(
         if open:
             typer.launch(link)
 
-    serve_runs(runs or [Path("runs")], host=host, port=port, names=(names or "").split(","), ready=ready)
+    try:
+        serve_runs(runs or [Path("runs")], host=host, port=port, names=(names or "").split(","), ready=ready)
+    except KeyboardInterrupt as error:  # the usual way to end it
+        raise typer.Exit(exit_code(error)) from None

@@ -6,6 +6,7 @@ import errno
 import importlib
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from anisoscope.results.folder import MappedSite, RunFolder, readable_runs
 from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.results.state import record_of, run_state
-from anisoscope.serve.brief import LARGE, brief_table
+from anisoscope.serve.brief import LARGE, brief_table, read_without
 from anisoscope.serve.drawn import Drawn
 from anisoscope.serve.server import application
 from anisoscope.serve.shelf import Shelf
@@ -51,6 +52,7 @@ def serve_runs(
     )
     shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}/?token={token}", len(shelf.runs()))
+    threading.Thread(target=importlib.import_module, args=(DRAWING,), daemon=True).start()  # takes a second or two
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False
     )
@@ -76,6 +78,9 @@ class BriefFolder(RunFolder):
     """A run of which only a small part of the table is read, and no arrays."""
 
     def table(self) -> Table:
+        path, about = self.path / "table.parquet", self.about()
+        if about.get("status") == "complete" and path.is_file():
+            return brief_table(Table(read_without(path, "replicates"), about))
         return brief_table(super().table())
 
     def arrays(self, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.serve.shelf import version
 
 PAUSE = 1.0  # seconds between two looks at the files
-_SCRIPT = """
+SCRIPT = """
 function render({ model, el }) {
   const frame = document.createElement("iframe");
   frame.title = "anisoscope";
@@ -57,7 +57,7 @@ def watch(run: Any, *, height: int = 900) -> Any:
         ) from error
 
     class RunWidget(anywidget.AnyWidget):
-        _esm = _SCRIPT
+        _esm = SCRIPT
         document = traitlets.Unicode("").tag(sync=True)
         data = traitlets.Dict({}).tag(sync=True)
         words = traitlets.Unicode("nothing is measured yet").tag(sync=True)
@@ -91,7 +91,7 @@ def _shown_by(widget: Any) -> Callable[[Any, str], None]:
         if page is None:
             widget.words = words
         elif not widget.document:
-            widget.document = page.document()
+            widget.document = page.document("")
         else:
             widget.data = page.data()
 
@@ -107,6 +107,10 @@ class FolderWatch(threading.Thread):
         super().__init__(name="anisoscope-watch", daemon=True)
         self.folder, self._show, self._draw = folder, show, draw or _page_of
         self._ended = threading.Event()
+
+    @property
+    def stopped(self) -> bool:
+        return self._ended.is_set()
 
     def stop(self) -> None:
         self._ended.set()
