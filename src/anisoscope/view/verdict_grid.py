@@ -70,7 +70,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One badge of the grid and what it opens."""
 
     id: str
@@ -96,7 +96,7 @@ class GridRow:
     name: str
     label: str
     statement: str
-    columns: Sequence[tuple[str, Sequence[Cell]]]
+    columns: Sequence[tuple[str, Sequence[GridCell]]]
     text: str = ""
     margin: str = ""
     metrics: Sequence[str] = ()
@@ -150,7 +150,7 @@ def _grid(shown: Sequence[Verdict], every: Sequence[Verdict], claims: Mapping[st
     known = {str(v.get("subject") or "") for v in measured(shown)}
     counts = Counter(subject for v in shown if (subject := str(v.get("subject") or "")) in known)
     columns = [subject for subject, count in counts.items() if count > 1] or list(counts)[:WORDED]
-    rows: dict[str, dict[str, list[Cell]]] = {}
+    rows: dict[str, dict[str, list[GridCell]]] = {}
     statements: dict[str, str] = {}
     for number, verdict in enumerate(shown):
         name, subject = str(verdict.get("claim")), str(verdict.get("subject") or "")
@@ -171,7 +171,7 @@ def _grid(shown: Sequence[Verdict], every: Sequence[Verdict], claims: Mapping[st
     return VerdictGrid(columns, [(*paper, found) for paper, found in papers.items()], tally, "")
 
 
-def _row(name: str, statement: str, columns: Sequence[tuple[str, Sequence[Cell]]], declared: Any) -> GridRow:
+def _row(name: str, statement: str, columns: Sequence[tuple[str, Sequence[GridCell]]], declared: Any) -> GridRow:
     label = words_of_claim(name, statement).label
     if declared is None:
         return GridRow(name, label, statement, columns)
@@ -184,12 +184,12 @@ def _paper(source: str) -> tuple[str, str]:
     return (PAPERS.get(found[0], source), found[0]) if found else (OTHERS, "")
 
 
-def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> Cell:
+def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> GridCell:
     """The badge of a verdict and all that is known of it; numbers have the sign of the verdict's sentence."""
     details, subject = verdict.get("details") or {}, str(verdict.get("subject") or "")
     why = str(verdict.get("why") or "")
     if details.get("missing"):
-        return Cell(name, subject, *MISSING, "absent", why=why)
+        return GridCell(name, subject, *MISSING, "absent", why=why)
     status = str(verdict.get("status") or "undecided")
     fall = words_of_claim(str(verdict.get("claim"))).fall
     parts = [_part(part, fall=fall) for part in details.get("parts") or [] if finite(part.get("effect")) is not None]
@@ -202,7 +202,7 @@ def _cell(verdict: Verdict, name: str, seeds: Sequence[Verdict]) -> Cell:
     aspects = {str(name): str(each.get("status")) for name, each in (details.get("aspects") or {}).items()}
     facts += [("Apart", ", ".join(f"{name} {status}" for name, status in aspects.items()))] if len(aspects) > 1 else []
     facts += [("Speaks", str(verdict.get("scope") or ""))]
-    return Cell(
+    return GridCell(
         name,
         subject,
         status,
