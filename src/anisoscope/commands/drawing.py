@@ -36,7 +36,7 @@ from anisoscope.results.query import Query, Table
 from anisoscope.studies.catalogue import STUDIES
 from anisoscope.view import console
 from anisoscope.view.page import Page
-from anisoscope.view.report import PAGE, comparison_page, report_page, write_page
+from anisoscope.view.report import PAGE, comparison_page, is_training, report_page, write_page
 from anisoscope.view.sections import profiles
 from anisoscope.view.sections.drift import Comparison
 from anisoscope.view.subjects import RunView
@@ -154,14 +154,19 @@ def report_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     return write_page(place.parent, page_of_runs(folders), name=place.name, claims=claims())
 
 
-def page_of_runs(folders: Sequence[RunFolder]) -> Page:
-    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served."""
+def page_of_runs(folders: Sequence[RunFolder], *, judge: bool = True) -> Page:
+    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served.
+
+    A training without verdicts of its own, such as that of a `Monitor`, is judged here, unless `judge` is off.
+    """
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
     if _figures_of(study) is not None:
         return _study_page(folders[0], study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _with_joint_verdicts(views)
+    elif judge and not views[0].verdicts and len(views) == 1 and is_training(views[0].table):
+        views = [replace(views[0], verdicts=verdicts_to_dicts(evaluate_claims(views[0].table)))]
     stored = _stored(folders[0]) if len(folders) == 1 else {}
     return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
 

@@ -70,8 +70,8 @@ def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
 
 def rests_on(head: Mapping[str, Any], abouts: Sequence[About], when: str = "", *more: str) -> Any:
     """What the finding of a page rests on, in one line: data, steps, seeds, day, and whether the run has ended."""
-    parts = [f"Measured on {head['data']}" if head["data"] else "", when, *more, head["started"]]
-    words = text("{words}.", words=", ".join(part for part in parts if part)) if any(parts) else text("")
+    parts = [f"on {head['data']}" if head["data"] else "", when, *more, head["started"]]
+    words = text("Measured {words}.", words=", ".join(part for part in parts if part)) if any(parts) else text("")
     states = [str(about.get("status", "complete")) for about in abouts]
     if left := [state for state in states if state != "complete"]:
         going = "running" in left
