@@ -7,6 +7,7 @@ decided against, is said as such.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("go up or down by chance", "chance alone does as well too often"),
     ("too few contexts", "there are too few contexts"),
 )
-REASON = 64  # characters of another reason at most
+REASON = 80  # characters of another reason at most
 
 
 @dataclass(frozen=True)
@@ -338,8 +339,9 @@ def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
             told.append((number(max(values), 2), when))
     if not told:
         return ""
-    most, (value, when), *more = "up to " if len(verdicts) > 1 else "", *told
-    first = f"{most}{value} {words.unit}" + (f" {when}" if more else "")
+    (size, when), *more = told
+    most = "up to " if len(verdicts) > 1 else ""
+    first = f"{most}{size} {words.unit}" + (f" {when}" if more else "")
     return f" ({', '.join([first, *(' '.join(each) for each in more)])})"
 
 
@@ -349,6 +351,7 @@ def _reason(verdicts: Sequence[Verdict]) -> str:
     for sign, told in REASONS:
         if sign in why:
             return ": " + told.format(it="it" if len(verdicts) == 1 else "they")
+    why = re.sub(r"\s*\([^)]*\)", "", why)
     if not why:
         return ": the interval reaches across the margin"
     return f": {why}" if len(why) <= REASON else ""

@@ -77,11 +77,7 @@ def rests_on(head: Mapping[str, Any], abouts: Sequence[About], when: str = "", *
         going = "running" in left
         whose = f"{len(left)} of {len(states)} runs" if len(states) > 1 else "This run"
         verb = ("are" if len(left) > 1 and len(states) > 1 else "is") if going else ""
-        told = (
-            f"{verb} still going: what is shown is what was measured so far"
-            if going
-            else ("stopped before the end; the same command with --resume goes on from here")
-        )
+        told = f"{verb} still going: what is shown is what was measured so far" if going else "stopped before its end"
         words += text(" <strong>Partial results.</strong> {whose} {told}.", whose=whose, told=told)
     if count := len([warning for warning in warnings(abouts) if not is_grave(warning)]):
         words += text(' <a href="#dropped">{n}</a>.', n=plural(count, "note"))
