@@ -28,6 +28,7 @@ REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("go up or down by chance", "chance alone does as well too often"),
     ("too few contexts", "there are too few contexts"),
 )
+REFITTED = "refitted at every step, late: "  # parts beside those with directions kept from early on
 REASON = 80  # characters of another reason at most
 
 
@@ -311,6 +312,7 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
             where = "" if own else _where(found, every=len(found) == len(verdicts))
             clause = " ".join(part for part in (where, said if not clauses else after) if part)
             told = "" if clauses else _number(words, found)  # of the first clause only: a title is short
+            told += _refitted(found) if status == "fails" else ""
             clauses.append(clause + told + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}."
@@ -343,6 +345,16 @@ def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
     most = "up to " if len(verdicts) > 1 else ""
     first = f"{most}{size} {words.unit}" + (f" {when}" if more else "")
     return f" ({', '.join([first, *(' '.join(each) for each in more)])})"
+
+
+def _refitted(verdicts: Sequence[Verdict]) -> str:
+    """What a figure of refitted directions shows beside a verdict that failed with those kept from early on."""
+    for verdict in verdicts:
+        parts = (verdict.get("details") or {}).get("parts") or []
+        late = [part.get("status") for part in parts if str(part.get("name")).startswith(REFITTED)]
+        if not late or set(late) != {"holds"}:
+            return ""
+    return ", though late they do where directions are refitted at every step"
 
 
 def _reason(verdicts: Sequence[Verdict]) -> str:
