@@ -80,7 +80,8 @@ def test_a_page_of_several_runs_judges_them_together(
     from anisoscope.commands import drawing as load
 
     seen: list[Any] = []
-    monkeypatch.setattr(load, "write_report", lambda out, views, **_: seen.append(views) or out)
+    draw = load._report_page
+    monkeypatch.setattr(load, "_report_page", lambda views, **how: seen.append(views) or draw(views, **how))
     assert command("report", arms["natural"], arms["flat"], "--out", tmp_path).code == 0
     views = seen[0]
     alone = [v for name in ("natural", "flat") for v in json.loads((arms[name] / "verdicts.json").read_text())]

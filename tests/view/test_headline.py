@@ -29,6 +29,9 @@ def test_a_title_says_where_it_holds_and_where_it_fails() -> None:
     told = headline([verdict("tangent_energy", "decoder", details={"parts": parts})])
     where, numbers = "In the decoder gradients go where", "(1.6 times chance early in training, 9.4 late)"
     assert told == f"{where} the activations already point {numbers}."
+    beside = [{"name": f"refitted at every step, late: {name}", "status": "holds"} for name in ("normal", "next")]
+    fails = headline([verdict("tangent_energy", "decoder", "fails", details={"parts": beside})])
+    assert fails.endswith("more than controls do, though late they do where directions are refitted at every step.")
     both = headline([verdict("bell_shaped", "a"), verdict("bell_shaped", "b", "fails")])
     assert both == "In a anisotropy is highest in the middle blocks, a bell over depth; in b it is not so."
     many = headline([verdict("bell_shaped", name, "fails") for name in "abcde"])

@@ -66,14 +66,8 @@ def run_view(folder: RunFolder) -> RunView:
     concepts = _read_records(folder.path / "concepts.json") or [
         concept | {"arm": path.parent.name} for path in arms for concept in _read_records(path)
     ]
-    verdicts = _verdicts(folder, table)
+    verdicts = _read_records(folder.path / "verdicts.json")
     return RunView(table, about, spectra, cka or None, str(folder.path), verdicts, concepts, folder.row_map())
-
-
-def _verdicts(folder: RunFolder, table: Table) -> list[dict[str, Any]]:
-    """The verdicts that a run stored; of a training that has none, as one that goes on, what its table says now."""
-    stored = _read_records(folder.path / "verdicts.json")
-    return stored if stored or not is_training(table) else verdicts_to_dicts(evaluate_claims(table))
 
 
 def write_comparison(folder: RunFolder) -> None:
@@ -165,14 +159,19 @@ def report_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     return write_page(place.parent, page_of_runs(folders), name=place.name, claims=claims())
 
 
-def page_of_runs(folders: Sequence[RunFolder]) -> Page:
-    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served."""
+def page_of_runs(folders: Sequence[RunFolder], *, judge: bool = True) -> Page:
+    """The page of one or several runs as plain data: `page_document` makes a file of it, `page_data` what is served.
+
+    A training without verdicts of its own, such as that of a `Monitor`, is judged here, unless `judge` is off.
+    """
     study = str(folders[0].about().get("study") or "") if len(folders) == 1 else ""
     if _figures_of(study) is not None and _is_judged(folders[0]):
         return _study_page(folders[0], study)
     views = [run_view(folder) for folder in folders]
     if len(views) > 1 and any(view.verdicts for view in views):
         views = _with_joint_verdicts(views)
+    elif judge and not views[0].verdicts and len(views) == 1 and is_training(views[0].table):
+        views = [replace(views[0], verdicts=verdicts_to_dicts(evaluate_claims(views[0].table)))]
     stored = _stored(folders[0]) if len(folders) == 1 else {}
     return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
 

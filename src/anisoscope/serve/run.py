@@ -112,7 +112,8 @@ def draw_page(folders: Sequence[Path], brief: bool) -> LivePage:
     kind = BriefFolder if brief else RunFolder
     try:
         with readable_runs(*folders):
-            page = importlib.import_module(DRAWING).page_of_runs([kind.open(folder) for folder in folders])
+            page_of_runs = importlib.import_module(DRAWING).page_of_runs
+            page = page_of_runs([kind.open(folder) for folder in folders], judge=not brief)
     except AnisoscopeError as error:
         names = ", ".join(folder.name for folder in folders)
         return LivePage(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from anisoscope.results.modality import TEXT_DATA
 from anisoscope.view.figure import Figure, Panel
 from anisoscope.view.headline import headline
 from anisoscope.view.page import Heading, Hero, Page, Prose, Section, Swatch, Swatches, TableCell, text
+from anisoscope.view.sections.findings import leading, measured
 from anisoscope.view.sections.provenance import grave_box, record_section, terms_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import estimate
@@ -47,6 +48,12 @@ def shown(figure: Figure, caption: str, *, title: str = "", key: Sequence[Swatch
     """A figure under its title and legend, with a caption of markup below it."""
     above: list[Any] = [Heading(title)] if title else []
     return [*above, *([Swatches(key)] if key else []), figure, Prose(Markup(caption), css="says")]
+
+
+def found(section: Section, verdicts: Sequence[Mapping[str, Any]], *claims: str) -> Section:
+    """A section with what was found there: the sentence of the first verdict on one of these claims."""
+    why = next((str(v.get("why") or "") for v in leading(measured(verdicts)) if v.get("claim") in claims), "")
+    return replace(section, finding=f"{why.partition('; ')[0].rstrip('.')}." if why else "")
 
 
 def judged_section(note: str, *more: Any) -> Section:

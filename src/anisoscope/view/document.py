@@ -53,7 +53,8 @@ def page_data(page: Page, *, claims: Mapping[str, Any] | None = None, links: Seq
     """
     drawn = _Drawn(page, links, claims or {})
     blocks = [("masthead", drawn.made("masthead", page=page)), ("first", drawn.first())]
-    blocks += [("contents", drawn.made("contents", sections=page.sections))]
+    keyed = page.hero is not None and any(isinstance(part, Key) for part in page.hero.key)
+    blocks += [("contents", drawn.made("contents", sections=page.sections, keyed=keyed))]
     for group in _groups(page.sections):
         blocks.append((f"block-{group[0].id}", drawn.sections(group)))
     on_page = (part for part in page.walk() if isinstance(part, Figure) and part.shown)

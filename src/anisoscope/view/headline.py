@@ -7,13 +7,14 @@ decided against, is said as such.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.view.sections.findings import leading, measured
-from anisoscope.view.words import finite, listed, neat, title_of
+from anisoscope.view.words import finite, listed, number, title_of
 
 Verdict = Mapping[str, Any]
 SUBJECTS = 2  # subjects that a title names; more are counted
@@ -27,25 +28,28 @@ REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("go up or down by chance", "chance alone does as well too often"),
     ("too few contexts", "there are too few contexts"),
 )
-REASON = 64  # characters of another reason at most
+REFITTED = "refitted at every step, late: "  # parts beside those with directions kept from early on
+REASON = 80  # characters of another reason at most
 
 
 @dataclass(frozen=True)
 class ClaimWords:
     """The words of one claim: its label in the grid, what it says and the opposite as clauses, numbers that tell.
 
-    `parts` are the parts of a verdict that the numbers are taken from, each with a template. Effects of a claim that
-    speaks of a fall are stored as falls and told with the sign of the sentence: `fall`.
+    `parts` are the parts of a verdict that the numbers are taken from, each with when it was, and `unit` what they are;
+    a part without a name is the effect itself. Effects of a claim that speaks of a fall are stored as falls and told
+    with the sign of the sentence: `fall`.
     """
 
     label: str
     yes: str
     no: str
     parts: tuple[tuple[str, str], ...] = ()
+    unit: str = ""
     fall: bool = False
 
 
-_EARLY, _LATE = "{} times chance early in training", "{} late"
+_EARLY, _LATE, _CHANCE = "early in training", "late", "times chance"
 _WORDS: dict[str, tuple[Any, ...]] = {
     # Revisiting Anisotropy
     "tangent_energy": (
@@ -53,6 +57,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "gradients go where the activations already point",
         "gradients do not go where the activations point more than controls do",
         (("enrichment early", _EARLY), ("enrichment late", _LATE)),
+        _CHANCE,
     ),
     "anisotropy_share": (
         "So does their anisotropy",
@@ -64,6 +69,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "gradients turn to where the activations point early in training, and stay there",
         "no lasting turn of the gradients to where the activations point emerges in training",
         (("early", _EARLY), ("late", _LATE)),
+        _CHANCE,
     ),
     "amplified": (
         "Training amplifies it",
@@ -107,7 +113,8 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "Frequency hides curvature",
         "drawing tokens by frequency hides curvature",
         "drawing tokens by frequency does not hide curvature",
-        (("", "{} times as much is seen as in a uniform draw"),),
+        (("", ""),),
+        "times as much is seen as in a uniform draw",
     ),
     "frequency_null": (
         "Equal widths: no effect",
@@ -181,6 +188,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "taking the causal mask away lowers anisotropy",
         "taking the causal mask away does not lower anisotropy",
         (),
+        "",
         True,
     ),
     "objective_effect": (
@@ -188,6 +196,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "predicting masked tokens instead of the next one lowers anisotropy",
         "predicting masked tokens instead of the next one does not lower anisotropy",
         (),
+        "",
         True,
     ),
     # Anisotropy Is Inherent to Self-Attention
@@ -303,6 +312,7 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
             where = "" if own else _where(found, every=len(found) == len(verdicts))
             clause = " ".join(part for part in (where, said if not clauses else after) if part)
             told = "" if clauses else _number(words, found)  # of the first clause only: a title is short
+            told += _refitted(found) if status == "fails" else ""
             clauses.append(clause + told + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}."
@@ -319,18 +329,32 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
 
 
 def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
-    """The numbers that tell, of the only subject or the largest ones; a part without a name is the effect itself."""
-    told = []
-    for name, unit in words.parts:
+    """The numbers that tell, of the only subject or the largest ones; when it was, where there are several."""
+    told: list[tuple[str, str]] = []
+    for name, when in words.parts:
         values = []
         for verdict in verdicts:
             parts = (verdict.get("details") or {}).get("parts") or []
             effects = {str(part.get("name")): part.get("effect") for part in parts} | {"": verdict.get("effect")}
             values += [value] if (value := finite(effects.get(name))) is not None else []
         if values:
-            told.append(unit.format(neat(max(values), 2)))
+            told.append((number(max(values), 2), when))
+    if not told:
+        return ""
+    (size, when), *more = told
     most = "up to " if len(verdicts) > 1 else ""
-    return f" ({most}{', '.join(told)})" if told else ""
+    first = f"{most}{size} {words.unit}" + (f" {when}" if more else "")
+    return f" ({', '.join([first, *(' '.join(each) for each in more)])})"
+
+
+def _refitted(verdicts: Sequence[Verdict]) -> str:
+    """What a figure of refitted directions shows beside a verdict that failed with those kept from early on."""
+    for verdict in verdicts:
+        parts = (verdict.get("details") or {}).get("parts") or []
+        late = [part.get("status") for part in parts if str(part.get("name")).startswith(REFITTED)]
+        if not late or set(late) != {"holds"}:
+            return ""
+    return ", though late they do where directions are refitted at every step"
 
 
 def _reason(verdicts: Sequence[Verdict]) -> str:
@@ -339,6 +363,7 @@ def _reason(verdicts: Sequence[Verdict]) -> str:
     for sign, told in REASONS:
         if sign in why:
             return ": " + told.format(it="it" if len(verdicts) == 1 else "they")
+    why = re.sub(r"\s*\([^)]*\)", "", why)
     if not why:
         return ": the interval reaches across the margin"
     return f": {why}" if len(why) <= REASON else ""

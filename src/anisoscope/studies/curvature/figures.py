@@ -27,12 +27,21 @@ from anisoscope.studies.curvature.gradient_figures import (
     loop_section,
     pinning_section,
 )
-from anisoscope.studies.page_parts import hero, judged_section, numeric, page_of, prose, shown, words_of
+from anisoscope.studies.page_parts import found, hero, judged_section, numeric, page_of, prose, shown, words_of
 from anisoscope.view.figure import Axis, Figure, Level, Note, Panel, Series
 from anisoscope.view.page import DataTable, Fold, Hero, Page, Prose, Section, Swatch, TableCell
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import number
 
+FOUND = {  # the claim that says what was found in a section
+    "scales": ("visibility_t2",),
+    "frequency": ("frequency_hides_curvature",),
+    "local": ("local_pca_recovers_curvature",),
+    "gradients": ("gradient_within_bounds",),
+    "loop": ("self_reinforcing_loop",),
+    "pinning": ("frequent_types_pinned",),
+    "parabola": ("parabola",),
+}
 SLOPES = {"tangent": 2.0, "normal": 4.0, "visibility": 2.0}
 PANELS = {"tangent": "Tangent variance", "normal": "Normal variance", "visibility": "Normal / tangent"}
 ZIPF = "Zipf exponent s"
@@ -202,7 +211,8 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     )
     words = "(a) Gradients of single rows, and their sum. (b) Tangent share of the energy."
     parabola = Section("parabola", "The parabola", [Prose(lead), *shown(parabola_figure(curves), words)], "Parabola")
-    sections += [parabola, judged_section(note)]
+    sections = [found(section, run.verdicts, *FOUND.get(section.id, ())) for section in (*sections, parabola)]
+    sections.append(judged_section(note))
     return page_of(run, "How much curvature can be seen", deck, sections, terms=TERMS, hero=_hero(curves))
 
 

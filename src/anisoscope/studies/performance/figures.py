@@ -13,7 +13,17 @@ from rich.table import Table as RichTable
 
 from anisoscope.results.quantity import Mark, mean
 from anisoscope.results.query import Query, Row, variant_name
-from anisoscope.studies.page_parts import data_name, files, hero, judged_section, numeric, page_of, shown, words_of
+from anisoscope.studies.page_parts import (
+    data_name,
+    files,
+    found,
+    hero,
+    judged_section,
+    numeric,
+    page_of,
+    shown,
+    words_of,
+)
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Series, column, points, sequence, series
 from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import DataTable, Fold, Heading, Hero, Page, Prose, Section, Swatch, TableCell
@@ -202,7 +212,11 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
         "its interval over eight folds of them. Effects of repairs are paired with raw rows, token by token, at the "
         "last checkpoint, and averaged over sites. A verdict is about its model alone."
     )
-    sections = [_model_section(model, "" if len(models) == 1 else f"-{slug(model.name)}") for model in models]
+    sections = []
+    for model in models:
+        own = [verdict for verdict in run.verdicts if verdict.get("subject") == model.name]
+        section = _model_section(model, "" if len(models) == 1 else f"-{slug(model.name)}")
+        sections.append(found(section, own, *(str(verdict.get("claim")) for verdict in own[:1])))
     sections.append(judged_section(note))
     terms = _terms(run.about["config"])
     first = _hero(models[0]) if models else None

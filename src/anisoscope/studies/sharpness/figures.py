@@ -307,7 +307,8 @@ def _size_section(numbers: ArmNumbers, of: str) -> Section:
         if measured:
             stem = f"sharpness-{title.split()[0].lower()}{of}"
             parts += shown(draw(numbers, stem), caption, title=title, key=key)
-    return Section(f"size-{numbers.size}", numbers.size, parts, numbers.size)
+    title = f"The five arms, {numbers.size}"
+    return Section(f"size-{numbers.size}", title, parts, numbers.size, finding=loss_sentence(numbers))
 
 
 def _table(numbers: ArmNumbers) -> DataTable:

@@ -486,7 +486,19 @@ def _family_section(curves: BiasCurves, name: str, histograms: Mapping[str, np.n
                 "cosine, one line for each width."
             )
             parts += shown(figure, words, title=f"Initialisations and widths, {inputs(norm)}", key=key)
-    return Section(f"family-{slug(name)}", name, [*parts, Fold("Numbers", tables)], name)
+    return Section(f"family-{slug(name)}", name, [*parts, Fold("Numbers", tables)], name, finding=_told(curves, name))
+
+
+def _told(curves: BiasCurves, family: str) -> str:
+    """One sentence on what the largest bias does to the leading arm of a family."""
+    arms = [arm for arm in curves.leading_arms() if arm.family == family]
+    arm, most = max(arms, key=lambda arm: arm.norm), max(curves.biases)
+    before, after, entropy = (curves.at(arm, most, place) for place in (COSINE_IN, COSINE_OUT, ENTROPY))
+    if before is None or after is None:
+        return ""
+    cosines = f"average cosine {number(before.value, 2)} going in, {number(after.value, 2)} coming out"
+    even = f"; entropy of attention / log m {number(entropy.value, 2)}" if entropy is not None else ""
+    return f"At the largest bias, N = {most:g}, {inputs(arm.norm)}: {cosines}{even}."
 
 
 TERMS = """

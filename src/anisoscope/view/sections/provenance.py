@@ -70,18 +70,14 @@ def masthead(names: Sequence[str], abouts: Sequence[About]) -> dict[str, Any]:
 
 def rests_on(head: Mapping[str, Any], abouts: Sequence[About], when: str = "", *more: str) -> Any:
     """What the finding of a page rests on, in one line: data, steps, seeds, day, and whether the run has ended."""
-    parts = [f"Measured on {head['data']}" if head["data"] else "", when, *more, head["started"]]
-    words = text("{words}.", words=", ".join(part for part in parts if part)) if any(parts) else text("")
+    parts = [f"on {head['data']}" if head["data"] else "", when, *more, head["started"]]
+    words = text("Measured {words}.", words=", ".join(part for part in parts if part)) if any(parts) else text("")
     states = [str(about.get("status", "complete")) for about in abouts]
     if left := [state for state in states if state != "complete"]:
         going = "running" in left
         whose = f"{len(left)} of {len(states)} runs" if len(states) > 1 else "This run"
         verb = ("are" if len(left) > 1 and len(states) > 1 else "is") if going else ""
-        told = (
-            f"{verb} still going: what is shown is what was measured so far"
-            if going
-            else ("stopped before the end; the same command with --resume goes on from here")
-        )
+        told = f"{verb} still going: what is shown is what was measured so far" if going else "stopped before its end"
         words += text(" <strong>Partial results.</strong> {whose} {told}.", whose=whose, told=told)
     if count := len([warning for warning in warnings(abouts) if not is_grave(warning)]):
         words += text(' <a href="#dropped">{n}</a>.', n=plural(count, "note"))

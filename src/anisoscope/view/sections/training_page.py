@@ -208,8 +208,9 @@ def training_hero(
         )
         key = [page.Ramp("first layer", "last"), Swatches([*kept, band, page.CHANCE])] if len(rows.steps) > 1 else []
         caption = (
-            "Share of the gradients in directions fitted on activations alone, as multiples of chance: a line for each "
-            "layer, refitted at every step. Controls are directions that do not know the activations."
+            "Share of the gradients in directions fitted on activations alone, as multiples of chance"
+            + (": a line for each layer, refitted at every step" if len(rows.steps) > 1 else "")
+            + ". Controls are directions that do not know the activations."
         )
         when = "over training" if len(rows.steps) > 1 else "over depth"
         return Hero(Figure(tuple(panels), **look), f"How far gradients follow activations, {when}", key, caption)
