@@ -168,9 +168,10 @@ def page_of_runs(folders: Sequence[RunFolder], *, judge: bool = True) -> Page:
     if _figures_of(study) is not None and _is_judged(folders[0]):
         return _study_page(folders[0], study)
     views = [run_view(folder) for folder in folders]
-    if len(views) > 1 and any(view.verdicts for view in views):
+    trained = judge and any(is_training(view.table) for view in views)
+    if len(views) > 1 and (trained or any(view.verdicts for view in views)):
         views = _with_joint_verdicts(views)
-    elif judge and not views[0].verdicts and len(views) == 1 and is_training(views[0].table):
+    elif trained and not views[0].verdicts:
         views = [replace(views[0], verdicts=verdicts_to_dicts(evaluate_claims(views[0].table)))]
     stored = _stored(folders[0]) if len(folders) == 1 else {}
     return _report_page(views, comparison=Comparison(**stored["drift"]) if stored else None)
