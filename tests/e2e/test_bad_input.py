@@ -384,7 +384,7 @@ def test_a_report_that_cannot_be_drawn_does_not_lose_the_numbers(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("no paper")
 
-    monkeypatch.setattr("anisoscope.commands.drawing.write_report", broken)
+    monkeypatch.setattr("anisoscope.commands.drawing.write_page", broken)
     refused(command("profile", shelf / "rows.npy", "--out", tmp_path / "run"), "its table is in")
     assert RunFolder.open(tmp_path / "run").about()["status"] == "complete"
     assert len(RunFolder.open(tmp_path / "run").table())
