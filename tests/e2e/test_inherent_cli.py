@@ -43,7 +43,7 @@ def test_pictures_of_the_user_are_trained_on(command: Command, tmp_path: Path) -
 def test_numbers_need_no_library_for_pages_or_sound(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine for training may lack them: all is measured and judged, and the page can be drawn elsewhere."""
+    """A machine for training may lack them: all is measured, judged and drawn."""
     absent = ("plotly", "soundfile", "datasets")
     for name in [*absent, *(each for each in sys.modules if each.partition(".")[0] in absent)]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -52,12 +52,10 @@ def test_numbers_need_no_library_for_pages_or_sound(
         wavfile.write(tmp_path / f"{index}.wav", 16_000, samples)
     words = ("--arms", "speech", "--families", "hubert", "--audio", tmp_path, "--steps", 1, "--when", "0,1")
     done = command("study", "inherent", *words, "--jobs", 1, "--device", "cpu", "--out", tmp_path / "study")
-    assert done.code == 2 and "the run is complete" in done.err and "plotly" in done.err
+    assert done.code == 0 and (tmp_path / "study" / "report.html").is_file()
     about = json.loads((tmp_path / "study" / "run.json").read_text())
     assert about["status"] == "complete" and not about["skipped"] and not about["failed"]
     assert (tmp_path / "study" / "verdicts.json").is_file()
-    monkeypatch.undo()
-    assert command("report", tmp_path / "study").code == 0
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_faults_planted_in_a_real_series_are_found_and_the_rest_is_measured(
 
 
 def test_an_honest_training_is_swept_without_a_flag(trained: Path, command: Command, tmp_path: Path) -> None:
-    done = command("sweep", trained, *GEOMETRY, "--preset", "light", "--out", tmp_path / "out")
+    done = command("sweep", trained, *GEOMETRY, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert "loss_type" not in done.err + done.out
     assert flags(tmp_path / "out") == {step: [] for step in (0, 1, 2, 4, 8, 16, 32, 64)}

@@ -134,7 +134,7 @@ def test_more_seconds_than_a_model_takes_are_refused(shelf: dict[str, Path]) -> 
         list(feed_of(model, seconds=5.0).batches())
     with pytest.raises(AnisoscopeError, match=r"seconds is 0; expected at least 0\.1"):
         ProfileConfig(models=("x",), seconds=0.0)
-    with pytest.raises(AnisoscopeError, match="seconds is nan"):
+    with pytest.raises(AnisoscopeError, match="seconds is 'nan'"):
         ProfileConfig(models=("x",), seconds=float("nan"))
 
 

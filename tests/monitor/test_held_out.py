@@ -19,7 +19,7 @@ from anisoscope.monitor.held_out import constant_columns, loss_columns
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.numerics.hashing import fold_of
 from anisoscope.results.quantity import as_equal_folds
-from anisoscope.results.query import Table
+from anisoscope.results.query import Query, Table
 from support.monitored import COUNTS, PLAN, probe_of
 from support.tiny_models import tiny
 
@@ -128,7 +128,7 @@ def test_a_number_or_a_function_can_be_given_and_otherwise_it_is_not_known() -> 
         words: dict[str, Any] = {"when": [0], "metrics": "average_cosine", "probe": probe_of("gpt2"), "live": False}
         with Monitor(tiny("gpt2"), **words, **options) as monitor, monitor.step(0):
             pass
-        return monitor.table.where(metric="constant_loss").records()
+        return Query(monitor.table).where(metric="constant_loss").table().records()
 
     assert constant_of() == [], "nothing is known of the training data"
     (given,) = constant_of(constant_loss=2.5)

@@ -292,7 +292,7 @@ def test_a_study_of_the_flat_control_alone_has_a_page(tmp_path: Path) -> None:
         ({"scales": (0.1, -0.2)}, "scales has -0.2; expected a number above 0"),
         ({"scales": ()}, "scales is empty"),
         ({"noise": -1.0}, "noise has -1.0"),
-        ({"beta": math.nan}, "beta has nan"),
+        ({"beta": math.nan}, "beta is 'nan'"),
         ({"zipf": (-1.0,)}, "zipf has -1.0"),
         ({"replicates": 2}, "replicates is 2; expected at least 3"),
         ({"dim": 9}, "does not fit into 8 ambient dimensions"),

@@ -51,7 +51,10 @@ def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:
-    config = InherentConfig(**TINY | more)
+    arms = more.get("arms", ("text-decoder",))
+    idle = set() if any(map("text".__eq__, (arm.split("-")[0] for arm in arms))) else {"limit"}
+    idle |= set() if arms else {"steps", "when", "contexts", "examples"}
+    config = InherentConfig(**{name: value for name, value in TINY.items() if name not in idle} | more)
     return Inherent(config, RunFolder.create(out, asdict(config), resume=resume), jobs=jobs).run()
 
 

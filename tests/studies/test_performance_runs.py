@@ -116,7 +116,7 @@ def test_the_page_is_complete_in_itself(measured: RunFolder) -> None:
     assert page_of(page).fetched() == []
     names = {path.stem for path in (measured.path / "figures").glob("*.pdf")}
     wanted = ("loss", "probes", "cosine", "geometry", "course", "together")
-    assert names == {f"performance-{n}" for n in wanted}
+    assert names == {"hero", *(f"performance-{n}" for n in wanted)}
 
 
 def test_a_masked_language_model_is_asked_for_masked_tokens(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_revisions_are_those_of_the_hub_and_a_missing_one_is_named(
     Hub(tmp_path / "repo", tmp_path / "cache").install(monkeypatch).broken = {"step10"}
     models = (PaperModel("org/tiny", series=True, revisions=("step0", "step40")), PaperModel(str(tmp_path / "gated")))
     monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", models)
-    monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine",))
+    monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine", "two_nn"))
     config = ShapeConfig(preset="paper", probe_tokens=320, device="cpu", data=TEXT)
 
     def run(*, resume: bool) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_a_chosen_series_without_a_tokenizer_is_read_with_that_of_its_final_mode
         return letters()
 
     monkeypatch.setattr("anisoscope.models.tokenizer.named_tokenizer", named)
-    monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine",))
+    monkeypatch.setitem(GEOMETRY, "shape", ("average_cosine", "two_nn"))
     config = ShapeConfig(preset="paper", models=("bloom-560m-intermediate",), probe_tokens=320, device="cpu", data=TEXT)
     out = ShapeStudy(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()

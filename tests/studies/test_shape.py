@@ -288,7 +288,7 @@ def shelf(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     specs = ("one", "missing", "series", "broken", "encoder")
     models = tuple(PaperModel(str(tmp_path / "hub" / s), series=s == "series", large=s == "one") for s in specs)
     monkeypatch.setattr("anisoscope.studies.published.SHAPE_MODELS", models)
-    monkeypatch.setitem(GEOMETRY, "shape", ("svd_ratio", "average_cosine"))
+    monkeypatch.setitem(GEOMETRY, "shape", ("svd_ratio", "average_cosine", "two_nn"))
     return models
 
 

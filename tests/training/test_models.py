@@ -209,7 +209,7 @@ def test_a_wrong_family_is_explained() -> None:
         ({"width": 36, "heads": 4, "family": "llama"}, "even width of each .rotary positions.; take a multiple of 8"),
         ({"steps": 0}, "steps is 0; expected at least 1"),
         ({"lr": 0.0}, "learning rate is 0.0"),
-        ({"lr": math.nan}, "learning rate is nan"),
+        ({"lr": math.nan}, "lr is 'nan'"),
         ({"dropout": 1.0}, "dropout is 1.0; expected a share"),
         ({"mask_rate": 0.0}, "needs some masked tokens"),
         ({"limit": -1.0}, "limit is -1.0 megabytes"),

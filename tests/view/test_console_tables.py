@@ -16,6 +16,7 @@ from anisoscope.capture import list_families
 from anisoscope.claims.catalogue import claims
 from anisoscope.measurement.selftest import ControlResult
 from anisoscope.metrics.catalogue import registry
+from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.view.console import (
     print_comparison,
@@ -58,12 +59,19 @@ def long_table() -> Table:
     )  # fmt: skip
 
 
+def stored(folder: Path) -> RunFolder:
+    run = RunFolder(folder)
+    run.write_table(long_table())
+    run.write_about({"status": "complete"})
+    return run
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_long_table_fits_and_every_row_can_be_told_apart(
-    width: int, resize: Resize, capsys: pytest.CaptureFixture[str]
+    width: int, resize: Resize, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     resize(width)
-    print_run(long_table(), {"status": "complete"}, form="table", wanted={}, heads=False)
+    print_run(stored(tmp_path), form="table", wanted={}, heads=False)
     printed = capsys.readouterr()
     lines = [line.rstrip() for line in printed.out.splitlines()]
     assert max(map(len, lines)) <= width and "model decoder" in lines[0]
@@ -80,11 +88,11 @@ def test_the_long_table_fits_and_every_row_can_be_told_apart(
 
 
 def test_a_pipe_takes_a_table_as_wide_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(screen.console, "_width", None)
-    print_run(long_table(), {"status": "complete"}, form="table", wanted={}, heads=False)
+    print_run(stored(tmp_path), form="table", wanted={}, heads=False)
     head, *rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 24 and head.split()[:3] == ["model", "step", "stack"]
     assert all("…" not in row for row in rows)

@@ -116,7 +116,9 @@ def configured(
             given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
             values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
             with typed_options(config, given):
-                act((build or config)(**values), **rest)
+                made = (build or config)(**values)
+            with typed_options(None, given):  # what was typed need not be of use to configurations made on the way
+                act(made, **rest)
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         parameters = [context, *(field.parameter((help or {}).get(name)) for name, field in chosen.items()), *extra]

@@ -68,12 +68,12 @@ def measure(
     `halves` the intrinsic dimensions of the residual stream come also for two disjoint halves of the contexts (groups
     half:1 and half:2).
     """
-    check_values(measure, locals(), {"sample_size": 32, "attention_rows": 0, "seed": 0})
-    if not isinstance(model, nn.Module):
+    if isinstance(model, str | Path):
         named: dict[str, Any] = {"sites": sites, "layers": layers, "metrics": metrics, "modules": modules}
         named |= {"special": special, "first": first, "pool": pool, "seed": seed, "sample_size": sample_size}
         named |= {"halves": halves, "attention_rows": attention_rows, "progress": progress, **options}
         return _by_name(model, batches, named, rows=rows, name=name)
+    check_values(measure, locals(), {"sample_size": 32, "attention_rows": 0, "seed": 0})
     if options or batches is None or isinstance(batches, str | Path):
         what = f"the option {next(iter(options))!r}" if options else "data by name"
         raise AnisoscopeError(

@@ -105,10 +105,15 @@ def _counted(about: dict[str, Any], config: dict[str, Any], measured: int, arms:
     if arms:
         return {"done": sum(arm.state == DONE for arm in arms.values()), "total": len(arms), "unit": "begun arms done"}
     if about.get("kind") == "sweep":
-        return {"done": measured, "total": len(about.get("revisions") or ()) or None, "unit": "checkpoints"}
+        return {"done": measured, "total": _size(about.get("revisions")) or None, "unit": "checkpoints"}
     if isinstance(config.get("models"), list) and not about.get("kind"):
-        return {"done": len(about.get("models") or ()), "total": len(config["models"]), "unit": "models"}
+        return {"done": _size(about.get("models")), "total": len(config["models"]), "unit": "models"}
     return {}
+
+
+def _size(value: Any) -> int:
+    """The length of a list of the record, which somebody may have changed by hand."""
+    return len(value) if isinstance(value, list) else 0
 
 
 def arm_folders(path: Path) -> list[Path]:

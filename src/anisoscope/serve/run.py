@@ -154,7 +154,10 @@ def _line(name: str, folder: Path) -> dict[str, Any]:
     state = run_state(folder)
     about = record_of(folder)
     kind = str(about.get("study") or about.get("kind") or "profile")
-    models = [str(entry.get("name")) for entry in about.get("models") or () if isinstance(entry, dict)]
+    entries = about.get("models")
+    models = (
+        [str(entry.get("name")) for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    )
     words = [kind, *dict.fromkeys(models[:3]), f"{len(models) - 3} more" if len(models) > 3 else "", _data_name(about)]
     shown = {
         "name": name,
