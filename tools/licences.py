@@ -35,6 +35,7 @@ KNOWN = {
 TEXTS = {"MIT": "Permission is hereby granted, free of charge", "Apache-2.0": "Apache License",
          "BSD": "Redistribution and use in source and binary forms", "CC BY-SA": "Creative Commons"}  # fmt: skip
 OURS = {".py", ".j2", ".css", ".js", ".md", ".typed"}  # endings of files that are written here
+CHOSEN = ("nvidia-", "cuda-", "triton")  # parts of a CUDA build of torch, which its user chose and has agreed to
 OUR_DATA = {"calibration.json"}  # data that is computed here
 
 
@@ -64,7 +65,7 @@ def installed(requirements: Iterable[Requirement]) -> dict[str, Distribution]:
     while waiting:
         wanted = waiting.pop()
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
-        if name in found or name == "anisoscope":
+        if name in found or name == "anisoscope" or name.startswith(CHOSEN):
             continue
         try:
             found[name] = distribution(name)

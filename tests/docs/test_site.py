@@ -10,9 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from plain_docstrings import plain_line, rewrite
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 ELSEWHERE = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?:https?:)?//""")
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("the `loss` of a step", "the ``loss`` of a step"),
+        ("the *summed* loss, d * r", "the *summed* loss, d \\* r"),
+        ("|x| and trailing_ words", "\\|x\\| and trailing\\_ words"),
+        ("a `a|b*c_` stays", "a ``a|b*c_`` stays"),
+    ],
+)
+def test_prose_of_docstrings_means_itself(line: str, written: str) -> None:
+    assert plain_line(line) == written
+
+
+def test_examples_and_indented_blocks_of_docstrings_stay_as_they_are() -> None:
+    lines = ["One `x`.", "`y` is another.", "", "    with f(x) as y:", "        g(*y)", "", ">>> f(1)", "a_"]
+    expected = ["One ``x``.", "", "``y`` is another.", "", "::", "", *lines[3:]]
+    assert rewrite(lines) == expected
 
 
 @pytest.fixture(scope="module")
