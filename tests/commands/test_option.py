@@ -12,7 +12,7 @@ import anisoscope
 from anisoscope import AnisoscopeError, cli
 from anisoscope.errors import unknown_name
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.option import check_values, typed_options, with_options
+from anisoscope.option import check_values, python_options, typed_options
 from anisoscope.series import SweepConfig
 from anisoscope.studies.config import check_watch
 from anisoscope.studies.inherent import InherentConfig
@@ -132,7 +132,7 @@ def test_long_lists_of_names_are_cut_to_the_nearest() -> None:
 
 def test_unknown_options_and_wrong_arguments_of_functions_are_named() -> None:
     with pytest.raises(AnisoscopeError, match="unknown option 'tokns'; did you mean 'tokens'"):
-        with_options(ProfileConfig, ("a",), tokns=3)
+        python_options(ProfileConfig, {"tokns": 3})
     for wrong, words in (((None, []), "model is 'None'"), ((3, []), "model is '3'")):
         with pytest.raises(AnisoscopeError, match=words):
             anisoscope.measure(*wrong)  # type: ignore[arg-type]
