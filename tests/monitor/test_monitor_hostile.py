@@ -304,6 +304,7 @@ def test_a_probe_without_tensors_is_refused_in_a_sentence(kind: Any) -> None:
         numbered(int, probe={name: kind(value) for name, value in probe_of("gpt2").items()})
 
 
-def test_an_empty_folder_name_is_refused() -> None:
-    with pytest.raises(AnisoscopeError, match="out is empty"):
-        numbered(int, out="")
+@pytest.mark.parametrize("out", ["", " ", "run\0"])
+def test_what_is_no_folder_name_is_refused(out: str) -> None:
+    with pytest.raises(AnisoscopeError, match="expected a folder"):
+        numbered(int, out=out)

@@ -74,8 +74,8 @@ def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
     check_values(function, {name: value for name, value in values.items() if name != "when"}, _LEAST)
     if (probe := values["probe"]) is not None and not isinstance(probe, Iterable):
         raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
-    if values["out"] is not None and not str(values["out"]):
-        raise AnisoscopeError("out is empty; expected a folder, or None for results in memory alone.")
+    if (out := values["out"]) is not None and (not str(out).strip() or "\0" in str(out)):
+        raise AnisoscopeError(f"out is {str(out)[:80]!r}; expected a folder, or None for results in memory alone.")
     if values["target_weights"] is None:
         refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
 
