@@ -91,5 +91,6 @@ def near_miss(path: str | Path) -> str:
         parent = parent.parent
     depth = len(parent.parts) if str(parent) != "." else 0
     wanted = path.parts[depth] if len(path.parts) > depth else path.name
-    near = difflib.get_close_matches(wanted, sorted(p.name for p in parent.iterdir()), n=3, cutoff=0.6)
+    others = sorted({p.name for p in parent.iterdir()} - {wanted})  # a link to nowhere is there under its own name
+    near = difflib.get_close_matches(wanted, others, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(repr(str(parent / name)) for name in near)}?" if near else ""

@@ -19,13 +19,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from anisoscope.errors import AnisoscopeError, unknown_name
 
 MOST_NUMBERS = 100_000  # in a span such as 0-8
 MOST = 10**12  # the largest size that any option may have
 MOST_SEED = (1 << 63) - 1
+P = ParamSpec("P")
+R = TypeVar("R")
 Progress = Callable[[str, int, int], None]  # reports the progress of a run: (phase, number done, total)
 
 
@@ -125,6 +127,32 @@ def seeds_of(given: int | Sequence[int]) -> tuple[int, ...]:
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
+
+def plain(value: Any) -> Any:
+    """A number of numpy, or a list of such, as Python's own: those overflow and are neither hashed nor written alike.
+
+    >>> import numpy as np
+    >>> plain(np.int64(3)), plain([np.int64(3), 4]), plain("3")
+    (3, [3, 4], '3')
+    """
+    if type(value) in (list, tuple):
+        inside = [plain(one) for one in value]
+        return value if all(a is b for a, b in zip(inside, value, strict=True)) else type(value)(inside)
+    if isinstance(value, numeric.Integral):
+        return value if isinstance(value, int) else int(value)
+    return float(value) if isinstance(value, numeric.Real) and not isinstance(value, float) else value
+
+
+def takes_plain(function: Callable[P, R]) -> Callable[P, R]:
+    """Have the keyword arguments of a function made `plain`."""
+
+    @functools.wraps(function)
+    def act(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **{name: plain(value) for name, value in kwargs.items()})
+
+    return act
+
+
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
 
 
@@ -212,18 +240,9 @@ def check_least(config: Any, least: Mapping[str, float]) -> None:
     hints = _hints(source)
     for field in fields(config):
         given = getattr(config, field.name)
-        if (value := _as_tuple(given, hints[field.name])) is not given:
+        if (value := _as_tuple(plain(given), hints[field.name])) is not given:
             object.__setattr__(config, field.name, value)
     check_values(source, {field.name: getattr(config, field.name) for field in fields(config)}, least)
-
-
-def with_options(config: Any, *values: Any, **options: Any) -> Any:
-    """A configuration from options by name; an unknown name is an error that suggests the nearest."""
-    known = [field.name for field in fields(config)]
-    for name in options:
-        if name not in known:
-            raise unknown_name("option", name, known)
-    return config(*values, **options)
 
 
 def check_most(config: Any, most: Mapping[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 import anisoscope
 from anisoscope import AnisoscopeError, cli
-from anisoscope.errors import unknown_name
+from anisoscope.errors import near_miss, unknown_name
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.option import check_values, typed_options, with_options
+from anisoscope.option import check_values, python_options, typed_options
 from anisoscope.series import SweepConfig
 from anisoscope.studies.config import check_watch
 from anisoscope.studies.inherent import InherentConfig
@@ -132,7 +133,7 @@ def test_long_lists_of_names_are_cut_to_the_nearest() -> None:
 
 def test_unknown_options_and_wrong_arguments_of_functions_are_named() -> None:
     with pytest.raises(AnisoscopeError, match="unknown option 'tokns'; did you mean 'tokens'"):
-        with_options(ProfileConfig, ("a",), tokns=3)
+        python_options(ProfileConfig, {"tokns": 3})
     for wrong, words in (((None, []), "model is 'None'"), ((3, []), "model is '3'")):
         with pytest.raises(AnisoscopeError, match=words):
             anisoscope.measure(*wrong)  # type: ignore[arg-type]
@@ -158,3 +159,19 @@ def test_types_of_calls_are_told_in_words() -> None:
     ):
         with pytest.raises(AnisoscopeError, match=words):
             check_values(call, values)
+
+
+def test_a_tangent_study_has_presets_with_gradients_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["tangent", str(tmp_path), "--preset", "shape", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["anisoscope", *words])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "unknown preset 'shape'" in capsys.readouterr().err
+
+
+def test_a_link_to_nowhere_is_not_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "corpus").symlink_to(tmp_path / "gone")
+    (tmp_path / "corpus2").touch()
+    assert near_miss(tmp_path / "corpus") == f"did you mean {str(tmp_path / 'corpus2')!r}?"

@@ -94,5 +94,11 @@ def test_a_bad_value_of_any_option_ends_with_one_sentence(case: OptionCase, thin
     assert not complaints(ended, legal=case.legal), ended.err
 
 
+def test_nothing_is_left_where_the_tests_were_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_fork(python_call(lambda: Path("-1").write_text("a page")))
+    assert not list(tmp_path.iterdir())
+
+
 def test_there_are_more_than_five_hundred() -> None:
     assert len(bad_inputs()) > 1000 and len(list(option_cases())) > 500

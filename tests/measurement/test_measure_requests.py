@@ -37,6 +37,16 @@ def test_one_string_with_commas_is_a_list_of_metrics_sites_and_modules() -> None
         measure(model, batches(), metrics="drift,")
 
 
+def test_numbers_of_numpy_and_a_single_batch_are_taken() -> None:
+    model, first = tiny("gpt2"), batches()[0]
+    words: dict[str, Any] = {"metrics": "average_cosine,two_nn"}
+    one = measure(model, first, seed=np.int64(2), sample_size=np.int64(128), layers=[np.int64(1)], **words)
+    two = measure(model, [first], seed=2, sample_size=128, layers=[1], **words)
+    assert one.arrow["value"].to_pylist() == two.arrow["value"].to_pylist()
+    ids = torch.arange(40).reshape(4, 10)
+    assert measure(model, ids, **words).arrow["value"].equals(measure(model, [ids], **words).arrow["value"])
+
+
 def test_all_sites_are_those_that_the_model_has() -> None:
     model = tiny("gpt2")
     table = measure(model, batches(), sites="all", metrics="drift")

@@ -309,3 +309,40 @@ def test_a_disk_that_is_full_from_any_attempt_on_stops_nothing(
             weights, monitor = weights_after(out=tmp_path / str(k), **MODES[mode])
         assert same(weights, plain), k
         assert monitor.done == {0, 1, 3} and any("No space left" in note for note in monitor.notes), k
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_link_in_a_circle_in_place_of_the_folder_stops_nothing(
+    mode: str, tmp_path: Path, plain: dict[str, torch.Tensor]
+) -> None:
+    def circle(step: int) -> None:
+        if step == 1:
+            shutil.rmtree(tmp_path / "run")
+            (tmp_path / "run").symlink_to(tmp_path / "run")
+
+    weights, monitor = weights_after(circle, out=tmp_path / "run", **MODES[mode])
+    assert same(weights, plain) and monitor.done == {0, 1, 3}
+    weights, monitor = weights_after(out=tmp_path / "run", **MODES[mode])  # there from the start
+    assert same(weights, plain) and monitor.done == {0, 1, 3}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_training_that_goes_to_another_directory_has_one_folder(
+    mode: str, tmp_path: Path, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    weights_after(lambda step: os.chdir(tmp_path / "other"), out="run", **MODES[mode])
+    assert_whole(tmp_path / "run", whole[mode])
+    assert not list((tmp_path / "other").iterdir())
+
+
+def test_a_current_directory_that_is_gone_stops_nothing(
+    tmp_path: Path, plain: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    weights, monitor = weights_after(out="run")
+    os.chdir(tmp_path)
+    assert same(weights, plain) and monitor.done == {0, 1, 3}

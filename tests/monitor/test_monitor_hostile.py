@@ -16,9 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.guard import MonitorWarning
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.folder import RunFolder
@@ -242,3 +244,67 @@ def test_one_warning_and_one_note_for_each_kind(tmp_path: Path) -> None:
     assert monitor is not None
     ours = [str(w.message) for w in seen if isinstance(w.message, MonitorWarning)]
     assert len(ours) == 1 and "step 1" in ours[0] and "attached again" in ours[0]
+
+
+# -- arguments of the loop ---------------------------------------------------------------------------------------------
+
+
+def numbered(number: Callable[[int], Any], log: dict[str, Any] | None = None, **options: Any) -> Monitor:
+    """A training of three steps that are numbered in some way, and log something."""
+    model = tiny("gpt2").train()
+    with Monitor(model, **{"when": [0, 2], "metrics": "drift", **options}) as monitor:
+        for step in range(3):
+            with monitor.step(number(step)):
+                model(**batch_of("gpt2", *LENGTHS, seed=step)).loss.backward()
+            monitor.log(number(step), **log or {})
+    return monitor
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor, float])
+def test_steps_may_be_numbers_of_any_library(kind: Any, tmp_path: Path) -> None:
+    monitor = numbered(kind, {"loss": 1.0}, out=tmp_path / "run")
+    assert monitor.done == {0, 2} and all(type(step) is int for step in monitor.done)
+    assert not monitor.guard.notes
+    assert RunFolder(tmp_path / "run").table().where(metric="loss").arrow["step"].to_pylist() == [0, 2]
+
+
+@pytest.mark.parametrize("kind", [str, lambda step: None, lambda step: step - 5, lambda step: step + 0.5])
+def test_a_step_that_is_no_number_is_noted_and_the_loop_goes_on(kind: Any) -> None:
+    monitor = numbered(kind)
+    assert any("expected a whole number from 0 on" in note for note in monitor.notes), monitor.notes
+    with pytest.raises(AnisoscopeError, match="expected a whole number from 0 on"):
+        numbered(kind, strict=True)
+
+
+@pytest.mark.parametrize(
+    "names", [["val/loss"], ["../../out"], ["val-loss"], ["x" * 300], [f"number_{i}" for i in range(60)]]
+)
+def test_numbers_of_any_name_are_kept_in_the_folder(names: list[str], tmp_path: Path) -> None:
+    logged = dict.fromkeys(names, 1.0)
+    monitor = numbered(int, logged, out=tmp_path / "a" / "run")
+    assert not monitor.guard.notes
+    assert [path.name for path in tmp_path.rglob("*.parquet") if path.parent.name not in ("parts", "run")] == []
+    again = numbered(int, logged, out=tmp_path / "a" / "run", resume=True)
+    for table in (monitor.table, again.table, RunFolder(tmp_path / "a" / "run").table()):
+        assert set(names) | {"drift"} <= set(table.arrow["metric"].to_pylist())
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    eight = {"seed": np.int64(1), "batch_size": np.int32(4), "rank": np.int64(2), "split": np.int64(1)}
+    options: dict[str, Any] = {"metrics": "drift,tangent", "probe": [probe_of("gpt2")], "when": [0], **eight}
+    found = numbered(int, out=tmp_path / "run", **options)
+    assert found.done == {0} and not found.guard.notes
+    same = numbered(int, **{name: int(v) if isinstance(v, np.integer) else v for name, v in options.items()})
+    assert found.table.arrow["value"].equals(same.table.arrow["value"])
+
+
+@pytest.mark.parametrize("kind", [lambda x: x.numpy(), lambda x: x.tolist()])
+def test_a_probe_without_tensors_is_refused_in_a_sentence(kind: Any) -> None:
+    with pytest.raises(AnisoscopeError, match="holds no tensor"):
+        numbered(int, probe={name: kind(value) for name, value in probe_of("gpt2").items()})
+
+
+@pytest.mark.parametrize("out", ["", " ", "run\0"])
+def test_what_is_no_folder_name_is_refused(out: str) -> None:
+    with pytest.raises(AnisoscopeError, match="expected a folder"):
+        numbered(int, out=out)

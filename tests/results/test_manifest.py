@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import anisoscope
 from anisoscope.results import manifest
+from anisoscope.results.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 
@@ -109,3 +111,11 @@ def test_the_page_shows_code_and_data() -> None:
     facts = dict(settings(about, "run")["facts"])
     assert ("anisoscope's code.commit", "abc") in facts["Versions"] and ("earlier code", "0.0 old") in facts["Versions"]
     assert ("anisoscope's code.modified", "True") in facts["Versions"] and ("commit", "def") in facts["Data"]
+
+
+def test_null_entries_are_as_missing_ones(tmp_path: Path) -> None:
+    nulls: dict[str, Any] = dict.fromkeys(("models", "warnings", "config", "seed", "error"))
+    (tmp_path / "run.json").write_text(json.dumps(nulls))
+    assert RunFolder(tmp_path).about() == {"seed": None, "error": None}
+    (tmp_path / "run.json").write_text(json.dumps({"models": [None, {"name": "a", "notes": None}]}))
+    assert RunFolder(tmp_path).about() == {"models": [{}, {"name": "a"}]}

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -416,3 +417,11 @@ def test_a_loss_above_that_of_guessing_is_the_first_warning_of_run_page_and_mode
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert "WRONG TEXT: its loss is" in about["warnings"][0] and "WRONG TEXT" in about["models"][0]["notes"][0]
     assert "Read this first" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_paths_words_and_numbers_of_numpy_are_taken(series: Path) -> None:
+    words: dict[str, Any] = {**LOOK, "layers": "0-1", "seed": np.int64(1)}
+    found, wanted = sweep(series, **words), sweep(str(series), **{**words, "layers": (0, 1), "seed": 1})
+    assert found.arrow["value"].equals(wanted.arrow["value"])
+    both = [series / "checkpoint-0", series / "checkpoint-10"]
+    assert len(sweep(both, **LOOK))

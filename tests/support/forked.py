@@ -77,6 +77,7 @@ def in_fork(act: Callable[[], Any], *, seconds: float = SECONDS, memory: int = M
         started, before = time.monotonic(), _resident()
         pid = os.fork()
         if pid == 0:
+            os.chdir(place)  # what a command writes into `-1` or `runs/` is gone with it
             _be_child(act, paths, memory, seconds)
         status, used = _wait(pid, started + seconds * _WAIT)
         took = time.monotonic() - started

@@ -146,6 +146,21 @@ def test_a_path_is_never_broken(resize: Resize, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == f"{path}\n"
 
 
+def test_texts_of_a_foreign_run_command_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "a\x1b[2J\x1b]0;title\x07\u202eb\x9b1m"
+    for one in (screen.console, screen.errors):
+        monkeypatch.setattr(one, "_force_terminal", True)
+    table = new_table(hostile, (hostile,), ())
+    table.add_row(hostile)
+    screen.print_table(table)
+    print_line(hostile)
+    print_note(hostile)
+    said = "".join(capsys.readouterr())
+    assert "a\ufffd[2J" in said and not re.search("[\x07\x9b\u202e]|\x1b(?!\\[[0-9;]*m)", said)
+
+
 def test_warnings_of_one_kind_are_counted(capsys: pytest.CaptureFixture[str], resize: Resize) -> None:
     resize(200)
     models = [{"name": f"arm{i}"} for i in range(4)]

@@ -391,6 +391,9 @@ def context_count(inputs: Mapping[str, Any]) -> int:
     """The number of contexts of some inputs."""
     named = [inputs[name] for name in CONTENT if isinstance(inputs.get(name), Tensor)]
     others = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim()]
+    if not named and not others:
+        kinds = ", ".join(f"{name}: {type(value).__name__}" for name, value in inputs.items())
+        raise AnisoscopeError(f"a batch holds no tensor ({kinds[:200]}); give tensors, such as torch.as_tensor(…).")
     return len([*named, *others][0])
 
 

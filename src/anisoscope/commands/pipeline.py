@@ -20,7 +20,7 @@ from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
-from anisoscope.option import Progress, check_values, python_options, with_options
+from anisoscope.option import Progress, check_values, python_options
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
@@ -167,7 +167,7 @@ def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
 
 
 def sweep(
-    model: str | Sequence[str],
+    model: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -183,10 +183,10 @@ def sweep(
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
     check_values(sweep, {"model": model, "out": out, "resume": resume})
-    models = list(model) if isinstance(model, list | tuple) else [model]
+    models = [str(one) for one in (model if isinstance(model, list | tuple) else [model])]
     if not models:
         raise AnisoscopeError("no model was given; name a folder of checkpoints, a hub id, or several models.")
-    config = with_options(SweepConfig, models[0], others=tuple(models[1:]), **options)
+    config = SweepConfig(models[0], others=tuple(models[1:]), **python_options(SweepConfig, options))
     if out is None:
         with tempfile.TemporaryDirectory() as place:
             return Sweeper.at(config, place, resume=resume, progress=progress).run()

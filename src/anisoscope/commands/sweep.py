@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
+from anisoscope.errors import check_known
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -64,6 +65,9 @@ _HELP = {
 
 
 def _single(**options: Any) -> SweepConfig:
+    from anisoscope.tangent.plan import PLANS
+
+    check_known("preset", options.get("preset", "standard"), PLANS)  # the others of a sweep look at no gradients
     return SweepConfig(**options, series=False)
 
 

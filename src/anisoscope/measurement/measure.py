@@ -25,7 +25,7 @@ from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.models.load import load_model
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
-from anisoscope.option import Progress, check_values
+from anisoscope.option import Progress, check_values, takes_plain
 from anisoscope.results.query import Table
 
 _CHUNK = 4096  # rows at a time
@@ -34,6 +34,7 @@ LOADING = ("random_init", "device", "dtype", "seed", "trust_remote_code", "token
 PIPELINE = "anisoscope.commands.pipeline"  # which measures models by their names; it is above this room
 
 
+@takes_plain
 def measure(
     model: nn.Module | str | Path,
     batches: Iterable[Any] | str | Path | None = None,
@@ -80,6 +81,8 @@ def measure(
             f"{what} is for models given by name, and this is a {type(model).__name__}; give it batches as its forward "
             "takes them, such as dicts with input_ids and attention_mask."
         )
+    if hasattr(batches, "keys") or (isinstance(batches, Tensor) and batches.dim() == 2):
+        batches = [batches]
     requests = parse_requests(metrics)
     sites, modules = names_of(sites), names_of(modules)
     if modules and sites:

@@ -43,10 +43,18 @@ from anisoscope.monitor.files import WRITE, MonitorFiles
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
-from anisoscope.monitor.open_step import OpenStep, check_arguments, nothing_measured, refuse_unlearnable, with_splits
+from anisoscope.monitor.open_step import (
+    OpenStep,
+    check_arguments,
+    nothing_measured,
+    part_name,
+    refuse_unlearnable,
+    step_number,
+    with_splits,
+)
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
-from anisoscope.option import Progress
+from anisoscope.option import Progress, takes_plain
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
@@ -89,6 +97,7 @@ class Monitor:
     ("metrics", sites done, sites in all) while the metrics of a measured step are computed.
     """
 
+    @takes_plain
     def __init__(
         self,
         model: nn.Module,
@@ -321,15 +330,16 @@ class Monitor:
         """
         if not self._entered and not self._ended:
             raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")
-        self.guard.place = f"step {step}"
+        self.guard.place = f"step {str(step)[:80]}"
+        number = self.guard.call("measure it", step_number, step)
         if self._ended:
             self.guard.note("not measured: the monitor has ended")
-        else:
-            self._follow(step)
-        if self._ended or step <= self.resumed:
+        elif number is not None:
+            self._follow(number)
+        if self._ended or number is None or number <= self.resumed:
             yield self
             return
-        opened = self._begin_step(step)
+        opened = self._begin_step(number)
         try:
             yield self
         except BaseException:
@@ -454,9 +464,10 @@ class Monitor:
 
         A loop without a probe may give `probe_loss` and `constant_loss`, from which claims tell whether it learned.
         """
-        place = {"variant": "", "group": "", "kind": "training", "step": step}
-        self.guard.place = f"step {step}"
+        self.guard.place = f"step {str(step)[:80]}"
         with self.guard.catching("log numbers"):
+            step = step_number(step)
+            place = {"variant": "", "group": "", "kind": "training", "step": step}
             self._log_records(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
 
     def _log_records(self, step: int, records: list[Record]) -> None:
@@ -464,7 +475,7 @@ class Monitor:
         names = sorted({row["metric"] for row in fresh})
         if step in self.done and fresh:
             self.logged |= {(step, name) for name in names}
-            self._keep(step, fresh, f"{'+'.join(names)}-{step:09d}")
+            self._keep(step, fresh, part_name(names, step))
 
     def _keep(self, step: int, records: list[Record], part: str = "") -> None:
         """Add the records of a measured step, or a later part of them, to the table, the folder and the sinks."""

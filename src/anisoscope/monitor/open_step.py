@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +38,34 @@ class OpenStep:
             self.measured = True
 
 
+def step_number(step: Any) -> int:
+    """The number of a step, be it of numpy or torch or a float without a fraction; an error if it is none.
+
+    >>> step_number(3.0)
+    3
+    """
+    whole = isinstance(step, float) and step.is_integer()
+    try:
+        number = int(step) if whole else operator.index(step)
+    except (TypeError, ValueError, RuntimeError):
+        number = -1
+    if number < 0:
+        raise AnisoscopeError(f"the step is {str(step)[:80]!r}; expected a whole number from 0 on.")
+    return number
+
+
+def part_name(names: Iterable[str], step: int) -> str:
+    """The file of numbers that a training logged at a step: by their names, or a hash where those make no file name.
+
+    >>> part_name(["gradient_norm", "loss"], 8), part_name(["val/loss"], 8)
+    ('gradient_norm+loss-000000008', 'logged_2f0ae5ab846d65a9-000000008')
+    """
+    joined = "+".join(names)
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_+]{0,79}", joined)
+    digest = hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{joined if plain else f'logged_{digest}'}-{step:09d}"
+
+
 _LEAST = {"rank": 1, "seed": 0, "batch_size": 1, "total_steps": 1, "every_step": 0}
 
 
@@ -43,6 +74,8 @@ def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
     check_values(function, {name: value for name, value in values.items() if name != "when"}, _LEAST)
     if (probe := values["probe"]) is not None and not isinstance(probe, Iterable):
         raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
+    if (out := values["out"]) is not None and (not str(out).strip() or "\0" in str(out)):
+        raise AnisoscopeError(f"out is {str(out)[:80]!r}; expected a folder, or None for results in memory alone.")
     if values["target_weights"] is None:
         refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
 

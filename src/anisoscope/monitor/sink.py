@@ -9,6 +9,7 @@ next step or at the end: a disk that was full for a while, or a folder that was 
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -60,7 +61,8 @@ class MonitorStore:
     _in_use: ClassVar[weakref.WeakValueDictionary[Path, MonitorStore]] = weakref.WeakValueDictionary()
 
     def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any], waits: bool = False) -> None:
-        self.folder, self.resume, self.about = RunFolder(Path(out)), resume, about
+        path, self._key = _places(Path(out))
+        self.folder, self.resume, self.about = RunFolder(path), resume, about
         self._options = _flat(json.loads(json.dumps(about, default=str)))
         self._files: dict[Path, Callable[[Path], Any]] = {}  # how to write what is in memory anyway, should it be lost
         self._waiting: dict[Path, Callable[[Path], Any] | None] = {}  # what is not written yet; None: to be deleted
@@ -77,7 +79,7 @@ class MonitorStore:
     def _open(self) -> None:
         """Make the folder and take its lock; an error if it holds a run, or is in use by somebody else."""
         path = self.folder.path
-        if self._in_use.get(path.resolve(), self) is not self:
+        if self._in_use.get(self._key, self) is not self:
             raise AnisoscopeError(
                 f"{str(path)!r} is being written by another monitor of this process; end that one, or give another."
             )
@@ -103,11 +105,11 @@ class MonitorStore:
 
     def begin(self) -> None:
         """Call when a monitor begins to measure: no other of this process may write here until `end`."""
-        self._in_use[self.folder.path.resolve()] = self
+        self._in_use[self._key] = self
 
     def end(self) -> None:
-        if self._in_use.get(self.folder.path.resolve()) is self:
-            del self._in_use[self.folder.path.resolve()]
+        if self._in_use.get(self._key) is self:
+            del self._in_use[self._key]
         if self.lock is not None:
             self.lock.release()
 
@@ -282,6 +284,14 @@ class MonitorStore:
         measured = (path for step, path in self._card_paths().items() if step in done)
         if all_cards := [card for path in measured for card in json.loads(path.read_text(encoding="utf-8"))]:
             self.folder.write_json("concepts.json", all_cards)
+
+
+def _places(out: Path) -> tuple[Path, Path]:
+    """A folder as it stays when the training goes to another directory, and the one place that all its names have."""
+    try:
+        return out.absolute(), Path(os.path.realpath(out))  # links that lead in circles are left as they are
+    except OSError:  # the current directory is gone
+        return out, out
 
 
 def _is_state(path: Path) -> bool:

@@ -110,6 +110,17 @@ def check_record(about: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def _without_nulls(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked record without lists and mappings that are null, which mean the same as missing ones."""
+
+    def kept(entry: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+        return {n: v for n, v in entry.items() if v is not None or types.get(n) not in ((list,), (dict,))}
+
+    found = kept(about, _RECORD)
+    models = {"models": [kept(entry or {}, _ENTRY) for entry in found["models"]]} if "models" in found else {}
+    return {**found, **models}
+
+
 @contextlib.contextmanager
 def readable_runs(*paths: str | Path) -> Iterator[None]:
     """Around the reading of runs: what their files hold against all expectation becomes one sentence."""
@@ -201,7 +212,7 @@ class RunFolder:
         if not isinstance(about, dict):
             raise AnisoscopeError(f"{str(path)!r} is no record of a run; restore it or run again.")
         check_record(about, path)
-        return about
+        return _without_nulls(about)
 
     def write_about(self, about: Mapping[str, Any]) -> None:
         text = json.dumps(without_places(dict(about)), indent=2, ensure_ascii=False, default=str)

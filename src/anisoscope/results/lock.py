@@ -66,7 +66,7 @@ class WriterLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.note = folder.resolve(), ""
+        self.folder, self.note = Path(os.path.realpath(folder)), ""
         with _Held.change:
             held = _Held.of_this_process()
             if self.folder not in held:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.style import Style
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
@@ -28,8 +30,22 @@ from rich.text import Text
 ANY_WIDTH = 10_000
 NO_LINKS = ("linux", "dumb")  # terminals that would show the link's code
 GAP = 2  # between the columns of a table without lines
-console = Console(highlight=False, emoji=False)
-errors = Console(stderr=True, highlight=False, emoji=False)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class PlainConsole(Console):
+    """A console whose texts command no terminal: names and notes may come with the run folder of somebody else."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None and _CONTROLS.search(segment.text):
+                yield Segment(_CONTROLS.sub("\ufffd", segment.text), segment.style)
+            else:
+                yield segment
+
+
+console = PlainConsole(highlight=False, emoji=False)
+errors = PlainConsole(stderr=True, highlight=False, emoji=False)
 for _one in (console, errors):
     if _one.is_dumb_terminal:  # rich takes 80 columns for granted there
         _one.size = shutil.get_terminal_size()
