@@ -45,12 +45,12 @@ def serve_runs(
     import uvicorn
 
     shelf, token = Shelf(runs), secrets.token_urlsafe(24)
-    hosts = [*LOCAL, host, *filter(None, (name.strip() for name in names))]
+    shown = f"[{host}]" if ":" in host else host  # as a link and a Host header write it
+    hosts = [*LOCAL, shown, *filter(None, (name.strip() for name in names))]
     listening = _listen(host, port)
     app = application(
         shelf, pages_of(shelf), listed=lambda: listed(shelf), front=lambda: front(shelf), token=token, hosts=hosts
     )
-    shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}/?token={token}", len(shelf.runs()))
     threading.Thread(target=importlib.import_module, args=(DRAWING,), daemon=True).start()  # takes a second or two
     settings = uvicorn.Config(
