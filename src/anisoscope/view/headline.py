@@ -346,7 +346,7 @@ def _failing(verdicts: Sequence[Verdict]) -> str:
 def _when(period: str, verdicts: Sequence[Verdict]) -> str:
     """A period in words; of an early one until which step it lasted, if that is the same for all."""
     ends = {tuple(((v.get("details") or {}).get("periods") or {}).get("early") or ())[-1:] for v in verdicts}
-    return f"up to step {ends.pop()[0]:,}" if period == _EARLY and len(ends) == 1 and all(ends) else period
+    return f"by step {ends.pop()[0]:,}" if period == _EARLY and len(ends) == 1 and all(ends) else period
 
 
 def _number(words: ClaimWords, verdicts: Sequence[Verdict], period: str) -> str:
