@@ -118,8 +118,8 @@ def draw_page(folders: Sequence[Path], brief: bool) -> LivePage:
         words = f"{', '.join(folder.name for folder in folders)}: nothing to show"
         return LivePage(Page(words, words, [], deck=_placeless(error)))
     if brief:
-        words = Prose("A first look at a large run: its main quantities. The whole page follows in a moment.", "brief")
-        page = replace(page, notes=[words, *page.notes])
+        first = Prose("A first look at a large run: its main quantities. The whole page follows in a moment.", "brief")
+        page = replace(page, notes=[first, *page.notes])
     return LivePage(page)
 
 
