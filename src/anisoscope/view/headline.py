@@ -19,7 +19,7 @@ from anisoscope.view.words import finite, listed, number, title_of
 Verdict = Mapping[str, Any]
 SUBJECTS = 2  # subjects that a title names; more are counted
 REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
-    ("did not learn", "{it} did not learn"),
+    ("did not learn", "{it} had not learned by the last step"),
     ("decides nothing", "one seed decides nothing"),
     ("a general claim needs 3", "there are fewer than three seeds"),
     ("the table has no", "part of the evidence was not measured"),
