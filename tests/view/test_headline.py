@@ -44,9 +44,11 @@ def test_a_title_says_in_which_period_a_claim_fails() -> None:
     parts += [{"name": "enrichment early", "effect": 0.91}, {"name": "enrichment late", "effect": 3.7}]
     details = {"parts": parts, "periods": {"early": [1, 2, 8], "late": [4000]}}
     told = headline([verdict("tangent_energy", "encoder", "fails", details=details)])
-    assert told.endswith("point more than controls do by step 8 (0.91 times chance, 3.7 late).")
+    assert told.endswith("point more than controls do up to step 8 (0.91 times chance, 3.7 late).")
     holds = headline([verdict("tangent_energy", "encoder", details=details)])
-    assert holds.endswith("already point (0.91 times chance by step 8, 3.7 late).")
+    assert holds.endswith("already point (0.91 times chance up to step 8, 3.7 late).")
+    alone = headline([verdict("tangent_energy", name, details=details | {"periods": {"early": [1]}}) for name in "ab"])
+    assert alone.endswith("already point (at most 0.91 times chance at step 1, 3.7 late).")
     parts[1]["status"] = "fails"
     both = headline([verdict("tangent_energy", "encoder", "fails", details={"parts": parts})])
     assert both.endswith("point more than controls do (0.91 times chance early in training, 3.7 late).")

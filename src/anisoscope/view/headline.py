@@ -345,8 +345,11 @@ def _failing(verdicts: Sequence[Verdict]) -> str:
 
 def _when(period: str, verdicts: Sequence[Verdict]) -> str:
     """A period in words; of an early one until which step it lasted, if that is the same for all."""
-    ends = {tuple(((v.get("details") or {}).get("periods") or {}).get("early") or ())[-1:] for v in verdicts}
-    return f"by step {ends.pop()[0]:,}" if period == _EARLY and len(ends) == 1 and all(ends) else period
+    early = {tuple(((v.get("details") or {}).get("periods") or {}).get("early") or ()) for v in verdicts}
+    steps = early.pop() if len(early) == 1 else ()
+    if period != _EARLY or not steps:
+        return period
+    return f"{'at' if len(steps) == 1 else 'up to'} step {steps[-1]:,}"
 
 
 def _number(words: ClaimWords, verdicts: Sequence[Verdict], period: str) -> str:
@@ -366,7 +369,7 @@ def _number(words: ClaimWords, verdicts: Sequence[Verdict], period: str) -> str:
     if not told:
         return ""
     (size, when), *more = told
-    most = "up to " if len(verdicts) > 1 else ""
+    most = "at most " if len(verdicts) > 1 else ""
     first = f"{most}{size} {words.unit}" + (f" {when}" if more and when != _when(period, verdicts) else "")
     return f" ({', '.join([first, *(' '.join(each) for each in more)])})"
 
