@@ -96,6 +96,8 @@ def main(run: Callable[..., Any] = app) -> None:
             if "--debug" in sys.argv:
                 raise
             fail(*_explain(error))
+    if interrupted and _typed().name == "serve":  # the usual way to end it
+        fail("the server has ended; runs go on.", interrupted)
     if interrupted:
         fail(f"interrupted; {_ADVICE[_can_resume()]}", interrupted)
     raise SystemExit(code if isinstance(code, int) else 0)
@@ -125,12 +127,17 @@ def _program_name() -> dict[str, str]:
     return {} if Path(sys.argv[0]).name == "__main__.py" else {"prog_name": "anisoscope"}
 
 
-def _can_resume() -> bool:
-    """Whether the typed command has --resume; parsed from sys.argv, since an error leaves no parser context behind."""
+def _typed() -> Any:
+    """The typed command; parsed from sys.argv, since an error leaves no parser context behind."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
-    return any("--resume" in option.opts for option in command.params)
+    return command
+
+
+def _can_resume() -> bool:
+    """Whether the typed command has --resume."""
+    return any("--resume" in option.opts for option in _typed().params)
 
 
 def _fail_on_usage(error: Any) -> NoReturn:

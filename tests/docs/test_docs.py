@@ -33,8 +33,8 @@ def commands() -> list[str]:
         if page.name == "cli.md":  # written from the declarations; names commands without their arguments
             continue
         text = page.read_text(encoding="utf-8")
-        found += [line.partition("  #")[0].strip() for block in blocks(page, "") for line in block.splitlines()
-                  if line.startswith("anisoscope ")]  # fmt: skip
+        found += [line.partition("  #")[0].strip() for kind in ("", "sh") for block in blocks(page, kind)
+                  for line in block.splitlines() if line.startswith("anisoscope ")]  # fmt: skip
         found += re.findall(r"`(anisoscope [a-z]+ [^`]*)`", BLOCK.sub("", text))
     return list(dict.fromkeys(found))
 
@@ -104,8 +104,10 @@ def test_python_of_the_documentation_uses_names_that_exist() -> None:
 
     names: set[str] = set()
     for page in PAGES:
-        for block in blocks(page, "python"):
+        for block in (text for kind in ("python", "py") for text in blocks(page, kind)):
             tree = ast.parse(block)
+            names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                      and node.module == "anisoscope" for alias in node.names}  # fmt: skip
             names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
                       and isinstance(node.value, ast.Name) and node.value.id == "anisoscope"}  # fmt: skip
     assert names

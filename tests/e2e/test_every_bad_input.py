@@ -85,7 +85,10 @@ def test_a_bad_input_ends_with_one_sentence_and_nothing_is_lost(case: BadInput, 
 
 
 @pytest.mark.parametrize("case", list(option_cases()), ids=lambda case: case.id[:150])
-def test_a_bad_value_of_any_option_ends_with_one_sentence(case: OptionCase, things: Path, place: Path) -> None:
+def test_a_bad_value_of_any_option_ends_with_one_sentence(
+    case: OptionCase, things: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.parent)  # `--out nan` is a folder of that name
     known = {"{gpt}": GPT, "{s}": str(things), "{out}": str(place), "{file}": str(things / "plain.txt")}
     words = list(case.line)
     for mark, text in known.items():

@@ -18,7 +18,8 @@ DEEP = "gpt2:n_layer=4,n_embd=32,n_head=2,vocab_size=300,n_positions=64"
 def test_a_model_does_not_differ_from_itself(prose: Path, tmp_path: Path, whole_profile: Path) -> None:
     run(config(prose), tmp_path / "again")
     seen = compare(str(whole_profile), str(tmp_path / "again"))
-    assert seen.paired
+    assert seen.paired and seen.first.removesuffix(f" ({whole_profile.name})") == seen.second.removesuffix(" (again)")
+    assert len({seen.first, seen.second, compare(str(whole_profile), str(whole_profile)).first}) == 3
     assert len(seen.rows) > 100
     for row in seen.rows:
         assert (row["difference"], row["low"], row["high"]) == pytest.approx((0.0, 0.0, 0.0), abs=1e-12)

@@ -19,6 +19,7 @@ from anisoscope.results.query import Table
 from anisoscope.serve import widget
 from anisoscope.serve.brief import brief_table, read_without
 from anisoscope.serve.run import draw_page, is_large, listed, serve_runs
+from anisoscope.serve.server import MOST_TOGETHER
 from anisoscope.serve.shelf import Shelf
 from support.fake_training import training_table
 
@@ -101,10 +102,36 @@ def test_a_run_that_measured_nothing_yet_says_so_and_then_shows_what_came(chromi
     with served(tmp_path / "runs") as link:
         page = chromium.new_page()
         page.goto(link.replace("/?", "/page?run=mine&"))
-        assert "nothing to show yet" in page.locator("h1").inner_text()
+        assert "nothing to show" in page.locator("h1").inner_text()
         assert str(tmp_path) not in page.content()
         measure_step(run, 0)
         page.wait_for_selector("#hero-1 .main-svg")
+        page.close()
+
+
+def test_the_list_offers_only_as_many_runs_together_as_are_drawn(chromium: Any, tmp_path: Path) -> None:
+    for number in range(MOST_TOGETHER + 1):
+        begin(tmp_path / "runs" / f"run-{number:02}")
+    with served(tmp_path / "runs") as link:
+        page = chromium.new_page()
+        page.goto(link)
+        boxes, button = page.locator("input[type=checkbox]"), page.locator("button")
+        assert button.is_disabled()
+        for number in range(MOST_TOGETHER):
+            boxes.nth(number).check()
+        assert button.is_enabled() and button.inner_text() == f"Show {MOST_TOGETHER} together"
+        boxes.nth(MOST_TOGETHER).check()
+        assert button.is_disabled() and f"at most {MOST_TOGETHER}" in button.inner_text()
+        page.close()
+
+
+def test_the_strip_of_a_live_page_stands_above_its_header(chromium: Any, tmp_path: Path) -> None:
+    measure_step(begin(tmp_path / "runs" / "mine"), 0)
+    with served(tmp_path / "runs") as link:
+        page = chromium.new_page(viewport={"width": 390, "height": 844})
+        page.goto(link.replace("/?", "/page?run=mine&"))
+        strip, header = page.locator("p.live").bounding_box(), page.locator("#masthead .kicker").bounding_box()
+        assert strip["y"] + strip["height"] <= header["y"]
         page.close()
 
 
@@ -144,7 +171,7 @@ def test_a_widget_follows_a_run(tmp_path: Path) -> None:
     pytest.importorskip("anywidget", reason="the widget needs anywidget")
     run = begin(tmp_path / "mine")
     shown = widget.watch(tmp_path / "mine", height=500)
-    wait_for(lambda: "nothing to show yet" in shown.document)
+    wait_for(lambda: "nothing to show" in shown.document)
     assert shown.height == 500 and "EventSource" not in shown.document  # nothing is asked of a server
     measure_step(run, 0)
     wait_for(lambda: "hero-1" in shown.data.get("specs", {}))

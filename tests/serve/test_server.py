@@ -237,6 +237,39 @@ def test_a_large_run_is_shown_briefly_and_then_whole(tmp_path: Path) -> None:
     assert found["title"] == "words" and found["version"] == drawn.version(("mine",))
 
 
+def test_a_small_run_does_not_wait_for_the_whole_of_a_large_one(tmp_path: Path) -> None:
+    for name in ("large", "small"):
+        make_run(tmp_path / "runs" / name, name)
+    ready = threading.Event()
+
+    def slow(folders: Sequence[Path], brief: bool) -> Drawing:
+        if not brief and folders[0].name == "large":
+            ready.wait(60)
+        return draw(folders, brief)
+
+    drawn = Drawn(Shelf([tmp_path / "runs"]), slow, is_large=lambda folder: folder.name == "large")
+    assert ", brief" in drawn.document(("large",))
+    found: list[str] = []
+    asked = threading.Thread(target=lambda: found.append(drawn.document(("small",))), daemon=True)
+    asked.start()
+    asked.join(20)
+    ready.set()
+    assert found and "<p>small</p>" in found[0]
+
+
+def test_threads_that_draw_do_not_keep_a_server_from_ending(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one")
+    Drawn(Shelf([tmp_path / "runs"]), draw, is_large=lambda _: False).document(("one",))
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("anisoscope"))
+
+
+def test_links_within_the_runs_list_no_run_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "circle").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs" / "latest").symlink_to(run)
+    assert list(Shelf([tmp_path / "runs"]).runs()) == ["one"]
+
+
 def test_the_version_ignores_signs_of_life_and_sees_the_arms_of_a_study(tmp_path: Path) -> None:
     run = make_run(tmp_path / "study")
     (run / "lock.json").write_text("{}")

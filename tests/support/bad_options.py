@@ -19,6 +19,7 @@ BASES = {
     "selftest": "selftest",
     "data enwik8": "data enwik8 {s}/plain.txt --out {out}",
     "train": "train --out {file}",
+    "serve": "serve {s}/plain.txt",
 }
 VALUES = ("-1", "nan", "9" * 30, "zz☃")
 # options whose value may be any text, or whose value above is a good one

@@ -38,10 +38,34 @@ def test_a_title_says_where_it_holds_and_where_it_fails() -> None:
     assert many == "In all 5 cases anisotropy over depth is no bell."
 
 
+def test_a_title_says_in_which_period_a_claim_fails() -> None:
+    parts = [{"name": "early: normal", "status": "fails", "needed": True}]
+    parts += [{"name": "late: normal", "status": "holds", "needed": True}]
+    parts += [{"name": "enrichment early", "effect": 0.91}, {"name": "enrichment late", "effect": 3.7}]
+    details = {"parts": parts, "periods": {"early": [1, 2, 8], "late": [4000]}}
+    told = headline([verdict("tangent_energy", "encoder", "fails", details=details)])
+    assert told.endswith("point more than controls do up to step 8 (0.91 times chance, 3.7 late).")
+    holds = headline([verdict("tangent_energy", "encoder", details=details)])
+    assert holds.endswith("already point (0.91 times chance up to step 8, 3.7 late).")
+    alone = headline([verdict("tangent_energy", name, details=details | {"periods": {"early": [1]}}) for name in "ab"])
+    assert alone.endswith("already point (at most 0.91 times chance at step 1, 3.7 late).")
+    parts[1]["status"] = "fails"
+    both = headline([verdict("tangent_energy", "encoder", "fails", details={"parts": parts})])
+    assert both.endswith("point more than controls do (0.91 times chance early in training, 3.7 late).")
+
+
+def test_a_reason_is_told_only_where_all_open_verdicts_share_it() -> None:
+    first, second = (f"undecided because it holds in 8 and fails in {n} of 12 arms." for n in (4, 2))
+    open_ = [verdict("bell_shaped", name, "undecided", why=why) for name, why in (("a", first), ("b", second))]
+    assert headline(open_).endswith("a bell over depth.")
+    assert headline([open_[0], {**open_[1], "why": first}]).endswith(": it holds in 8 and fails in 4 of 12 arms.")
+
+
 def test_what_is_open_is_told_as_open_with_its_reason() -> None:
     why = "It is 0.3; undecided because the model did not learn: its loss is that of a constant."
     told = headline([verdict("bell_shaped", "a", "undecided", why=why)])
-    assert told.startswith("In a it stays undecided whether anisotropy is highest") and "it did not learn" in told
+    assert told.startswith("In a it stays undecided whether anisotropy is highest")
+    assert "it had not learned by the last step" in told
     open_ = headline([verdict("bell_shaped", "a", "undecided", why="It is 0.3.")])
     assert "the interval reaches across the margin" in open_
     assert headline([]) == ""

@@ -175,7 +175,16 @@ def compare(first: str, second: str | None = None) -> ModelComparison:
     cka = cka_matrix(sampled(one.folder.arrays(one.entry["key"])), sampled(two.folder.arrays(two.entry["key"])))
     if cka[2].size == 0 or np.isnan(cka[2]).all():
         notes.append("no CKA: the sampled rows of the two have too few tokens in common")
-    return ModelComparison(one.name, two.name, paired, rows, cka, notes)
+    return ModelComparison(*_names(one, two), paired, rows, cka, notes)
+
+
+def _names(one: ComparedModel, two: ComparedModel) -> tuple[str, str]:
+    """What the two are called: models of the same name by their runs as well, or by their order."""
+    if one.name != two.name:
+        return one.name, two.name
+    runs = [side.folder.path.resolve().name for side in (one, two)]
+    first, second = runs if runs[0] != runs[1] else ("first", "second")
+    return f"{one.name} ({first})", f"{two.name} ({second})"
 
 
 def _comparable(one: ComparedModel, two: ComparedModel) -> tuple[ComparedModel, ComparedModel, list[str]]:

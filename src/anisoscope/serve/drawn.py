@@ -10,9 +10,11 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from anisoscope.serve.shelf import Shelf, version
@@ -45,14 +47,37 @@ class _Work:
         return self.version + BRIEF, self.brief
 
 
+class _Hand:
+    """A thread that draws page after page; a daemon, so that a server ends at once though a page is half drawn."""
+
+    def __init__(self, name: str) -> None:
+        self._asked: SimpleQueue[tuple[Future[ServedPage], Callable[[], ServedPage]]] = SimpleQueue()
+        threading.Thread(target=self._draw, name=name, daemon=True).start()
+
+    def submit(self, draw: Callable[[], ServedPage]) -> Future[ServedPage]:
+        future: Future[ServedPage] = Future()
+        self._asked.put((future, draw))
+        return future
+
+    def _draw(self) -> None:
+        while True:
+            future, draw = self._asked.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(draw())
+            except BaseException as error:
+                future.set_exception(error)
+
+
 class Drawn:
-    """Draws pages, one at a time and each once for a version of its runs."""
+    """Draws pages, small ones one at a time and large ones beside them, each once for a version of its runs."""
 
     def __init__(self, shelf: Shelf, draw: Draw, *, is_large: Callable[[Path], bool]) -> None:
         self.shelf, self._draw, self._is_large = shelf, draw, is_large
         self._works: OrderedDict[tuple[str, ...], _Work] = OrderedDict()
         self._change = threading.Lock()
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="anisoscope-draw")
+        self._small, self._large = _Hand("anisoscope-draw"), _Hand("anisoscope-draw-large")
 
     def version(self, names: tuple[str, ...]) -> str:
         """The version of what is on disk; that of the page in hand while a large one is still being drawn."""
@@ -85,7 +110,8 @@ class Drawn:
             brief = self._draw(folders, True) if any(map(self._is_large, folders)) else None
             if work is not None and brief is not None and not work.whole.done():
                 work.whole.cancel()  # a run that writes quicker than its page is drawn: only the newest is of use
-            work = self._works[names] = _Work(now, brief, self._hands.submit(self._draw, folders, False))
+            hand = self._small if brief is None else self._large  # nobody waits for the whole of a large one
+            work = self._works[names] = _Work(now, brief, hand.submit(partial(self._draw, folders, False)))
             while len(self._works) > KEPT:
                 self._works.popitem(last=False)
             return work

@@ -23,7 +23,7 @@ from anisoscope.results.query import Table
 from anisoscope.results.state import record_of, run_state
 from anisoscope.serve.brief import LARGE, brief_table, read_without
 from anisoscope.serve.drawn import Drawn
-from anisoscope.serve.server import application
+from anisoscope.serve.server import MOST_TOGETHER, application
 from anisoscope.serve.shelf import Shelf
 from anisoscope.view.document import page_data, page_document, runs_document
 from anisoscope.view.page import Page, Prose
@@ -45,12 +45,12 @@ def serve_runs(
     import uvicorn
 
     shelf, token = Shelf(runs), secrets.token_urlsafe(24)
-    hosts = [*LOCAL, host, *filter(None, (name.strip() for name in names))]
+    shown = f"[{host}]" if ":" in host else host  # as a link and a Host header write it
+    hosts = [*LOCAL, shown, *filter(None, (name.strip() for name in names))]
     listening = _listen(host, port)
     app = application(
         shelf, pages_of(shelf), listed=lambda: listed(shelf), front=lambda: front(shelf), token=token, hosts=hosts
     )
-    shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}/?token={token}", len(shelf.runs()))
     threading.Thread(target=importlib.import_module, args=(DRAWING,), daemon=True).start()  # takes a second or two
     settings = uvicorn.Config(
@@ -108,20 +108,18 @@ class LivePage:
 
 
 def draw_page(folders: Sequence[Path], brief: bool) -> LivePage:
-    """The page of some runs; of a run that has measured nothing yet, a page that says so."""
+    """The page of some runs; of a run that has nothing to show, a page that says so."""
     kind = BriefFolder if brief else RunFolder
     try:
         with readable_runs(*folders):
             page_of_runs = importlib.import_module(DRAWING).page_of_runs
             page = page_of_runs([kind.open(folder) for folder in folders], judge=not brief)
     except AnisoscopeError as error:
-        names = ", ".join(folder.name for folder in folders)
-        return LivePage(
-            Page(f"{names}: nothing to show yet", f"{names}: nothing to show yet", [], deck=_placeless(error))
-        )
+        words = f"{', '.join(folder.name for folder in folders)}: nothing to show"
+        return LivePage(Page(words, words, [], deck=_placeless(error)))
     if brief:
-        words = Prose("A first look at a large run: its main quantities. The whole page follows in a moment.", "brief")
-        page = replace(page, notes=[words, *page.notes])
+        first = Prose("A first look at a large run: its main quantities. The whole page follows in a moment.", "brief")
+        page = replace(page, notes=[first, *page.notes])
     return LivePage(page)
 
 
@@ -175,4 +173,4 @@ def _data_name(about: Mapping[str, Any]) -> str:
 
 def front(shelf: Shelf) -> str:
     """The page with the list of runs."""
-    return runs_document(listed(shelf))
+    return runs_document(listed(shelf), most=MOST_TOGETHER)

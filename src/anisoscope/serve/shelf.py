@@ -33,7 +33,7 @@ class Shelf:
         """Names and folders of the runs that are there now; a root that is a run itself goes by its own name."""
         found: dict[str, Path] = {}
         for root in self.roots:
-            for path in _runs_below(root, root):
+            for path in _runs_below(root):
                 inside = path.relative_to(root).as_posix()
                 name = root.name if inside == "." else inside if len(self.roots) == 1 else f"{root.name}/{inside}"
                 number, plain = 2, name
@@ -52,21 +52,23 @@ class Shelf:
         return runs[name]
 
 
-def _runs_below(root: Path, top: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Run folders by name; not those inside a run (the arms of a study), and no link that leads outside."""
+def _runs_below(root: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Run folders by name; not those inside a run (the arms of a study).
+
+    Links are not followed: they lead outside, in a circle, or to a run that is found without them.
+    """
     if _is_run(root):
         yield root
-        return
-    if not depth:
-        return
+    elif depth:
+        for name in sorted(entry.name for entry in _entries(root) if _is_folder(entry)):
+            yield from _runs_below(root / name, depth - 1)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
-        inside = sorted(entry.name for entry in os.scandir(root) if not entry.name.startswith(".") and entry.is_dir())
+        return entry.is_dir(follow_symlinks=False)
     except OSError:  # not ours to read, or just deleted
-        return
-    for name in inside:
-        path = root / name
-        if path.resolve().is_relative_to(top):
-            yield from _runs_below(path, top, depth - 1)
+        return False
 
 
 def _is_run(folder: Path) -> bool:

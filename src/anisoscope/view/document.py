@@ -86,11 +86,11 @@ def page_document(
     return str(_templates().get_template("page.html.j2").render(content | made))
 
 
-def runs_document(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The page with the list of runs that a server shows."""
+def runs_document(runs: Sequence[Mapping[str, Any]], *, most: int) -> str:
+    """The page with the list of runs that a server shows, of which it draws at most so many together."""
     from jinja2.utils import htmlsafe_json_dumps
 
-    return str(_templates().get_template("runs.html.j2").render(runs=htmlsafe_json_dumps(list(runs))))
+    return str(_templates().get_template("runs.html.j2").render(runs=htmlsafe_json_dumps(list(runs)), most=most))
 
 
 def packed(value: Any) -> str:

@@ -19,7 +19,7 @@ from anisoscope.view.words import finite, listed, number, title_of
 Verdict = Mapping[str, Any]
 SUBJECTS = 2  # subjects that a title names; more are counted
 REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
-    ("did not learn", "{it} did not learn"),
+    ("did not learn", "{it} had not learned by the last step"),
     ("decides nothing", "one seed decides nothing"),
     ("a general claim needs 3", "there are fewer than three seeds"),
     ("the table has no", "part of the evidence was not measured"),
@@ -50,6 +50,7 @@ class ClaimWords:
 
 
 _EARLY, _LATE, _CHANCE = "early in training", "late", "times chance"
+_PERIODS = {"early": _EARLY, "late": _LATE}  # by how the names of parts begin
 _WORDS: dict[str, tuple[Any, ...]] = {
     # Revisiting Anisotropy
     "tangent_energy": (
@@ -310,8 +311,9 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     ):
         if found := by_status[status]:
             where = "" if own else _where(found, every=len(found) == len(verdicts))
-            clause = " ".join(part for part in (where, said if not clauses else after) if part)
-            told = "" if clauses else _number(words, found)  # of the first clause only: a title is short
+            period = _failing(found) if status == "fails" else ""
+            clause = " ".join(part for part in (where, said if not clauses else after, _when(period, found)) if part)
+            told = "" if clauses else _number(words, found, period)  # of the first clause only: a title is short
             told += _refitted(found) if status == "fails" else ""
             clauses.append(clause + told + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
@@ -328,42 +330,71 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
     return f"in {listed([f'the {name}' if name in ('decoder', 'encoder') else name for name in names])}"
 
 
-def _number(words: ClaimWords, verdicts: Sequence[Verdict]) -> str:
-    """The numbers that tell, of the only subject or the largest ones; when it was, where there are several."""
+def _parts(verdict: Verdict) -> Sequence[Verdict]:
+    return (verdict.get("details") or {}).get("parts") or []
+
+
+def _failing(verdicts: Sequence[Verdict]) -> str:
+    """The period in which verdicts fail that were judged early and late apart; "" where it is not one alone."""
+    failed: set[str] = set()
+    for verdict in verdicts:
+        needed = [part for part in _parts(verdict) if part.get("needed") and part.get("status") == "fails"]
+        failed |= {str(part.get("name")).partition(":")[0] for part in needed}
+    return _PERIODS.get(failed.pop(), "") if len(failed) == 1 else ""
+
+
+def _when(period: str, verdicts: Sequence[Verdict]) -> str:
+    """A period in words; of an early one until which step it lasted, if that is the same for all."""
+    early = {tuple(((v.get("details") or {}).get("periods") or {}).get("early") or ()) for v in verdicts}
+    steps = early.pop() if len(early) == 1 else ()
+    if period != _EARLY or not steps:
+        return period
+    return f"{'at' if len(steps) == 1 else 'up to'} step {steps[-1]:,}"
+
+
+def _number(words: ClaimWords, verdicts: Sequence[Verdict], period: str) -> str:
+    """The numbers that tell, of the only subject or the largest ones; when it was, where there are several.
+
+    The period of the first number is not said again if the clause has named it.
+    """
     told: list[tuple[str, str]] = []
     for name, when in words.parts:
         values = []
         for verdict in verdicts:
-            parts = (verdict.get("details") or {}).get("parts") or []
-            effects = {str(part.get("name")): part.get("effect") for part in parts} | {"": verdict.get("effect")}
+            effects = {str(part.get("name")): part.get("effect") for part in _parts(verdict)}
+            effects |= {"": verdict.get("effect")}
             values += [value] if (value := finite(effects.get(name))) is not None else []
         if values:
-            told.append((number(max(values), 2), when))
+            told.append((number(max(values), 2), _when(when, verdicts)))
     if not told:
         return ""
     (size, when), *more = told
-    most = "up to " if len(verdicts) > 1 else ""
-    first = f"{most}{size} {words.unit}" + (f" {when}" if more else "")
+    most = "at most " if len(verdicts) > 1 else ""
+    first = f"{most}{size} {words.unit}" + (f" {when}" if more and when != _when(period, verdicts) else "")
     return f" ({', '.join([first, *(' '.join(each) for each in more)])})"
 
 
 def _refitted(verdicts: Sequence[Verdict]) -> str:
     """What a figure of refitted directions shows beside a verdict that failed with those kept from early on."""
     for verdict in verdicts:
-        parts = (verdict.get("details") or {}).get("parts") or []
-        late = [part.get("status") for part in parts if str(part.get("name")).startswith(REFITTED)]
+        late = [part.get("status") for part in _parts(verdict) if str(part.get("name")).startswith(REFITTED)]
         if not late or set(late) != {"holds"}:
             return ""
     return ", though late they do where directions are refitted at every step"
 
 
 def _reason(verdicts: Sequence[Verdict]) -> str:
-    """Why a verdict stays open, in a few words."""
-    why = str(verdicts[0].get("why") or "").partition("undecided because ")[2].rstrip(".")
+    """Why verdicts stay open, in a few words; "" where there is no short reason that all of them share."""
+    told = {
+        _short(str(verdict.get("why") or "").partition("undecided because ")[2].rstrip(".")) for verdict in verdicts
+    }
+    shared = told.pop() if len(told) == 1 else ""
+    return f": {shared.format(it='it' if len(verdicts) == 1 else 'they')}" if shared else ""
+
+
+def _short(why: str) -> str:
     for sign, told in REASONS:
         if sign in why:
-            return ": " + told.format(it="it" if len(verdicts) == 1 else "they")
-    why = re.sub(r"\s*\([^)]*\)", "", why)
-    if not why:
-        return ": the interval reaches across the margin"
-    return f": {why}" if len(why) <= REASON else ""
+            return told
+    why = re.sub(r"\s*\([^)]*\)", "", why).replace("{", "{{").replace("}", "}}")
+    return "the interval reaches across the margin" if not why else why if len(why) <= REASON else ""

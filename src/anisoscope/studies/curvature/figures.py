@@ -228,6 +228,10 @@ def _hero(curves: ScaleCurves) -> Hero:
         "Surfaces of known curvature. Left: how much of the curvature is seen when tokens are drawn by frequency; 1 is "
         "no effect of frequency. Right: curvature shows more at larger scales; dashed is the theory."
     )
+    if curves.curved:
+        beta = curves.reference[1]
+        wider = ", where frequent types spread wider" if beta < 0 else ", where rare types spread wider" if beta else ""
+        caption += f" Judged is β = {signed(beta)}{wider}."
     return hero(panels, "How much curvature can be seen", caption, key=key)
 
 
