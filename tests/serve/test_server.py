@@ -306,3 +306,16 @@ def test_names_of_two_roots_do_not_collide(tmp_path: Path) -> None:
 
 def test_the_pause_between_looks_is_short_enough() -> None:
     assert module.PAUSE <= 1.0  # a measured step is on the page within two seconds
+
+
+def test_every_line_of_a_log_counts_only_until_something_is_measured(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "mine")
+    before = version(run)
+    (run / "log.jsonl").write_text("{}\n")
+    logged = version(run)
+    assert logged != before
+    (run / "parts").mkdir()
+    (run / "parts" / "step-0.parquet").write_text("a step")
+    measured = version(run)
+    (run / "log.jsonl").write_text("{}\n{}\n")
+    assert measured != logged and version(run) == measured

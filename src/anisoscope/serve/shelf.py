@@ -16,7 +16,8 @@ from anisoscope.errors import AnisoscopeError, unknown_name
 DEPTH = 4  # folders below a given one in which runs are looked for
 MOST = 2000  # runs that are listed
 _MARKS = ("run.json", "lock.json", "table.parquet")
-_WATCHED = ("run.json", "table.parquet", "log.jsonl", "verdicts.json", "comparison.json", "concepts.json", "lock.json")
+_WATCHED = ("run.json", "table.parquet", "verdicts.json", "comparison.json", "concepts.json", "lock.json")
+_LOG = "log.jsonl"  # drawn until something is measured; it grows with every update, and so would the work
 _GROWING = ("parts", "partial")  # folders that get a file for each measured step or pass
 
 
@@ -93,7 +94,8 @@ def version(folder: Path, *, lock: bool = False) -> str:
 def _stamps(folder: Path, inside: str = "") -> Mapping[str, tuple[int, int]]:
     """Time and size of every file that a page is made of, of the arms of a study, too."""
     found: dict[str, tuple[int, int]] = {}
-    for name in _WATCHED:
+    measured = (folder / "table.parquet").is_file() or bool(_entries(folder / "parts"))
+    for name in _WATCHED if measured else (*_WATCHED, _LOG):
         try:
             about = (folder / name).stat()
         except OSError:
