@@ -265,6 +265,7 @@ def test_a_series_of_nothing_ends_with_its_first_reason_and_can_be_mended(
     assert [entry["flags"] for entry in RunFolder.open(out).about()["checkpoints"]] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_the_models_of_the_paper_are_all_named_when_none_is_here(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

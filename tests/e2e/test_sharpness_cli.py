@@ -48,6 +48,7 @@ def test_slips_are_one_sentence(command: Command, words: tuple[str, ...], senten
     assert done.code == 2 and sentence in done.sentence
 
 
+@pytest.mark.slow
 def test_a_decoder_with_other_attention_is_trained_swept_and_profiled(command: Command, tmp_path: Path) -> None:
     small = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--steps", 2, "--limit", 0.1)
     done = command(
