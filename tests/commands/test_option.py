@@ -124,6 +124,8 @@ def test_a_command_says_what_it_saw(
 
 def test_an_option_after_two_dashes_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     cli._refuse_repeated(["profile", "--tokens", "3", "--", "--tokens"])
+    with pytest.raises(AnisoscopeError, match="--tokens is given twice"):
+        cli._refuse_repeated(["profile", "--tokens", "3", "--tokens"])
 
 
 def test_long_lists_of_names_are_cut_to_the_nearest() -> None:

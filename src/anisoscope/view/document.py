@@ -20,6 +20,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from anisoscope.view.figure import Figure
+from anisoscope.view.matplotlib_renderer import slug
 from anisoscope.view.page import (
     Box,
     Controls,
@@ -213,15 +214,6 @@ def _mixed(figure: Figure) -> bool:
     """Whether a panel holds lines of several models, which only a legend tells apart."""
     panels = [one for panel in figure.panels for one in (panel, *panel.views.values())]
     return any(len({line.owner for line in panel.series if line.owner is not None}) > 1 for panel in panels)
-
-
-def slug(words: str) -> str:
-    """Words as the end of an id.
-
-    >>> slug("Average cosine")
-    'average-cosine'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def linked(words: str, terms: Mapping[str, str]) -> Markup:
