@@ -252,6 +252,12 @@ class Split:
             self._moved[at] = rows.to(x.device, non_blocking=True)
         return x.index_select(0, self._moved[at])
 
+    def on(self, device: torch.device) -> Tensor:
+        """The cell of each row, on a device."""
+        if (-1, device) not in self._moved:
+            self._moved[-1, device] = self.cell.to(device, non_blocking=True)
+        return self._moved[-1, device]
+
     def whole_contexts(self) -> tuple[Tensor, Tensor, list[tuple[str, int]], Tensor]:
         """By row twice its context's number, plus 1 at a first position; by context its cell; cells, and their rows.
 
@@ -304,6 +310,26 @@ class SiteStats:
     heads: int = 0
     width: int = 0
     spectrum: Tensor | None = None  # of all rows, once metrics have had it computed; see `mean_spectrum`
+    # sums of several cells in one tensor each, which one operation adds to; their cells, and their numbers of rows
+    _stacked: dict[tuple[type, tuple[Cell, ...]], tuple[Any, list[int]]] = field(default_factory=dict)
+
+    def add(self, cells: Sequence[Cell], sums: Any, counts: Sequence[int]) -> None:
+        """Add sums of some cells; every tensor of `sums` has a leading dimension of cells."""
+        key = (type(sums), tuple(cells))
+        if key in self._stacked:
+            known, rows = self._stacked[key]
+            self._stacked[key] = known.merge(sums), [a + b for a, b in zip(rows, counts, strict=True)]
+        else:
+            self._stacked[key] = sums, list(counts)
+
+    def spread(self) -> None:
+        """Give every cell its own sums."""
+        stacked, self._stacked = self._stacked, {}
+        for (kind, cells), (sums, counts) in stacked.items():
+            for cell, part in zip(cells, sums.heads(counts), strict=True):
+                if part.n:
+                    known = self.cells.setdefault(cell, {})
+                    known[kind] = known[kind].merge(part) if kind in known else part
 
     @property
     def non_finite(self) -> int:
@@ -343,6 +369,8 @@ class Bank:
     def sites(self) -> dict[Site, SiteStats]:
         """The statistics of each site; adds all queued rows first."""
         self._settle()
+        for stats in self._sites.values():
+            stats.spread()
         return self._sites
 
     @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
@@ -404,11 +432,9 @@ class Bank:
                     moments.hold(rows.x, at)
                 else:
                     moments.update(split.pick(rows.x, number))
-        for kind in _SPLIT & wanted:
-            parts = kind.split(rows.x, split.cell, len(split.cells))
-            for (key, _), part in zip(split.cells, parts, strict=True):
-                cell = site.cells.setdefault(key, {})
-                cell[kind] = cell[kind].merge(part) if kind in cell else part
+        cells, counts = [key for key, _ in split.cells], [len(at) for _, at in split.cells]
+        for kind in _SPLIT & wanted if cells else ():
+            site.add(cells, kind.by_cell(rows.x, split.on(rows.x.device), len(cells)), counts)
         if Coherence in wanted:
             _add_coherence(site, rows.x, split)
         if ContextPairs in wanted:
@@ -520,10 +546,8 @@ def _add_pairs(site: SiteStats, x: Tensor, split: Split) -> None:
     units, directed = units.unflatten(0, (-1, 2)), directed.unflatten(0, (-1, 2))
     home = home.to(units.device, non_blocking=True)
     for name, part, counts in ((WHOLE, slice(2), rows.sum(1)), (REST, slice(0, 1), rows[:, 0])):
-        found = ContextPairs.of_cells(units[:, part].sum(1), directed[:, part].sum(1), home=home, rows=counts.tolist())
-        for (group, fold), pairs in zip(cells, found, strict=True):
-            cell = site.cells.setdefault((group, name, fold), {})
-            cell[ContextPairs] = cell[ContextPairs].merge(pairs) if ContextPairs in cell else pairs
+        found = ContextPairs.of_cells(units[:, part].sum(1), directed[:, part].sum(1), home=home, cells=len(cells))
+        site.add([(group, name, fold) for group, fold in cells], found, counts.tolist())
 
 
 def save_bank(path: Path, bank: Bank, progress: Mapping[str, Any]) -> None:

@@ -129,8 +129,8 @@ class _Job:
         """Keep the spectrum of all rows that the metrics have had computed: for many columns it takes long."""
         view = next((s.view for s, _ in self.tasks if not s.group and not s.variant), None)
         lines = view.lines(Moments) if view is not None and view.pieces(Moments) and not self.stats.heads else None
-        if lines is not None and True in lines.spectra:
-            self.stats.spectrum = _variances(lines.spectra[True][0], int(lines.n.flatten()[0]))
+        if lines is not None and lines.solved(centred=True):
+            self.stats.spectrum = _variances(lines.whole_spectrum(), int(lines.n.flatten()[0]))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """A record for each metric in each selection; with heads, one for the mean over heads and one for each."""

@@ -281,7 +281,7 @@ def partition_isotropy(sample: Sample, *, log: bool = False) -> float:
 )
 def drift_alignment(moments: Moments) -> Tensor:
     """Variance along the mean row in units of the largest variance: 1 when the cloud is stretched along its drift."""
-    mean, top = moments.mean, moments.eigenvalues()[..., 0]
+    mean, top = moments.mean, moments.spectrum().top
     length = mean.square().sum(-1)
     along = moments.along_mean
     # equal rows have a scatter of about 1e-32 of their energy by rounding of the mean; it has no direction

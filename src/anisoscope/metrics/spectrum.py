@@ -34,6 +34,7 @@ from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.linalg import largest_directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
+from anisoscope.stats.spectra import Spectrum
 
 _RIGID = ("rotation", "scale")
 _spectral = partial(metric, Moments, invariant=(*_RIGID, "shift"), batched=True, leans=True)
@@ -54,16 +55,21 @@ PARTITIONS = ("clusters", "random", "none")
 Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every part [K, 1 + folds], the folds left out
 
 
-def _energies(moments: Moments, *, centred: bool) -> Tensor:
-    """λ [..., d]; NaN, or an error for a single spectrum, if there is no variance."""
+def _spectrum(moments: Moments, *, centred: bool) -> Spectrum:
+    """Sums over λ; NaN, or an error for a single spectrum, if there is no variance."""
+    there = _varied(moments, moments.spectrum(centred=centred).top, centred=centred)
+    return moments.spectrum(centred=centred).defined(there)
+
+
+def _varied(moments: Moments, top: Tensor, *, centred: bool) -> Tensor:
+    """Whether there are enough rows that differ, by line; an error where a single spectrum has none."""
     needed, n = 2 if centred else 1, torch.as_tensor(moments.n)
     unless(n < needed, n, lambda: f"a spectrum needs at least {needed} rows, seen {n}; give more tokens")
-    energies = moments.eigenvalues(centred=centred)
     total = moments.trace + moments.n * moments.mean.square().sum(-1)
     # the float64 mean of equal rows has a relative error of 1e-16, whose scatter must not count as a direction
-    flat = energies[..., 0] <= 1e-28 * total
+    flat = top <= 1e-28 * total
     unless(flat, total, lambda: f"all {n} rows are equal, so there is no spectrum; give rows that differ")
-    return torch.where(((n < needed).to(flat.device) | flat).unsqueeze(-1), torch.nan, energies)
+    return ~((n < needed).to(flat.device) | flat)
 
 
 @_portion(
@@ -75,8 +81,8 @@ def _energies(moments: Moments, *, centred: bool) -> Tensor:
 )
 def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of the largest singular value in the sum of all: 1/d for a round cloud, 1 for a line."""
-    sigma = _energies(moments, centred=centred).sqrt()
-    return sigma[..., 0] / sigma.sum(-1)
+    found = _spectrum(moments, centred=centred)
+    return found.top.sqrt() / found.roots
 
 
 @_portion(
@@ -88,12 +94,8 @@ def svd_ratio(moments: Moments, *, centred: bool = True, batches: bool = False) 
 )
 def svd_ratio_squared(moments: Moments, *, centred: bool = True, batches: bool = False) -> Tensor:
     """Share of variance along the first principal direction."""
-    energies = _energies(moments, centred=centred)
-    return energies[..., 0] / energies.sum(-1)
-
-
-def _participation(energies: Tensor) -> Tensor:
-    return energies.sum(-1).square() / energies.square().sum(-1)
+    found = _spectrum(moments, centred=centred)
+    return found.top / found.total
 
 
 @dataclass(frozen=True)
@@ -209,12 +211,12 @@ def participation_ratio(
         if corrected:
             raise AnisoscopeError("participation_ratio has corrected=1 and clusters=1; expected one, drop the other")
         return moments.participation(centred=centred)
-    energies = _energies(moments, centred=centred)
+    found = _spectrum(moments, centred=centred)
     if not corrected:
-        return _participation(energies)
+        return found.total.square() / found.squares
     # Gaussian rows: E[tr S²] = tr C² (1 + 1/ν) + (tr C)²/ν and E[(tr S)²] = (tr C)² + 2 tr C²/ν, solved for C
-    nu = moments.n - 1 if centred else moments.n
-    first, second = energies.sum(-1) / nu, energies.square().sum(-1) / nu**2
+    nu = (moments.n - 1 if centred else moments.n) + torch.zeros_like(found.total)
+    first, second = found.total / nu, found.squares / nu**2
     below = second - first**2 / nu
     words = f"{moments.n} rows are too few for the corrected participation ratio; give more tokens"
     return unless(below <= 0, ((nu + 1) / nu * first**2 - 2 / nu * second) / below, words)
@@ -229,13 +231,14 @@ def participation_ratio(
 )
 def iso_score(moments: Moments) -> Tensor:
     """Share of the dimensions that are uniformly used: 1 for a round cloud, 0 for a line."""
-    return _iso(_energies(moments, centred=True))
+    found = _spectrum(moments, centred=True)
+    return _iso(found.total, found.squares, width=moments.width)
 
 
-def _iso(energies: Tensor) -> Tensor:
-    if energies.shape[-1] < 2:
+def _iso(total: Tensor, squares: Tensor, *, width: int) -> Tensor:
+    if width < 2:
         raise TooFewRows("IsoScore needs rows of at least 2 dimensions, seen 1; it is not defined on a line")
-    return (_participation(energies) - 1.0) / (energies.shape[-1] - 1.0)
+    return (total.square() / squares - 1.0) / (width - 1.0)
 
 
 @_portion(
@@ -248,14 +251,10 @@ def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> Tensor:
     """IsoScore of a covariance shrunk towards a round one, steady for few rows; ζ = 0 gives IsoScore."""
     if not 0.0 <= zeta <= 1.0:
         raise AnisoscopeError(f"iso_score_star has zeta {zeta}; expected 0 to 1")
-    energies = _energies(moments, centred=True)
-    return _iso((1.0 - zeta) * energies + zeta * energies.mean(-1, keepdim=True))
-
-
-def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> Tensor:
-    sigma = energies.sqrt()
-    share = sigma / sigma.sum(-1, keepdim=True) + epsilon
-    return -torch.xlogy(share, share).sum(-1)  # 0 log 0 = 0
+    found, kept = _spectrum(moments, centred=True), 1.0 - zeta
+    # Σ((1−ζ)λ + ζ tr/d)² in sums over λ
+    squares = kept**2 * found.squares + (1.0 - kept**2) * found.total.square() / moments.width
+    return _iso(found.total, squares, width=moments.width)
 
 
 @_rank(
@@ -267,7 +266,7 @@ def _entropy(energies: Tensor, *, epsilon: float = 0.0) -> Tensor:
 )
 def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Number of directions, counted by the entropy of the singular values."""
-    return _entropy(_energies(moments, centred=centred)).exp()
+    return _spectrum(moments, centred=centred).entropy().exp()
 
 
 @_rank(
@@ -281,7 +280,10 @@ def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
     """Effective rank of the rows as they are, mean included."""
     if not 0.0 <= epsilon < 1.0:
         raise AnisoscopeError(f"rank_me has epsilon {epsilon}; expected 0 or a little more")
-    return _entropy(_energies(moments, centred=False), epsilon=epsilon).exp()
+    sigma = moments.eigenvalues(centred=False).sqrt()
+    there = _varied(moments, sigma[..., 0].square(), centred=False)
+    share = sigma / sigma.sum(-1, keepdim=True) + epsilon
+    return torch.where(there, (-torch.xlogy(share, share).sum(-1)).exp(), torch.nan)  # 0 log 0 = 0
 
 
 @_rank(
@@ -289,8 +291,8 @@ def rank_me(moments: Moments, *, epsilon: float = 1e-7) -> Tensor:
 )
 def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Total variance in units of the largest one: 1 / squared SVD ratio."""
-    energies = _energies(moments, centred=centred)
-    return energies.sum(-1) / energies[..., 0]
+    found = _spectrum(moments, centred=centred)
+    return found.total / found.top
 
 
 @_spectral(
@@ -304,8 +306,7 @@ def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
 )
 def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
-    energies = _energies(moments, centred=centred)
-    return (math.log(energies.shape[-1]) - _entropy(energies)).clamp_min(0.0)
+    return (math.log(moments.width) - _spectrum(moments, centred=centred).entropy()).clamp_min(0.0)
 
 
 class Clusters(SampleLines):

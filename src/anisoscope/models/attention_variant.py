@@ -147,31 +147,50 @@ def vary(model: nn.Module, variant: str) -> None:
 
 
 @functools.cache
-def register_variants() -> None:
-    """Register the model type with transformers, so that such checkpoints load like any other."""
-    import transformers
+def register_variants() -> Any:
+    """Register the model type with transformers, so that such configurations load like any other.
 
-    class VariedNeoXConfig(transformers.GPTNeoXConfig):
+    Its models are registered by `register_models` when a configuration has this type: the modules of GPT-NeoX take a
+    second or more to import, which other models need not wait for.
+    """
+    from transformers import AutoConfig, GPTNeoXConfig
+
+    class VariedNeoXConfig(GPTNeoXConfig):
         model_type = MODEL_TYPE
         attention_variant = "softmax"
 
-    class VariedNeoXModel(transformers.GPTNeoXModel):
-        config_class = VariedNeoXConfig
+    AutoConfig.register(MODEL_TYPE, VariedNeoXConfig)
+    return VariedNeoXConfig
+
+
+def register_models(config: Any) -> None:
+    """Register the models of a configuration of this type, before one is built; nothing for other types."""
+    if getattr(config, "model_type", None) == MODEL_TYPE:
+        _register_models()
+
+
+@functools.cache
+def _register_models() -> None:
+    from transformers import AutoModel, AutoModelForCausalLM, GPTNeoXForCausalLM, GPTNeoXModel
+
+    kind = register_variants()
+
+    class VariedNeoXModel(GPTNeoXModel):
+        config_class = kind
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             vary(self, config.attention_variant)
 
-    class VariedNeoXForCausalLM(transformers.GPTNeoXForCausalLM):
-        config_class = VariedNeoXConfig
+    class VariedNeoXForCausalLM(GPTNeoXForCausalLM):
+        config_class = kind
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             vary(self, config.attention_variant)
 
-    transformers.AutoConfig.register(MODEL_TYPE, VariedNeoXConfig)
-    transformers.AutoModel.register(VariedNeoXConfig, VariedNeoXModel)
-    transformers.AutoModelForCausalLM.register(VariedNeoXConfig, VariedNeoXForCausalLM)
+    AutoModel.register(kind, VariedNeoXModel)
+    AutoModelForCausalLM.register(kind, VariedNeoXForCausalLM)
 
 
 def refuse_unhonoured(config: Any) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
-from anisoscope.models.attention_variant import refuse_unhonoured, register_variants
+from anisoscope.models.attention_variant import refuse_unhonoured, register_models, register_variants
 from anisoscope.models.placement import check_fits
 from anisoscope.models.source import WEIGHT_PATTERNS, ModelSource, architecture, hub_reachable, parse_model
 
@@ -171,6 +171,7 @@ def read_config(source: ModelSource, *, options: dict[str, Any], notes: list[str
     if source.kind == "folder" and (inferred := _without_model_type(Path(source.place), notes)):
         return inferred
     config = AutoConfig.from_pretrained(source.place, **options)
+    register_models(config)
     refuse_unhonoured(config)
     if not source.overrides:
         return config
@@ -190,7 +191,9 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 
     register_variants()
     kind = CONFIG_MAPPING[model_type]
-    return kind(**_fields(kind(), overrides))
+    config = kind(**_fields(kind(), overrides))
+    register_models(config)
+    return config
 
 
 def check_sizes(fields: Mapping[str, Any], largest: float = math.inf) -> None:

@@ -106,8 +106,13 @@ def eigenvalues(scatter: Tensor) -> Tensor:
     else:  # NumPy's LAPACK is faster than torch's on most processors
         with one_blas_thread() if scatter.shape[-1] <= _WIDE else contextlib.nullcontext():
             ascending = torch.from_numpy(np.linalg.eigvalsh(scatter.numpy()))
+    return clean_eigenvalues(ascending)
+
+
+def clean_eigenvalues(ascending: Tensor) -> Tensor:
+    """Eigenvalues of a positive semi-definite matrix, descending, with 0 for those that are rounding noise."""
     values = ascending.flip(-1).clamp_min(0.0)
-    noise = scatter.shape[-1] * torch.finfo(torch.float64).eps * values[..., :1]
+    noise = values.shape[-1] * torch.finfo(torch.float64).eps * values[..., :1]
     return torch.where(values > noise, values, 0.0)
 
 

@@ -37,6 +37,10 @@ class Additive:
     def head(self, index: int) -> Self:
         return type(self)(n=self.n, **{name: value[index] for name, value in self.tensors().items()})
 
+    def heads(self, counts: Sequence[int]) -> list[Self]:
+        """One statistic for each entry of the leading dimension, of these numbers of rows."""
+        return [replace(self.head(number), n=count) for number, count in enumerate(counts)]
+
     def state(self) -> dict[str, Tensor]:
         return {"n": torch.as_tensor(self.n), **self.tensors()}
 
@@ -68,14 +72,17 @@ class Sums(Additive, ABC):
 
     @classmethod
     def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
-        """The sums of the rows of each cell 0…cells−1, in one pass; `cell` [n] is the cell of each row."""
-        counts = torch.bincount(cell, minlength=cells).tolist()
+        """The sums of the rows of each cell 0…cells−1; `cell` [n] is the cell of each row."""
+        return cls.by_cell(x, cell, cells).heads(torch.bincount(cell, minlength=cells).tolist())
+
+    @classmethod
+    def by_cell(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+        """The sums of all cells in one pass over the rows; every tensor has a leading dimension of `cells`."""
         cell = cell.to(x.device if has_float64(x.device) else "cpu")
         shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
         step = max(1, -(-len(x) // shares))
         parts = together(lambda i: cls._walk(x[i : i + step], cell[i : i + step], cells), range(0, len(x), step))
-        out = reduce(lambda a, b: a.merge(b), parts, cls())
-        return [replace(out.head(number), n=count) for number, count in enumerate(counts)]
+        return reduce(lambda a, b: a.merge(b), parts, cls())
 
     def update(self, x: Tensor) -> Self:
         if len(x):
@@ -85,6 +92,7 @@ class Sums(Additive, ABC):
 
 _CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
 _MANY = 1024  # cells from which a matrix product that adds to them would be too large
+_FEW = 1 << 18  # elements whose maxima by cell are one operation on a GPU
 _SHARED = 1 << 22  # elements from which the work is divided among the cores
 
 
@@ -124,7 +132,7 @@ def _cell_largest(cell: Tensor, cells: int, values: Tensor) -> Tensor:
     if cells == 1:
         return values.amax(0, keepdim=True)
     flat = values.reshape(len(values), -1)
-    if values.device.type == "cpu":
+    if values.device.type == "cpu" or flat.numel() <= _FEW:  # one kernel, if slow where many rows meet at one cell
         out = flat.new_zeros(cells, flat.shape[1])
         out.scatter_reduce_(0, cell.unsqueeze(1).expand_as(flat), flat, reduce="amax")
     else:
@@ -162,8 +170,8 @@ class Directions(Sums):
             torch.linalg.vector_norm(rows, dim=-1, out=norms[here])
             _add_cells(total, cell[here], rows)
             _add_cells(units, cell[here], rows.mul_(_inverse(norms[here])))
-        of_norms = (norms, norms.square(), (norms == 0).to(norms))
-        lengths, squares, zeros = (_cell_sums(cell, cells, values) for values in of_norms)
+        of_norms = torch.stack((norms, norms.square(), (norms == 0).to(norms)), 1)
+        lengths, squares, zeros = _cell_sums(cell, cells, of_norms).unbind(1)
         return cls(len(x), total, units, lengths, squares, zeros, _cell_largest(cell, cells, norms))
 
 
@@ -213,14 +221,14 @@ class ContextPairs(Additive):
             _, place = torch.unique(context.cpu(), return_inverse=True)
             units, directed = context_units(x, place, int(place.max()) + 1)
             home = torch.zeros(len(directed), dtype=torch.int64, device=units.device)
-            self._add(self.of_cells(units, directed, home=home, rows=[len(x)])[0])
+            self._add(self.of_cells(units, directed, home=home, cells=1).heads([len(x)])[0])
         return self
 
     @classmethod
-    def of_cells(cls, units: Tensor, directed: Tensor, *, home: Tensor, rows: Sequence[int]) -> list[Self]:
-        """The sums over contexts of each cell from `context_units`; `home` is the cell of each context."""
-        sums = [_cell_sums(home, len(rows), values) for values in (units.square().sum(-1), directed.square())]
-        return [cls(count, *(one[cell] for one in sums)) for cell, count in enumerate(rows)]
+    def of_cells(cls, units: Tensor, directed: Tensor, *, home: Tensor, cells: int) -> Self:
+        """The sums over contexts of all cells from `context_units`; `home` is the cell of each context."""
+        sums = [_cell_sums(home, cells, values) for values in (units.square().sum(-1), directed.square())]
+        return cls(0, *sums)
 
 
 def context_units(x: Tensor, place: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -7,20 +7,20 @@ in its complement; both merge by addition. Of the rows h of many sites at once: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anisoscope.errors import TooFewRows
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import float64_copy
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 from anisoscope.stats.directions import UNSET, Additive
+from anisoscope.stats.spectra import Spectrum, left_out_spectrum
 
-_WIDE = 2048  # columns
+_NARROW = 384  # columns below which spectra are faster on the host
 _COLUMNS, _FEWEST_COLUMNS = 1 << 21, 256  # elements, and least columns, of wide rows that are read at a time
 _BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
 _BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the whole d×d matrix
@@ -56,12 +56,13 @@ class Moments:
     def __init__(self, n: Any = 0, mean: Tensor = UNSET, scatter: Tensor = UNSET) -> None:
         self._n, self._mean, self._scatter = n, mean, scatter
         self._pending: list[HeldRows] = []
-        self.spectra: dict[bool, Tensor] = {}
+        self.spectra: dict[bool, Tensor] = {}  # eigenvalues of all lines, by whether rows are centred
+        self._sums: dict[bool, tuple[Spectrum, Tensor]] = {}
 
     def update(self, x: Tensor) -> Moments:
         if not len(x):
             return self
-        self.spectra.clear()
+        self._forget()
         enough = max(x.shape[-1], 64)
         if not self._pending and len(x) >= enough:
             self._take(x)
@@ -71,9 +72,13 @@ class Moments:
 
     def hold(self, x: Tensor, at: Tensor) -> Moments:
         """Add the rows at some places of a tensor that nobody will change; they are not copied while they wait."""
-        self.spectra.clear()
+        self._forget()
         self._wait(HeldRows(x, at))
         return self
+
+    def _forget(self) -> None:
+        self.spectra.clear()
+        self._sums.clear()
 
     def _wait(self, rows: HeldRows) -> None:
         self._pending.append(rows)
@@ -111,7 +116,7 @@ class Moments:
     def energy(self) -> float:
         """Σ‖x‖² over all rows and heads; makes no d×d matrix."""
         if self.thin:
-            parts = _column_blocks(self.n, self.width)
+            parts = column_blocks(self.n, self.width)
             return sum(float(rows.gathered(part).double().square().sum()) for part in parts for rows in self.rows)
         return float(self.scatter.diagonal(dim1=-2, dim2=-1).sum() + self.n * self.mean.square().sum())
 
@@ -152,12 +157,36 @@ class Moments:
             self.spectra[centred] = eigenvalues(self.matrix(centred=centred))
         return self.spectra[centred]
 
+    def spectrum(self, *, centred: bool = True) -> Spectrum:
+        """Sums over the eigenvalues; cached. On a device, lines without a fold need no eigenvalue problem each."""
+        return self._summed(centred)[0]
+
+    def whole_spectrum(self, *, centred: bool = True) -> Tensor:
+        """The eigenvalues [d] of the first line."""
+        return self._summed(centred)[1]
+
+    def solved(self, *, centred: bool) -> bool:
+        """Whether the eigenvalues of the first line are there."""
+        return centred in self.spectra or centred in self._sums
+
+    def _summed(self, centred: bool) -> tuple[Spectrum, Tensor]:
+        if centred not in self._sums:
+            lines = self.mean.ndim == 2 and self.mean.device.type != "cpu" and self.width >= _NARROW
+            if lines and len(self.mean) > 2 and centred not in self.spectra:
+                self._sums[centred] = left_out_spectrum(self.matrix(centred=centred))
+            else:
+                values = self.eigenvalues(centred=centred)
+                self._sums[centred] = Spectrum.of(values), values if values.ndim == 1 else values[0]
+        return self._sums[centred]
+
     def head(self, index: int) -> Moments:
         return Moments(self.n, self.mean[index], self.scatter[index])
 
     def on_host(self) -> Moments:
-        """The same moments on the host, except very wide ones, whose spectra are faster on the device."""
-        return self if self.width > _WIDE or self.thin else Moments(self.n, self.mean.cpu(), self.scatter.cpu())
+        """The same moments on the host, except wide ones, whose spectra are faster on the device."""
+        if self.thin or (self.width >= _NARROW and self.mean.ndim == 1):
+            return self
+        return Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
         if self._pending and self.thin:  # as rows, so that a save makes no d×d matrix of them
@@ -218,115 +247,10 @@ class Moments:
         self._n, self._mean = total, self._mean + gap * (n / total)
 
 
-def _column_blocks(n: int, width: int) -> Iterator[slice]:
+def column_blocks(n: int, width: int) -> Iterator[slice]:
     """Slices of the columns of n rows of which few elements are read at a time."""
     step = max(_FEWEST_COLUMNS, _COLUMNS // max(1, n))
     yield from (slice(start, start + step) for start in range(0, width, step))
-
-
-@dataclass
-class Gram:
-    """Products of n rows x about their mean c, so that a large common mean costs no digits."""
-
-    about: Tensor  # (x − c)·(y − c) [n, n]
-    along: Tensor  # (x − c)·c [n]
-    square: float = 0.0  # ‖c‖²
-
-    @classmethod
-    def zeros(cls, n: int) -> Gram:
-        return cls(torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64))
-
-    def add(self, block: Tensor) -> None:
-        """Add some columns of the rows, in float64; they are overwritten."""
-        mean = block.mean(0)
-        block -= mean
-        self.about.addmm_(block, block.T)
-        self.along += block @ mean
-        self.square += float(mean.square().sum())
-
-    def products(self, kept: Tensor, *, centred: bool) -> Tensor:
-        """The products of the rows that are kept, about their own mean or about 0."""
-        at = kept.nonzero().squeeze(1)
-        inner = self.about[at.unsqueeze(1), at]
-        if centred:
-            means = inner.mean(0)
-            inner -= means
-            inner -= (means - means.mean()).unsqueeze(1)
-        else:
-            inner += self.along[at]
-            inner += (self.along[at] + self.square).unsqueeze(1)
-        return inner
-
-
-class GramMoments(Moments):
-    """Moments of few wide rows, as lines of some of them, from their n×n Gram matrix instead of a d×d scatter.
-
-    The spectra of X and Xᵀ are the same but for zeros, so that metrics of the spectrum read the same numbers.
-    """
-
-    def __init__(self, gram: Gram, kept: Tensor, mean: Tensor, *, single: bool = False) -> None:
-        super().__init__(kept.sum(1).double(), mean)
-        self.gram, self.kept, self.single = gram, kept, single
-        if single:
-            self._n, self._mean = int(kept.sum()), mean[0]
-
-    @classmethod
-    def of(cls, parts: Sequence[Moments], kept: Tensor) -> GramMoments:
-        """Of several thin parts; `kept` [lines, parts] says which of them a line has."""
-        lines = kept.bool().repeat_interleave(torch.tensor([part.n for part in parts]), dim=1)
-        gram, share = Gram.zeros(len(lines.T)), lines.double() / lines.sum(1, keepdim=True).clamp_min(1)
-        mean = torch.empty(len(lines), parts[0].width, dtype=torch.float64)
-        for columns in _column_blocks(lines.shape[1], parts[0].width):
-            block = float64_copy(torch.cat([rows.gathered(columns).cpu() for part in parts for rows in part.rows]))
-            mean[:, columns] = share @ block
-            gram.add(block)
-        return cls(gram, lines, mean)
-
-    @property
-    def width(self) -> int:
-        return self._mean.shape[-1]
-
-    @property
-    def thin(self) -> bool:
-        return False
-
-    @property
-    def scatter(self) -> Tensor:
-        raise TooFewRows(f"{int(self.kept.shape[1])} rows in {self.width} dimensions: their d×d matrix is not made")
-
-    @property
-    def trace(self) -> Tensor:
-        """tr of the scatter of each line: Σ‖x − c‖² − n‖m − c‖²."""
-        kept = self.kept.double()
-        inner = kept @ self.gram.about
-        found = kept @ self.gram.about.diagonal() - (inner * kept).sum(1) / kept.sum(1).clamp_min(1)
-        return found[0] if self.single else found
-
-    @property
-    def along_mean(self) -> Tensor:
-        """‖(X − m) m‖² of each line, whose entries are centred sums of rows of the Gram matrix."""
-        kept = self.kept.double()
-        sizes = kept.sum(1, keepdim=True).clamp_min(1)
-        products = kept @ self.gram.about / sizes + self.gram.along  # x·m but for what is the same for all rows
-        centred = (products - (products * kept).sum(1, keepdim=True) / sizes) * kept
-        found = centred.square().sum(1)
-        return found[0] if self.single else found
-
-    def eigenvalues(self, *, centred: bool = True) -> Tensor:
-        """Squared singular values of each line, descending, zeros beyond its rows; one line at a time."""
-        if centred not in self.spectra:
-            found = torch.zeros(len(self.kept), self.width, dtype=torch.float64)
-            for line, kept in zip(found, self.kept, strict=True):
-                values = eigenvalues(self.gram.products(kept, centred=centred)) if bool(kept.any()) else line[:0]
-                line[: len(values)] = values.clamp_min(0)
-            self.spectra[centred] = found[0] if self.single else found
-        return self.spectra[centred]
-
-    def line(self, index: int) -> GramMoments:
-        """One line, as plain moments."""
-        one = GramMoments(self.gram, self.kept[index : index + 1], self._mean[index : index + 1], single=True)
-        one.spectra = {centred: values[index] for centred, values in self.spectra.items()}
-        return one
 
 
 @dataclass(frozen=True)

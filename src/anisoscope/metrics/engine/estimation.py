@@ -22,7 +22,8 @@ from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.stats.directions import Keys
-from anisoscope.stats.moments import GramMoments, Moments
+from anisoscope.stats.gram import GramMoments
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 NEIGHBOUR_BATCH = 4096

@@ -17,7 +17,8 @@ from torch import Tensor
 from anisoscope.errors import TooFewRows
 from anisoscope.numerics.linalg import as_float64, row_norms
 from anisoscope.numerics.neighbours import first_equal, nearest
-from anisoscope.stats.moments import GramMoments, Moments
+from anisoscope.stats.gram import GramMoments
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 Part = tuple[int, Any]  # fold, statistic
