@@ -230,7 +230,6 @@ class Split:
 
     index: Index
     cells: list[tuple[Cell, Tensor]]  # each with its rows, ascending
-    cell: Tensor  # which of the cells each row belongs to
     sequence: Tensor  # which context of the batch each row belongs to
     contexts: Counter[tuple[str, int]]  # by (group, fold)
     group: Tensor
@@ -240,6 +239,7 @@ class Split:
     queries: QueryRows | None = None  # made when attention is first read
     _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
     _whole: tuple[Tensor, Tensor, list[tuple[str, int]], Tensor] | None = None
+    _grid: tuple[list[Cell], Tensor, list[int]] | None = None
 
     def pick(self, x: Tensor, number: int) -> Tensor:
         """The rows of one cell: a view where they are contiguous, as the rows of one context are."""
@@ -252,10 +252,23 @@ class Split:
             self._moved[at] = rows.to(x.device, non_blocking=True)
         return x.index_select(0, self._moved[at])
 
+    def grid(self) -> tuple[list[Cell], Tensor, list[int]]:
+        """All cells that rows of these groups can fall into, the number of each row's cell, and the rows of each cell.
+
+        Batches have rows in other folds, but the same grid, so that the sums of a batch are added at once.
+        """
+        if self._grid is None:
+            present, group = torch.unique(self.group, return_inverse=True)
+            parts = (REST,) if self.index.first is None else (REST, FIRST)
+            cells = [(self.groups[g], part, f) for g in present.tolist() for part in parts for f in range(FOLDS)]
+            place = (group * len(parts) + self.first * (len(parts) - 1)) * FOLDS + self.fold
+            self._grid = cells, place, torch.bincount(place, minlength=len(cells)).tolist()
+        return self._grid
+
     def on(self, device: torch.device) -> Tensor:
-        """The cell of each row, on a device."""
+        """The number of each row's cell of the grid, on a device."""
         if (-1, device) not in self._moved:
-            self._moved[-1, device] = self.cell.to(device, non_blocking=True)
+            self._moved[-1, device] = self.grid()[1].to(device, non_blocking=True)
         return self._moved[-1, device]
 
     def whole_contexts(self) -> tuple[Tensor, Tensor, list[tuple[str, int]], Tensor]:
@@ -265,10 +278,11 @@ class Split:
         """
         if self._whole is None:
             contexts, number = torch.unique_consecutive(self.sequence, return_inverse=True)
-            codes, cell = torch.unique(self.group * FOLDS + self.fold, return_inverse=True)
+            present, group = torch.unique(self.group, return_inverse=True)
+            cell = group * FOLDS + self.fold
+            cells = [(self.groups[g], fold) for g in present.tolist() for fold in range(FOLDS)]
             home = torch.zeros(len(contexts), dtype=torch.int64).scatter_(0, number, cell)
-            rows = torch.bincount(2 * cell + self.first, minlength=2 * len(codes)).view(-1, 2)
-            cells = [(self.groups[code // FOLDS], code % FOLDS) for code in codes.tolist()]
+            rows = torch.bincount(2 * cell + self.first, minlength=2 * len(cells)).view(-1, 2)
             self._whole = 2 * number + self.first, home, cells, rows
         return self._whole
 
@@ -287,7 +301,7 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
     leads = torch.ones_like(sequence, dtype=torch.bool)
     leads[1:] = sequence[1:] != sequence[:-1]  # rows are in the order of their contexts
     contexts = Counter((groups[code // FOLDS], code % FOLDS) for code in (group * FOLDS + fold)[leads].tolist())
-    return Split(index, cells, cell, sequence, contexts, group, fold, first, groups)
+    return Split(index, cells, sequence, contexts, group, fold, first, groups)
 
 
 MOST_GROUPS = 32
@@ -432,8 +446,8 @@ class Bank:
                     moments.hold(rows.x, at)
                 else:
                     moments.update(split.pick(rows.x, number))
-        cells, counts = [key for key, _ in split.cells], [len(at) for _, at in split.cells]
-        for kind in _SPLIT & wanted if cells else ():
+        for kind in _SPLIT & wanted if len(rows.x) else ():
+            cells, _, counts = split.grid()
             site.add(cells, kind.by_cell(rows.x, split.on(rows.x.device), len(cells)), counts)
         if Coherence in wanted:
             _add_coherence(site, rows.x, split)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from anisoscope.errors import AnisoscopeError, TooFewRows
-from anisoscope.metrics.similarity import hollow_kernel, kernel_cka
+from anisoscope.errors import AnisoscopeError
+from anisoscope.metrics.similarity import hollow_kernel, kernel_ckas
 from anisoscope.option import check_values
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.modality import MODALITIES
@@ -53,17 +52,16 @@ def cka_matrix(first: Mapping[str, Keyed], second: Mapping[str, Keyed]) -> tuple
     matrix = np.full((len(first), len(second)), np.nan)
     if len(common) < FEWEST:
         return list(first), list(second), matrix
-    first_kernels = [_kernel(site, common) for site in first.values()]
-    second_kernels = first_kernels if first is second else [_kernel(site, common) for site in second.values()]
-    for (i, a), (j, b) in product(enumerate(first_kernels), enumerate(second_kernels)):
-        with contextlib.suppress(TooFewRows):
-            matrix[i, j] = kernel_cka(a, b)
-    return list(first), list(second), matrix
+    first_kernels = _kernels(first, common)
+    second_kernels = first_kernels if first is second else _kernels(second, common)
+    return list(first), list(second), kernel_ckas(first_kernels, second_kernels).numpy()
 
 
-def _kernel(site: Keyed, common: np.ndarray) -> Tensor:
-    _, positions, _ = np.intersect1d(site[0], common, return_indices=True)
-    return hollow_kernel(site[1][positions])
+def _kernels(sites: Mapping[str, Keyed], common: np.ndarray) -> Tensor:
+    """The kernels [sites, n, n] of the common rows."""
+    places = [np.intersect1d(keys, common, return_indices=True)[1] for keys, _ in sites.values()]
+    kernels = (hollow_kernel(rows[at]) for at, (_, rows) in zip(places, sites.values(), strict=True))
+    return torch.stack(list(kernels))
 
 
 def run_cka(folder: RunFolder, key: str) -> tuple[list[str], np.ndarray] | None:

@@ -5,6 +5,7 @@ Notation: u unit rows, A the average cosine (the baseline that anisotropy alone 
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -127,14 +128,23 @@ def kernel_cka(first: Tensor, second: Tensor) -> float:
     """Debiased CKA of two hollow kernels of the same rows."""
     if len(first) != len(second):
         raise AnisoscopeError(f"CKA compares the same rows, seen {len(first)} and {len(second)}; align them first")
-    cross, of_first, of_second = _hsic(first, second), _hsic(first, first), _hsic(second, second)
-    if of_first <= 0 or of_second <= 0:
+    value = float(kernel_ckas(first[None], second[None]))
+    if math.isnan(value):
         raise TooFewRows("the rows of one array have no structure beyond noise, so CKA is not defined; give more rows")
-    return cross / (of_first * of_second) ** 0.5
+    return value
 
 
-def _hsic(k: Tensor, kernel: Tensor) -> float:
-    """The unbiased estimator of Song et al. 2012 for hollow kernels."""
-    n = len(k)
-    ones = k.sum() * kernel.sum() / ((n - 1) * (n - 2)) - 2.0 * (k.sum(0) @ kernel.sum(0)) / (n - 2)
-    return float(((k * kernel).sum() + ones) / (n * (n - 3)))
+def kernel_ckas(first: Tensor, second: Tensor) -> Tensor:
+    """Debiased CKA of every pair of hollow kernels [a, n, n] and [b, n, n]; NaN where one is nothing but noise."""
+    alone = [torch.stack([_hsic(k[None], k[None]).squeeze() for k in kernels]) for kernels in (first, second)]
+    below = alone[0].unsqueeze(1) * alone[1]
+    there = (alone[0] > 0).unsqueeze(1) & (alone[1] > 0)
+    return torch.where(there, _hsic(first, second) / below.clamp_min(0.0).sqrt(), torch.nan)
+
+
+def _hsic(k: Tensor, kernel: Tensor) -> Tensor:
+    """The unbiased estimator of Song et al. 2012 for all pairs of hollow kernels [a, n, n] and [b, n, n]."""
+    n = k.shape[-1]
+    sums, others = k.sum(1), kernel.sum(1)
+    ones = torch.outer(sums.sum(1), others.sum(1)) / ((n - 1) * (n - 2)) - 2.0 * (sums @ others.T) / (n - 2)
+    return (k.flatten(1) @ kernel.flatten(1).T + ones) / (n * (n - 3))
