@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.host import float64_copy, room, together
+from anisoscope.numerics.host import float64_copy, room, single_steps, together
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.numerics.screening import (
     PLACES,
@@ -34,7 +34,7 @@ _PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into t
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
-_TRIED_FROM = 8192  # rows from which bfloat16 gains more than its longer lists and the trial cost
+_TRIED_FROM = 2048  # rows from which bfloat16 gains more than its longer lists and the trial cost
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
@@ -105,7 +105,7 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     """
     x = (x if has_float64(x.device) else x.cpu()).contiguous()
     k = min(k, len(x) - 1)
-    with exact_products(x.device):  # the bounds are for float32 sums
+    with exact_products(x.device), single_steps():  # the bounds are for float32 sums
         enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # the kernel needs more groups than listed candidates
         fused = precision != "float32" and enough and _has_kernels(x.device.type)
         found = _fused(x, k, precision) if fused else _by_products(x, k, precision)
@@ -125,8 +125,7 @@ def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
         return Search(far, index, torch.ones_like(everyone, dtype=torch.bool), "float64")
     side = block_side(len(x), x.device.type)
     candidates = screen(rounded(x, chosen, shift=shift, pad=side), side=side, k=k, wanted=wanted)
-    found = Search.among(x, candidates, chosen, k=k)
-    return found
+    return Search.among(x, candidates, chosen, k=k)
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
@@ -221,7 +220,11 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
     def some(start: int) -> None:
         part = slice(start, start + step)
-        gap = float64_copy(_taken(x, second[part], "one")).sub_(_taken(x, first[part], "other"))
+        # of two types a difference costs more than another copy
+        other = room("other", (len(first[part]), x.shape[1]), torch.float64) if x.device.type == "cpu" else None
+        gap = float64_copy(_taken(x, second[part], "one"))
+        taken = _taken(x, first[part], "two")
+        gap.sub_(taken if other is None else other.copy_(taken))
         torch.linalg.vector_norm(gap, dim=1, out=found[part])
 
     together(some, range(0, len(first), step))

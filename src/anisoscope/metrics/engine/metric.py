@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from anisoscope.metrics.engine.estimation import Declaration, Estimate, View, ev
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.numerics.host import room, together
+from anisoscope.numerics.host import room, single_steps, together
 from anisoscope.stats.directions import Coherence, ContextPairs, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
@@ -33,6 +34,7 @@ REGISTRY: dict[str, Metric] = {}
 """What has been declared so far; `metrics.catalogue.registry` holds everything."""
 _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
+_SMALL = 1 << 22  # numbers of an array below which threads cost more than they gain
 GREATEST = 1e60  # of numbers whose fourth powers do not overflow float64
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
@@ -60,9 +62,11 @@ class Metric(Declaration):
 
         `interval=False` skips the interval, which is faster. Rows that are not finite are left out and counted.
         """
-        chosen = self.check(options)
-        given = finite_rows(x, self.name, contexts, tokens)
-        return evaluate(self, array_view([(self, chosen)], given, seed=seed, interval=interval), chosen)
+        chosen, rows = self.check(options), array_rows(x)
+        with single_steps() if rows.numel() < _SMALL else nullcontext():
+            given = finite_rows(rows, self.name, contexts, tokens)
+            view = array_view([(self, chosen)], given, seed=seed, interval=interval)
+        return evaluate(self, view, chosen)
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def array_view(
     sample = graphs = None
     if any(map(on_sample, needs)):
         place = torch.arange(len(rows))
-        sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens)
+        sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens, lasting=True)
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
         graphs = _graph_maker(sample, max(read, default=0))
     kinds = contexts.unique()
