@@ -75,6 +75,22 @@ def mixtures(n: int, d: int, rank: int, *, seed: int = 0) -> Tensor:
     return x - x.mean(0)
 
 
+def planted(n: int, d: int, rank: int, *, kind: str, noise: float, centred: bool, seed: int = 0) -> Tensor:
+    """Rows Z D + noise with codes that are sparse, separable (mostly one concept a row) or heavy-tailed."""
+    generator = torch.Generator().manual_seed(seed)
+    share, dense = torch.rand(2, n, rank, generator=generator)
+    if kind == "sparse":
+        codes = dense * (share < 0.3) * torch.empty(n, 1).exponential_(generator=generator)
+    elif kind == "separable":
+        own = torch.eye(rank)[torch.randint(0, rank, (n,), generator=generator)]
+        codes = own * (1.0 + torch.rand(n, 1, generator=generator)) + 0.2 * dense * (share < 0.2)
+    else:
+        codes = torch.empty(n, rank).exponential_(generator=generator).pow(2.5)
+    x = codes @ torch.randn(rank, d, generator=generator)
+    x = x + noise * x.std() * torch.randn(n, d, generator=generator)
+    return x - x.mean(0) if centred else x
+
+
 def trained_on(x: Tensor) -> Tensor:
     """The same rows a step later: a small linear change of the space, and some noise."""
     generator = torch.Generator().manual_seed(1)

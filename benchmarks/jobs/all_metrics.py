@@ -40,5 +40,5 @@ def run(bench: Bench) -> Entry:
         for name, seconds in sorted(alone.items(), key=lambda pair: -pair[1]):
             table.rows.append({"metric": name, "seconds": seconds, "of the whole set": seconds / whole})
         entry.tables.append(table)
-        entry.check(f"the whole set over its dearest metric, {size(source)}", whole / max(alone.values()), most=1.5)
+        entry.check(f"the whole set over its dearest metric, {size(source)}", whole / max(alone.values()), most=1.3)
     return entry

@@ -20,6 +20,13 @@ from torch import Tensor
 SHAPES = ((4096, 384, 8, 20.0), (20_000, 768, 32, 10.0))  # rows, width, rank, times quicker
 COLUMNS = ("tool", "seconds", "× ours", "peak MB", "error of the fit", "iterations")
 LAYERS = 12
+UPDATES = 500
+QUIET = tuple(
+    (kind, noise, centred)
+    for kind in ("sparse", "separable", "heavy")
+    for noise in (0.01, 0.05, 0.2)
+    for centred in (True, False)
+)
 
 
 def missed(source: Source, found: Found) -> float:
@@ -85,9 +92,18 @@ def one_by_one(x: Tensor, rank: int = 16) -> float:
     return float(sum(fit_directions(part, rank).sum() for part in x[: LAYERS * rows].split(rows)))
 
 
+def updates(x: Tensor, rank: int = 8) -> dict[str, float]:
+    """The slow twin: 500 multiplicative updates from k-means."""
+    from semi_nmf import multiplicative
+
+    error, _ = multiplicative(x, rank, updates=UPDATES)
+    return {"error": error}
+
+
 WAYS = {
     "anisoscope": Way(ours, "anisoscope.semi_nmf"),
     "overcomplete": Way(overcomplete, "overcomplete SemiNMF, as it comes", "overcomplete"),
+    "updates": Way(updates, f"{UPDATES} multiplicative updates"),
     "warm": Way(warm, "anisoscope, the next step"),
     "batched": Way(batched, f"anisoscope, {LAYERS} layers in one call"),
     "one_by_one": Way(one_by_one, f"anisoscope, {LAYERS} layers one by one"),
@@ -124,8 +140,29 @@ def fitted(bench: Bench, entry: Entry, n: int, d: int, *, rank: int, bar: float)
     entry.check(f"error warm over cold, rank {rank}", next_step["warm_error"] / next_step["cold_error"], most=1.01)
 
 
+def beside_updates(bench: Bench, entry: Entry) -> None:
+    """Concepts with little noise, about the origin and away from it: error and time beside the updates of the paper."""
+    import numpy as np
+    from semi_nmf import planted
+
+    worst, least = 0.0, math.inf
+    for kind, noise, centred in QUIET:
+        path = Path(bench.folder) / f"concepts-{kind}-{noise}-{centred}.npy"
+        if not path.exists():
+            np.save(path, planted(4096, 384, 8, kind=kind, noise=noise, centred=centred).numpy())
+        source = Source(4096, 384, path=str(path))
+        mine = bench.time("semi_nmf", "anisoscope", source, rank=8)
+        slow = bench.time("semi_nmf", "updates", source, once=True, rank=8)
+        worst = max(worst, missed(source, mine) / slow.result["error"] - 1.0)
+        least = min(least, slow.seconds / mine.seconds)
+    entry.check(f"error over {UPDATES} multiplicative updates, the worst of {len(QUIET)}", worst, most=1e-6)
+    entry.check(f"times quicker than {UPDATES} multiplicative updates, the least of {len(QUIET)}", least, least=20)
+
+
 def run(bench: Bench) -> Entry:
     entry = Entry("Semi-NMF", __doc__ or "")
+    if not bench.cuda:
+        beside_updates(bench, entry)
     for n, d, rank, bar in SHAPES:
         fitted(bench, entry, n, d, rank=rank, bar=bar)
     if bench.cuda:

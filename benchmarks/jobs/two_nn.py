@@ -149,6 +149,7 @@ WAYS = {
 }
 HOST = ("anisoscope", "nearest", "alone", "scikit_dimension", "dadapy", "scikit_learn", "faiss", "cdist")
 CUDA = ("anisoscope", "nearest", "alone", "cdist", "tf32")
+SMALLER = ((1000, 768), (3000, 1024), (12_000, 512), (30_000, 300))
 USUAL, FAR = "Falling spectrum and a common mean", "The same under a common mean of norm 3000"
 
 
@@ -199,6 +200,7 @@ def on_host(bench: Bench, entry: Entry) -> None:
         entry.check(f"times quicker than {found[name][0].title}", found[name][0].seconds / mine.seconds, least=bar)
     for table in entry.tables:
         exactness(entry, table)
+    beside_small(bench, entry)
     limit = source.n**2 * source.d / (bench.limits["float32"] * 1e9)
     entry.check("time over the limit (n²·d at the float32 rate)", mine.seconds / limit)
     large = bench.cloud(100_000, 768)
@@ -206,6 +208,21 @@ def on_host(bench: Bench, entry: Entry) -> None:
     entry.tables += tables
     exactness(entry, tables[0])
     entry.check(f"peak MB at {size(large)}", found["anisoscope"][0].peak_mb)
+
+
+def beside_small(bench: Bench, entry: Entry) -> None:
+    """Smaller clouds, interval included, beside the peers that are quickest there."""
+    sources = {f"Falling spectrum, {i}": bench.cloud(n, d) for i, (n, d) in enumerate(SMALLER)}
+    tables, found = compared(bench, sources, ways=("anisoscope", "alone", "scikit_dimension", "scikit_learn", "faiss"))
+    for i, (table, source) in enumerate(zip(tables, sources.values(), strict=True)):
+        table.title = f"{USUAL}, {size(source)}"
+        exactness(entry, table)
+        mine = found["anisoscope"][i].seconds
+        for name in ("scikit_dimension", "scikit_learn", "faiss"):
+            if not found[name][i].missing:
+                what = f"times quicker than {found[name][i].title}, {size(source)}, interval included"
+                entry.check(what, found[name][i].seconds / mine, least=1)
+    entry.tables += tables
 
 
 def on_cuda(bench: Bench, entry: Entry) -> None:

@@ -271,3 +271,18 @@ def test_a_fold_with_most_of_the_rows_leaves_the_others_their_neighbours() -> No
     found, even = anisoscope.levina_bickel(x, contexts=one_large), anisoscope.levina_bickel(x)
     assert found.value == pytest.approx(even.value, rel=1e-12)
     assert len(found.replicates) == 8 and math.isfinite(found.low) and found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["average_cosine", "drift", "mean_norm"])
+def test_sums_that_are_not_finite_tell_of_rows_that_are_not(name: str, bad: float) -> None:
+    """Sums of float32 rows are taken without looking at the rows first; a bad row is still left out and counted."""
+    x = torch.randn(300, 12, generator=torch.Generator().manual_seed(0))
+    spoiled = x.clone()
+    spoiled[17, 3] = bad
+    found = arrays.REGISTRY[name](spoiled)
+    kept = torch.arange(300) != 17
+    expected = arrays.REGISTRY[name](x[kept], contexts=torch.arange(300)[kept])
+    assert found.dropped == 1
+    assert found.value == expected.value
+    assert found.replicates == expected.replicates

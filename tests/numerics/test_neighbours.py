@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from anisoscope.numerics import neighbours as neighbors
 from anisoscope.numerics import screening
 from anisoscope.numerics.neighbours import search
-from anisoscope.numerics.screening import Rounded, rounded, squared_range
+from anisoscope.numerics.screening import PLACES, Rounded, block_side, centre, pair_error
 
 K = 9
 PRECISIONS = ("bfloat16", "float32", None)
@@ -74,14 +75,23 @@ def test_clouds_smaller_than_the_list_need_no_proof(n: int) -> None:
     torch.testing.assert_close(found.distance, brute(x, min(K, n - 1)), rtol=1e-12, atol=0.0)
 
 
+def rounded(x: Tensor, precision: str, **how: Any) -> Rounded:
+    return screening.rounded(x, precision, **{"shift": centre(x), "pad": PLACES, **how})
+
+
+def squared_range(low: Rounded, n: int) -> tuple[Tensor, Tensor]:
+    """D of all pairs as the screening computes it, and the bound on its error."""
+    squared = -2.0 * low.keys(slice(0, n), slice(0, n)).double()
+    everyone = torch.arange(n)
+    return squared, pair_error(low, squared, everyone.expand(n, -1), rows=everyone)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "tfloat32", "float32"])
 @pytest.mark.parametrize("name", ["gauss", "few dimensions", "massive rows", "one direction dominates", "huge numbers"])
 def test_every_key_lies_within_its_bound(name: str, precision: str) -> None:
     x = clouds()[name]
-    low = rounded(x, precision, pad=16)
-    product = (low.rows @ low.rows.T).float()[: len(x), : len(x)]
-    everyone = torch.arange(len(x))
-    squared, error = squared_range(low, product - low.half[: len(x)], everyone.expand(len(x), -1), rows=everyone)
+    low = rounded(x, precision)
+    squared, error = squared_range(low, len(x))
     wide = x.double() * low.scale
     true = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
     assert bool(((squared - true).abs() <= error).all())
@@ -91,10 +101,8 @@ def test_the_bound_is_not_idle() -> None:
     """A tenth of γ would be too little for some pair of rounded rows: the bound means something."""
     x = torch.full((64, 512), 1.0 + 2.0**-9)
     x[32:] = -x[32:]
-    low = rounded(x, "bfloat16", pad=16)
-    product = (low.rows @ low.rows.T).float()
-    everyone = torch.arange(64)
-    squared, error = squared_range(low, product - low.half, everyone.expand(64, -1), rows=everyone)
+    low = rounded(x, "bfloat16", shift=torch.zeros(512).double())
+    squared, error = squared_range(low, len(x))
     true = torch.cdist(x.double(), x.double()).square() * low.scale**2
     assert bool(((squared - true).abs() > 0.1 * error).any())
 
@@ -108,6 +116,7 @@ def test_rows_that_low_precision_cannot_tell_apart_are_searched_again() -> None:
 
 def test_float32_is_taken_where_most_rows_would_have_to_be_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "quick_precision", lambda: "bfloat16")
+    monkeypatch.setattr(neighbors, "_TRIED_FROM", 1024)
     assert search(clouds()["tight clusters"], K).precision == "float32"
     assert search(clouds()["gauss"], K).precision == "bfloat16"
 
@@ -124,17 +133,50 @@ def test_a_proof_that_always_failed_would_change_nothing_but_time(monkeypatch: p
 def test_a_wrong_bound_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bound, candidates of coarse keys miss neighbours: the test above can fail."""
     x = clouds()["tight clusters"]
-    monkeypatch.setattr(neighbors, "rounded", lambda *args, **more: replace(rounded(*args, **more), gamma=0.0))
+    real = screening.rounded
+    monkeypatch.setattr(neighbors, "rounded", lambda *args, **more: replace(real(*args, **more), gamma=0.0, out=0.0))
     found = search(x, K, precision="bfloat16")
     assert not torch.allclose(found.distance, brute(x), rtol=1e-6)
 
 
-def test_rounds_meet_every_pair_once_and_no_block_twice_at_a_time() -> None:
-    for count in range(1, 12):
-        rounds = list(screening._rounds(list(range(count))))
-        pairs = [pair for one in rounds for pair in one]
-        assert sorted(pairs) == [(a, b) for a in range(count) for b in range(a + 1, count)]
-        assert all(len({i for pair in one for i in pair}) == 2 * len(one) for one in rounds)
+@pytest.mark.parametrize("n", [40, 500, 1033, 3000, 9000, 12_345])
+def test_blocks_hold_all_rows_with_little_padding(n: int) -> None:
+    side = block_side(n, "cpu")
+    assert not side % PLACES
+    count = -(-n // side)
+    assert count * side - n < count * PLACES
+
+
+@pytest.mark.parametrize("span", [1, 2])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_several_spans_of_blocks_give_the_same_neighbours(
+    span: int, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = clouds()["gauss"]
+    whole = search(x, K, precision=precision)
+    monkeypatch.setattr(screening, "_SPAN", span)
+    parts = search(x, K, precision=precision)
+    assert torch.equal(parts.index, whole.index)
+    assert parts.redone == whole.redone == 0.0
+
+
+def test_neighbours_in_one_group_of_columns_are_all_found() -> None:
+    """Rows that lie next to each other are at a distance of one group in memory: near copies at every such distance."""
+    n = 2048
+    x = torch.randn(n, 24, generator=torch.Generator().manual_seed(3))
+    for step in {block_side(n, "cpu") // PLACES, 1, PLACES}:
+        near = x.clone()
+        for copy in range(1, 6):
+            near[copy * step] = x[0] + 0.01 * copy * x[1]
+        found = search(near, K, precision="float32")
+        torch.testing.assert_close(found.distance, brute(near), rtol=1e-12, atol=0.0)
+        assert found.redone < 0.01
+
+
+def test_constant_columns_and_rows_that_agree_but_in_one_number() -> None:
+    x = torch.zeros(1500, 20)
+    x[:, 3] = torch.randn(1500, generator=torch.Generator().manual_seed(4)).sort().values
+    torch.testing.assert_close(search(x, 3).distance, brute(x, 3), rtol=1e-12, atol=0.0)
 
 
 def test_the_array_is_left_as_it_was() -> None:
@@ -164,9 +206,10 @@ def test_a_gpu_without_kernels_finds_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_padding_has_no_key() -> None:
-    low: Rounded = rounded(torch.randn(5, 3), "float32", pad=16)
-    assert low.rows.shape == (16, 3)
+    low = rounded(torch.randn(5, 3), "float32")
+    assert low.rows.shape == (16, 5)
     assert bool(low.half[5:].isinf().all())
+    assert bool((low.keys(slice(0, 16), slice(0, 16))[5:] < 0.9 * screening.LOWEST).all())
 
 
 @pytest.mark.parametrize("size", [1e12, 1e18, 1e20, 1e25])

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 import anisoscope.numerics.factors as nnls_module
 from anisoscope.numerics.decompositions import decompose, fit_directions
-from anisoscope.numerics.factors import descent, nonnegative_codes
+from anisoscope.numerics.factors import descent, k_means, nonnegative_codes
 from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
@@ -30,9 +30,9 @@ def matched_cosines(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
     return cosines[linear_sum_assignment(-cosines)]
 
 
-def multiplicative(x: np.ndarray, rank: int, *, iterations: int, seed: int) -> float:
+def multiplicative(x: np.ndarray, rank: int, *, iterations: int, seed: int, start: np.ndarray | None = None) -> float:
     """The error of the updates of Ding, Li and Jordan (2010), written down as in the paper, run for long."""
-    z = np.random.default_rng(seed).random((len(x), rank)) + 0.1
+    z = np.random.default_rng(seed).random((len(x), rank)) + 0.1 if start is None else start
 
     def plus(a: np.ndarray) -> np.ndarray:
         return (np.abs(a) + a) / 2
@@ -50,7 +50,7 @@ def multiplicative(x: np.ndarray, rank: int, *, iterations: int, seed: int) -> f
     d=st.integers(1, 20),
     rank=st.integers(1, 8),
     seed=st.integers(0, 999),
-    init=st.sampled_from(["svd", "random", "kmeans"]),
+    init=st.sampled_from(["svd", "corners", "random", "kmeans"]),
     centred=st.booleans(),
     double=st.booleans(),
 )
@@ -133,7 +133,36 @@ def test_planted_factors_are_recovered_where_every_concept_has_rows_of_its_own(d
     for seed in range(3):
         for noise in (0.0, 0.02, 0.05):
             x, directions = planted(1000, 40, 6, noise=noise, seed=seed)
-            assert matched_cosines(semi_nmf(x.to(dtype), 6, seed=seed).directions, directions).min() > 0.99
+            init = "corners" if noise else "svd"
+            fit = semi_nmf(x.to(dtype), 6, seed=seed, init=init)
+            assert matched_cosines(fit.directions, directions).min() > 0.99
+            assert semi_nmf(x.to(dtype), 6, seed=seed).error <= fit.error * (1 + 1e-6) + 1e-13
+
+
+def concepts(n: int, d: int, rank: int, *, noise: float, seed: int, kind: str, centred: bool) -> torch.Tensor:
+    """Rows of non-negative codes of several kinds, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    share, dense = torch.rand(2, n, rank, generator=generator)
+    codes = {
+        "sparse": dense * (share < 0.3) * torch.empty(n, 1).exponential_(generator=generator),
+        "overlapping": 0.3 + dense,
+        "separable": torch.eye(rank)[torch.randint(0, rank, (n,), generator=generator)] + 0.2 * dense * (share < 0.2),
+        "heavy": torch.empty(n, rank).exponential_(generator=generator).pow(2.5),
+    }[kind]
+    x = codes @ torch.randn(rank, d, generator=generator)
+    x = x + noise * x.std() * torch.randn(n, d, generator=generator)
+    return x - x.mean(0) if centred else x
+
+
+@pytest.mark.parametrize("kind", ["sparse", "overlapping", "separable", "heavy"])
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("centred", [True, False])
+def test_never_above_500_multiplicative_updates_from_k_means(kind: str, noise: float, centred: bool) -> None:
+    for n, d, rank, seed in ((400, 24, 4, 0), (500, 40, 8, 1)):
+        x = concepts(n, d, rank, noise=noise, seed=seed, kind=kind, centred=centred)
+        start = k_means(x, rank, seed=0, max_iter=20).assigned.numpy() + 0.2
+        slow = multiplicative(x.double().numpy(), rank, iterations=500, seed=0, start=start)
+        assert semi_nmf(x, rank).error <= slow * (1 + 1e-6)
 
 
 def test_one_pure_row_for_each_concept_is_enough_without_noise() -> None:

@@ -29,7 +29,7 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     >>> together(lambda n: n + 1, [1, 2, 3])
     [2, 3, 4]
     """
-    cores = min(torch.get_num_threads(), len(items))
+    cores = min(_LOCAL.__dict__.get("cores") or torch.get_num_threads(), len(items))
     if cores < 2:
         return [act(item) for item in items]
     with one_thread(), ThreadPoolExecutor(cores) as pool:
@@ -51,6 +51,21 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def single_steps() -> Iterator[None]:
+    """One thread for each operation of this thread, while `together` still uses all cores.
+
+    Threads that wait for each other after every small operation cost more than they gain, most on a busy machine.
+    """
+    outer = _LOCAL.__dict__.get("cores")
+    _LOCAL.cores = outer or torch.get_num_threads()
+    try:
+        with one_thread():
+            yield
+    finally:
+        _LOCAL.cores = outer
 
 
 @contextlib.contextmanager

@@ -14,9 +14,18 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.host import float64_copy, room, together
+from anisoscope.numerics.host import float64_copy, room, single_steps, together
 from anisoscope.numerics.linalg import has_float64
-from anisoscope.numerics.screening import GROUP, Candidates, blocks, centre, quick_precision, rounded, screen
+from anisoscope.numerics.screening import (
+    PLACES,
+    Candidates,
+    block_side,
+    blocks,
+    centre,
+    quick_precision,
+    rounded,
+    screen,
+)
 
 _WIDE_ELEMENTS = 1 << 22  # of a block of rows in float64
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
@@ -25,6 +34,8 @@ _PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into t
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
+_TRIED_FROM = 2048  # rows from which bfloat16 gains more than its longer lists and the trial cost
+_CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
 _GAMMA = 0.002  # approximate γ of bfloat16, and half of its rounding unit
@@ -94,22 +105,26 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     """
     x = (x if has_float64(x.device) else x.cpu()).contiguous()
     k = min(k, len(x) - 1)
-    with exact_products(x.device):  # the bounds are for float32 sums
+    with exact_products(x.device), single_steps():  # the bounds are for float32 sums
         enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # the kernel needs more groups than listed candidates
         fused = precision != "float32" and enough and _has_kernels(x.device.type)
         found = _fused(x, k, precision) if fused else _by_products(x, k, precision)
         again = (~found.sure).nonzero().squeeze(1)
         if len(again):
-            found.distance[again], found.index[again] = _redone(x, again, k=k)
+            found.distance[again], found.index[again] = _redone(x, again, k=k, shift=centre(x))
     return found
 
 
 def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
-    """Search with plain matrix products for the screening."""
-    chosen, wanted = _plan(x, k)
-    if precision and precision != chosen:
-        chosen, wanted = precision, _LISTED * k + 14
-    candidates = screen(rounded(x, chosen, pad=GROUP), k=k, wanted=min(wanted, len(x) - 1))
+    """Search with plain matrix products for the screening; few rows need none."""
+    shift = centre(x)
+    chosen, wanted = _plan(x, k, precision, shift=shift)
+    if len(x) < _CROWD * (wanted + 1):
+        everyone = torch.arange(len(x), device=x.device)
+        far, index = _redone(x, everyone, k=k, shift=shift)
+        return Search(far, index, torch.ones_like(everyone, dtype=torch.bool), "float64")
+    side = block_side(len(x), x.device.type)
+    candidates = screen(rounded(x, chosen, shift=shift, pad=side), side=side, k=k, wanted=wanted)
     return Search.among(x, candidates, chosen, k=k)
 
 
@@ -147,22 +162,23 @@ def _has_kernels(device: str) -> bool:
     return True
 
 
-def _plan(x: Tensor, k: int) -> tuple[str, int]:
-    """The precision of the products and the number of candidates per row, from a trial on a few rows.
+def _plan(x: Tensor, k: int, precision: str | None, *, shift: Tensor) -> tuple[str, int]:
+    """The precision of the products and the number of groups listed per row, from a trial on a few rows.
 
     bfloat16 if it is fast here and lists long enough for 95 % of the tried rows are worthwhile.
     """
-    plain = "float32", k + 8
-    if x.device.type != "cpu" or len(x) <= 8 * _TRIED or quick_precision() == "float32":
+    plain, most = ("float32", k + 8), _LISTED * k + 14
+    if precision:
+        return (precision, most) if precision != "float32" else plain
+    if x.device.type != "cpu" or len(x) <= _TRIED_FROM or quick_precision() == "float32":
         return plain
-    rows, most = torch.arange(0, len(x), len(x) // _TRIED), min(_LISTED * k + 14, len(x) - 1)
-    shift = centre(x)
+    rows = torch.arange(0, len(x), len(x) // _TRIED)
     squared, _ = _nearest_products(x, rows, most + 1, shift=shift.float())
     step = max(64, _WIDE_ELEMENTS // x.shape[1])
     norm = torch.cat([torch.linalg.vector_norm(x[part].double() - shift, dim=1) for part in rows.split(step)])
     kth = squared[:, k].clamp_min(0.0)  # the first is the row itself
     farthest = torch.minimum(norm + kth.sqrt(), norm.max())
-    window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 2.0 * (2.0 * norm.square() - kth).abs())
+    window = _GAMMA * ((2.0 * norm).square() + (norm + farthest).square() + 4.0 * kth)
     needed = (squared <= (kth + window).unsqueeze(1)).sum(1).double()
     if float((needed > most).double().mean()) > _MOST_REDONE:
         return plain
@@ -204,7 +220,11 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
     def some(start: int) -> None:
         part = slice(start, start + step)
-        gap = float64_copy(_taken(x, second[part], "one")).sub_(_taken(x, first[part], "other"))
+        # of two types a difference costs more than another copy
+        other = room("other", (len(first[part]), x.shape[1]), torch.float64) if x.device.type == "cpu" else None
+        gap = float64_copy(_taken(x, second[part], "one"))
+        taken = _taken(x, first[part], "two")
+        gap.sub_(taken if other is None else other.copy_(taken))
         torch.linalg.vector_norm(gap, dim=1, out=found[part])
 
     together(some, range(0, len(first), step))
@@ -218,10 +238,9 @@ def _taken(x: Tensor, at: Tensor, name: str) -> Tensor:
     return torch.index_select(x, 0, at, out=room(f"rows {name}", (len(at), x.shape[1]), x.dtype))
 
 
-def _redone(x: Tensor, rows: Tensor, *, k: int) -> tuple[Tensor, Tensor]:
+def _redone(x: Tensor, rows: Tensor, *, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The k nearest of some rows by float64 products, or by differences where these are not precise enough."""
     wanted = min(k + 7, len(x))  # includes the row itself
-    shift = centre(x)
     squared, index = _nearest_products(x, rows, wanted, shift=shift)
     far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
     far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)

@@ -1,34 +1,45 @@
 """Candidates for nearest neighbours, from low-precision products with an error bound for each row.
 
-Notation: c centred rows, N their norms, y the same rows rounded; key_ij = yᵢ·yⱼ − Nⱼ²/2 is larger for nearer
-rows: D_ij = Nᵢ² − 2 key_ij is ‖cᵢ − cⱼ‖² up to γ (Nᵢ + Nⱼ)² + o |Nᵢ² + Nⱼ² − D_ij|. γ holds the
-rounding of the rows (measured, by Cauchy–Schwarz: ε = max ‖c − y‖/‖c‖), of the sums in the product (s) and of the key:
-2 (2ε + 3ε² + s) Nᵢ Nⱼ + 2⁻²³ (Nᵢ + Nⱼ)², where Nᵢ Nⱼ ≤ (Nᵢ + Nⱼ)²/4; o is the rounding of a product's result. The
-bound also has a term for float32 underflow, which matters where one row is 10¹⁸ times as large as the others."""
+Notation: c centred rows, N their norms, y the same rows rounded; D_ij, the squared distance as computed, is ‖cᵢ − cⱼ‖²
+up to γ (Nᵢ + Nⱼ)² + o |D_ij|. γ holds the rounding of the rows (measured, by Cauchy–Schwarz: ε = max ‖c − y‖/‖c‖), of
+the sums in the product (s), whose terms sum to at most (Nᵢ + Nⱼ)²/2, and of N². o is the rounding of a product's result
+and what the place in the last bits of a key changes. The bound also has a term for float32 underflow, which matters
+where one row is 10¹⁸ times as large as the others.
+
+A key is −D/2 = yᵢ·yⱼ − Nᵢ²/2 − Nⱼ²/2: one product of rows that hold N²/2 in additional columns, the same for i and j,
+so that a block of keys serves the rows of both sides. Of each group of columns only the two largest keys are kept. The
+last bits of a key hold the place of its column within the group, so that a maximum finds both. Where the second largest
+key may also be a neighbour, the whole group becomes candidates; otherwise only its largest key."""
 
 from __future__ import annotations
 
 import math
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
 from anisoscope.numerics.host import each_on_host, one_thread, room
 
-GROUP = 16  # keys per group; the others are read only if the largest exceeds the bar
-_SIDE = 1024  # rows of a square block of keys; a few such blocks fit into the last-level cache of the CPU
+PLACES = 16  # columns of a group
+LOWEST = -1.0e38  # key of padding and of a row with itself; finite, because last bits would make a NaN of an infinity
+_SIDE = 1024  # most rows of a square block of keys; a few such blocks fit into the last-level cache of the CPU
 _DEVICE_SIDE = 8192
-_SPARE = 3  # capacity of each row's list in units of the wanted number; a full list is reduced to that number
+_SPAN = 8  # blocks of a span, after which the lists are brought up to date
 _WIDENED = 1 << 17  # elements converted to float64 at a time
 _DEVICE_WIDENED = 1 << 26
-_SEEN = 1024  # rows that the centre is computed from
-_MIDDLES = 1 << 20  # elements whose medians are taken at a time
-_STRIP = 16384  # rows per `Candidates` object
+_SEEN = 128  # rows that the centre is computed from
+_MOST_GROUPS = 8  # whole groups that a row may have as candidates; with more the row is searched again
 _BFLOAT = 2.0**-8  # rounding unit
+_PACKED = PLACES * 2.0**-22  # change of a key by the bits that hold the place
+_STRIP = 16384  # rows per `Candidates` object
+_SORTED = 256  # columns sorted at a time: more are several times slower
+_COLUMN_BITS = (1 << 29) - 1
+_MERGED = 1 << 18  # keys of groups from which lists are made at a time
 DTYPES = {"bfloat16": torch.bfloat16, "tfloat32": torch.float32, "float32": torch.float32}
 
 
@@ -36,13 +47,20 @@ DTYPES = {"bfloat16": torch.bfloat16, "tfloat32": torch.float32, "float32": torc
 class Rounded:
     """Rows in low precision, with the norms and constants of their keys and error bounds; padding has no key."""
 
-    rows: Tensor  # y [n padded, d]
-    half: Tensor  # N²/2 float32 [n padded], infinite where there is padding
+    rows: Tensor  # y [n padded, d], then `parts` columns of ones and as many that sum to −N²/2
     norm: Tensor  # N [n] float64
     gamma: float
     out: float  # o
     least: float  # bound on the loss by float32 underflow
     scale: float  # power of two by which y and N were multiplied, so that squares stay within float32
+    parts: int = 0
+
+    @property
+    def half(self) -> Tensor:
+        """N²/2 float32 [n padded], infinite where there is padding."""
+        half = torch.full((len(self.rows),), torch.inf, dtype=torch.float32, device=self.norm.device)
+        half[: len(self.norm)] = self.norm.square() / 2
+        return half
 
     def error(self, norm: Tensor, squared: Tensor, *, within: Tensor) -> Tensor:
         """Bound on the error of D for rows at distance at most `within` whose D is at least `squared`.
@@ -50,10 +68,22 @@ class Rounded:
         It holds because the norm of such a row differs from N by at most `within`.
         """
         most = torch.minimum(norm + within, self.norm.max())
-        least = torch.maximum(norm - within, self.norm.min())
-        above, below = norm.square() + most.square() - squared, squared - norm.square() - least.square()
-        rounding = self.out * torch.maximum(above, below).clamp_min(0.0)
-        return self.gamma * (norm + most).square() + rounding + self.least
+        return self.gamma * (norm + most).square() + self.out * squared.abs() + self.least
+
+    def keys(self, upper: slice, lower: slice) -> Tensor:
+        """−D/2 of two blocks of rows in float32, in memory of this thread."""
+        left, right = self.rows[upper], self.rows[lower]
+        turned = _memory("turned", right.shape, right).copy_(right)
+        end, parts = right.shape[1], self.parts  # ones meet −N²/2 of the other row
+        turned[:, end - 2 * parts : end - parts], turned[:, end - parts :] = (
+            right[:, end - parts :],
+            right[:, end - 2 * parts : end - parts],
+        )
+        shape = (len(left), len(right))
+        product = torch.mm(left, turned.T, out=_memory("low", shape, left))
+        if left.dtype == torch.float32:
+            return product
+        return _memory("float", shape, torch.empty(0, device=left.device)).copy_(product)
 
 
 @dataclass(frozen=True)
@@ -63,14 +93,13 @@ class Candidates:
     rows: Tensor  # [rows] indices of the subset
     line: Tensor  # [pairs] position in `rows` of the first row of a pair
     column: Tensor  # [pairs] index of the second row of a pair
-    reach: Tensor  # [rows] lower bound on D of all rows that are not listed; infinite where all are listed
+    reach: Tensor  # [rows] lower bound on D of all rows that are not listed
     low: Rounded
 
     def suffice(self, kth: Tensor) -> Tensor:
         """Whether [rows] the true distance to the k-th candidate proves that no row outside the list is nearer."""
         kth = kth * self.low.scale
-        proved = self.reach - self.low.error(self.low.norm[self.rows], self.reach, within=kth) >= kth.square()
-        return proved | self.reach.isposinf()
+        return self.reach - self.low.error(self.low.norm[self.rows], self.reach, within=kth) >= kth.square()
 
 
 def blocks(x: Tensor) -> Iterator[slice]:
@@ -82,39 +111,46 @@ def blocks(x: Tensor) -> Iterator[slice]:
 
 def centre(x: Tensor) -> Tensor:
     """The coordinate-wise median of some rows, in float64, which is robust to a few rows of huge norm."""
-    seen = x[:: -(-len(x) // _SEEN)]
-    step = max(1, (_MIDDLES if x.device.type == "cpu" else _DEVICE_WIDENED) // len(seen))
-    found = torch.empty(x.shape[1], dtype=torch.float64, device=x.device)
-    for part in (slice(start, start + step) for start in range(0, len(found), step)):
-        found[part] = seen[:, part].double().median(0).values
-    return found
+    return x[:: -(-len(x) // _SEEN)].T.double().contiguous().median(1).values
 
 
-def rounded(x: Tensor, precision: str, *, pad: int, width: int = 1, fused: bool = False) -> Rounded:
-    """Centred rows in low precision, padded to a multiple of `pad` rows and of `width` columns."""
+def rounded(x: Tensor, precision: str, *, shift: Tensor, pad: int, width: int = 1, fused: bool = False) -> Rounded:
+    """Rows minus `shift` in low precision, padded to a multiple of `pad` rows and, if `fused`, of `width` columns.
+
+    Without `fused` they have the additional columns of which `Rounded.keys` are made."""
     n, d = x.shape
     top = torch.stack([torch.stack(x[part].aminmax()).abs().amax() for part in blocks(x)]).amax()
-    shift, scale = centre(x), 2.0 ** -math.frexp(float(top))[1]  # scales the largest entry to about 1, exactly
-    tall, wide = -(-n // pad) * pad, -(-d // width) * width
+    scale = 2.0 ** -math.frexp(float(top))[1]  # scales the largest entry to about 1, exactly
+    parts = 0 if fused else 3 if precision == "bfloat16" else 1  # bfloat16 has a third of the digits of float32
+    tall, wide = -(-n // pad) * pad, -(-d // width) * width + 2 * parts
     rows = torch.zeros(tall, wide, dtype=DTYPES[precision], device=x.device)
     norm = torch.empty(n, dtype=torch.float64, device=x.device)
-    lost = torch.zeros((), dtype=torch.float64, device=x.device)
-    for part in blocks(x):
+    lost = torch.zeros(n, dtype=torch.float64, device=x.device)
+
+    def some(part: slice) -> None:
         centred = x[part].to(torch.float64, copy=True).sub_(shift).mul_(scale)
-        norm[part] = part_norm = torch.linalg.vector_norm(centred, dim=1)
+        torch.linalg.vector_norm(centred, dim=1, out=norm[part])
         if precision == "tfloat32":  # float32 rounded to the 10 mantissa bits that TF32 products use
             rows[part, :d] = ((centred.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
         else:
             rows[part, :d] = centred
-        gap = torch.linalg.vector_norm(centred.sub_(rows[part, :d]), dim=1)
-        lost = torch.maximum(lost, (gap / part_norm.clamp_min(torch.finfo(torch.float64).tiny)).max())
-    half = torch.full((tall,), torch.inf, dtype=torch.float32, device=x.device)
-    half[:n] = norm.square() / 2
-    out = _BFLOAT if rows.dtype == torch.bfloat16 and not fused else 0.0  # the fused kernel accumulates in float32
+        torch.linalg.vector_norm(centred.sub_(rows[part, :d]), dim=1, out=lost[part])
+
+    each_on_host(some, list(blocks(x)), x.device.type)
+    if parts:
+        rows[:, wide - 2 * parts : wide - parts] = 1.0
+        rows[n:, wide - parts] = LOWEST
+        rest = norm.square() / -2.0
+        for column in range(wide - parts, wide):
+            rows[:n, column] = rest
+            rest = rest - rows[:n, column]
+    # the fused kernel accumulates in float32
+    out = 0.0 if fused else _PACKED + (_BFLOAT / (1.0 - _BFLOAT) if rows.dtype == torch.bfloat16 else 0.0)
     # tensor cores truncate instead of rounding and align 16 products at a time: at most twice the error
-    eps, sums = float(lost), (wide + 8) * (2.0**-24 if x.device.type == "cpu" else 2.0**-23)
-    gamma = (2 * eps + 3 * eps**2 + sums * (1 + eps) ** 2) / 2 + 2.0**-23
-    return Rounded(rows, half, norm, gamma, out, (wide + 8) * 2.0**-124, scale)
+    eps = float((lost / norm.clamp_min(torch.finfo(torch.float64).tiny)).max())
+    sums = (wide + 8) * (2.0**-24 if x.device.type == "cpu" else 2.0**-23)
+    gamma = eps + 1.5 * eps**2 + sums * (1 + eps) ** 2 + 2.0**-23
+    return Rounded(rows, norm, gamma, out, (wide + 8) * 2.0**-124, scale, parts)
 
 
 @cache
@@ -129,84 +165,157 @@ def quick_precision() -> str:
     return "bfloat16" if seconds["bfloat16"] < 0.75 * seconds["float32"] else "float32"
 
 
-class _Block:
-    """Keys of a block with the maximum of each group of GROUP columns (of rows, if `turned`), for quick comparison."""
+def block_side(n: int, device: str) -> int:
+    """Rows of a block of keys: equal blocks, a multiple of PLACES rows, few rows of padding.
 
-    def __init__(self, keys: Tensor, columns: Tensor, *, turned: bool = False) -> None:
-        self.keys, self.turned = keys, turned
-        self.grouped = keys.unflatten(0, (-1, GROUP)) if turned else keys.unflatten(1, (GROUP, -1))
-        self.peaks = self.grouped.amax(1).T if turned else self.grouped.amax(1)  # [rows, groups]
-        self.columns = columns.view(-1, GROUP).T if turned else columns.view(GROUP, -1)  # [members, groups]
+    Of few rows there are still eight blocks, because half of the products of a block with itself are not needed.
+
+    >>> block_side(3000, "cpu"), block_side(20_000, "cpu")
+    (384, 1008)
+    """
+    most = _DEVICE_SIDE if device != "cpu" else min(_SIDE, max(_SIDE // 4, n // 8))
+    count = -(-n // most)
+    return -(-n // (count * PLACES)) * PLACES
+
+
+@dataclass
+class Lists:
+    """For each row the largest keys of groups, with the group and its second largest key [n, listed]."""
+
+    best: Tensor
+    group: Tensor
+    second: Tensor
+
+    @classmethod
+    def empty(cls, n: int, listed: int, device: torch.device) -> Lists:
+        lowest = torch.full((n, listed), LOWEST, dtype=torch.float32, device=device)
+        return cls(lowest, torch.zeros(n, listed, dtype=torch.int64, device=device), lowest.clone())
+
+    def add(self, part: slice, best: Tensor, second: Tensor, *, first: int) -> None:
+        """Bring the lists of some rows up to date with the keys of the groups from `first` on."""
+        listed = self.best.shape[1]
+        value, group = _largest(best, min(listed, best.shape[1]))
+        lower, group = second.gather(1, group), group + first
+        if first or value.shape[1] < listed:  # groups come in their order: before the first ones there are none
+            value, order = torch.cat([self.best[part], value], 1).topk(listed, dim=1)
+            group = torch.cat([self.group[part], group], 1).gather(1, order)
+            lower = torch.cat([self.second[part], lower], 1).gather(1, order)
+        self.best[part], self.group[part], self.second[part] = value, group, lower
+
+
+def _largest(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest keys of each row, descending, and their columns.
+
+    Sorting short rows of numbers that hold their column in their last bits is several times quicker than `topk`.
+
+    >>> [part.tolist() for part in _largest(torch.tensor([[-1.0, -3.0, -0.5]]), 2)]
+    [[-0.5, -1.0], [2, 0]]
+    """
+    if keys.device.type != "cpu":
+        value, column = keys.topk(count, dim=1)
+        return value, column
+    wide = keys.double()  # whose last 29 bits are 0
+    wide.view(torch.int64).bitwise_or_(torch.arange(keys.shape[1]))
+    while True:
+        parts = wide.split(_SORTED, dim=1)
+        for part in parts:
+            part.numpy().sort(axis=1)
+        if len(parts) == 1:
+            break
+        wide = torch.cat([part[:, -count:] for part in parts], 1)
+    wide = wide[:, -count:].flip(1)
+    return wide.float(), wide.view(torch.int64) & _COLUMN_BITS
 
 
 class _Screening:
-    """A running list of each row's largest keys; `bar` is an upper bound on the keys that are not listed.
+    """Keys of pairs of blocks, and of each group of columns of a span the two largest."""
 
-    Keys come from products of pairs of blocks; by symmetry each product serves the rows of both blocks.
-    """
+    def __init__(self, low: Rounded, side: int, listed: int) -> None:
+        self.low, self.side, self.groups, self.device = low, side, side // PLACES, low.rows.device
+        self.lists = Lists.empty(len(low.rows), listed, self.device)
+        # of rows i and columns j the sum of their places, so that either is told by the other
+        place = torch.arange(side, device=self.device) // self.groups
+        self.code = ((torch.arange(PLACES, device=self.device).unsqueeze(1) + place) % PLACES).int().unsqueeze(1)
+        span = _SPAN * side
+        self.spans = [slice(s, min(s + span, len(low.rows))) for s in range(0, len(low.rows), span)]
 
-    def __init__(self, low: Rounded, wanted: int, side: int) -> None:
-        self.low, self.wanted, self.side = low, wanted, side
-        n, capacity, device = len(low.rows), _SPARE * wanted, low.rows.device
-        self.number = torch.arange(n, device=device)
-        self.value = torch.full((n, capacity), -torch.inf, dtype=torch.float32, device=device)
-        self.index = torch.zeros(n, capacity, dtype=torch.int64, device=device)
-        self.count = torch.zeros(n, dtype=torch.int64, device=device)
-        self.bar = torch.full((n,), -torch.inf, dtype=torch.float32, device=device)
+    def run(self) -> Lists:
+        for one, two in combinations_with_replacement(self.spans, 2):
+            starts = [range(span.start, span.stop, self.side) for span in (one, two)]
+            shapes = [(one, two)] if one == two else [(one, two), (two, one)]
+            found = [self._room(mine, other) for mine, other in shapes]
+            pairs = [(i, j) for i in starts[0] for j in starts[1] if i <= j]
+            each_on_host(partial(self._keep, found=found, corner=(one.start, two.start)), pairs, self.device.type)
+            for (mine, other), (best, second) in zip(shapes, found, strict=True):
+                self._merge(mine, other, best, second)
+        return self.lists
 
-    def within(self, start: int) -> None:
-        """Process a block with itself, which sets the first bars of its rows."""
-        part = slice(start, start + self.side)
-        keys = self._product(part, part).sub_(self.low.half[part]).fill_diagonal_(-torch.inf)
-        near, place = keys.topk(min(self.wanted, len(keys)), dim=1, sorted=False)
-        self._add(part, near, place + start)
+    def _room(self, mine: slice, other: slice) -> tuple[Tensor, Tensor]:
+        shape = (mine.stop - mine.start, (other.stop - other.start) // PLACES)
+        best, second = (torch.empty(shape, dtype=torch.float32, device=self.device) for _ in range(2))
+        return best, second
 
-    def between(self, pair: tuple[int, int]) -> None:
-        upper, lower = (slice(start, start + self.side) for start in pair)
-        product, half = self._product(upper, lower), self.low.half
-        keys = _memory("keys", product.shape, product)
-        self._take(upper, _Block(torch.sub(product, half[lower], out=keys), self.number[lower]))
-        self._take(lower, _Block(product.sub_(half[upper].unsqueeze(1)), self.number[upper], turned=True))
+    def _keep(self, pair: tuple[int, int], *, found: list[tuple[Tensor, Tensor]], corner: tuple[int, int]) -> None:
+        """Write the two largest keys of the groups of a block of keys, for its rows and for its columns."""
+        (i, j), (top, left) = pair, corner
+        keys = self.low.keys(slice(i, i + self.side), slice(j, j + self.side))
+        if i == j:
+            keys.fill_diagonal_(LOWEST)
+        bits = keys.view(torch.int32)
+        if self.low.rows.dtype == torch.float32:  # the last bits of what was bfloat16 are 0
+            bits.bitwise_and_(-PLACES)
+        bits.view(PLACES, self.groups, self.side).bitwise_or_(self.code)
+        self._write(found[0], _two_largest(keys, 1), i - top, j - left)
+        if i != j:
+            one, two = _two_largest(keys, 0)
+            self._write(found[-1], (one.T, two.T), j - left, i - top)
 
-    def _product(self, first: slice, second: slice) -> Tensor:
-        """The products of two blocks of rows in float32."""
-        left, right = self.low.rows[first], self.low.rows[second]
-        shape = (len(left), len(right))
-        product = torch.mm(left, right.T, out=_memory("low", shape, left))
-        return product if left.dtype == torch.float32 else _memory("float", shape, self.low.half).copy_(product)
+    def _write(self, found: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor], row: int, column: int) -> None:
+        at = slice(row, row + self.side), slice(column // PLACES, column // PLACES + self.groups)
+        for into, value in zip(found, values, strict=True):
+            into[at] = value
 
-    def _take(self, part: slice, block: _Block) -> None:
-        """Add the keys of a block for some rows; fast if few of them are above the bar."""
-        bar = self.bar[part]
-        row, group = (block.peaks > bar.unsqueeze(1)).nonzero(as_tuple=True)
-        near = block.grouped[group, :, row] if block.turned else block.grouped[row, :, group]  # [groups, members]
-        hit, member = (near > bar[row].unsqueeze(1)).nonzero(as_tuple=True)
-        row, group = row[hit], group[hit]
-        fresh = torch.bincount(row, minlength=len(bar))
-        if int((self.count[part] + fresh).max()) <= self.value.shape[1]:
-            slot = self.count[part][row] + torch.arange(len(row), device=row.device) - (fresh.cumsum(0) - fresh)[row]
-            self.value[part][row, slot] = near[hit, member]
-            self.index[part][row, slot] = block.columns[member, group]
-            self.count[part] += fresh
-        elif bool((self.count[part] > self.wanted).any()):
-            self._keep(part, self.value[part], self.index[part])  # raises the bar, so that fewer keys are added
-            self._take(part, block)
-        else:
-            whole = block.keys.T.contiguous() if block.turned else block.keys
-            near, place = whole.topk(self.wanted, dim=1, sorted=False)
-            self._add(part, near, place + block.columns[0, 0])
+    def _merge(self, mine: slice, other: slice, best: Tensor, second: Tensor) -> None:
+        step = max(1, _MERGED // best.shape[1]) if self.device.type == "cpu" else len(best)
 
-    def _add(self, part: slice, near: Tensor, columns: Tensor) -> None:
-        """Add keys [rows, m] of some rows, with their columns."""
-        self._keep(part, torch.cat([self.value[part], near], 1), torch.cat([self.index[part], columns], 1))
+        def some(start: int) -> None:
+            stop = min(start + step, len(best))
+            part = slice(mine.start + start, mine.start + stop)
+            self.lists.add(part, best[start:stop], second[start:stop], first=other.start // PLACES)
 
-    def _keep(self, part: slice, value: Tensor, index: Tensor) -> None:
-        """Replace the lists of some rows by the `wanted` largest of these keys, and their bars by the smallest kept."""
-        best, order = value.topk(self.wanted, dim=1, sorted=False)
-        self.value[part, : self.wanted], self.value[part, self.wanted :] = best, -torch.inf
-        self.index[part, : self.wanted] = index.gather(1, order)
-        self.count[part] = self.wanted
-        self.bar[part] = best.amin(1)
+        each_on_host(some, range(0, len(best), step), self.device.type)
+
+    def members(self, group: Tensor) -> Tensor:
+        """The columns of groups [..., places]."""
+        block, inner = group // self.groups, group % self.groups
+        places = torch.arange(PLACES, device=group.device)
+        return (block * self.side + inner).unsqueeze(-1) + places * self.groups
+
+    def column(self, rows: Tensor, value: Tensor, group: Tensor) -> Tensor:
+        """The columns of the largest keys of groups."""
+        mine = (rows % self.side) // self.groups
+        place = ((value.view(torch.int32) & (PLACES - 1)) - mine.unsqueeze(1)) % PLACES
+        return group // self.groups * self.side + group % self.groups + place * self.groups
+
+
+def _two_largest(keys: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest and the second largest of the PLACES entries of each group along a dimension of a block of keys."""
+    best, second = keys, None
+    size, last = keys.shape[dim], keys.shape[dim] // PLACES
+    while size > last:
+        size //= 2
+        shape = [len(keys), size] if dim else [size, keys.shape[1]]
+        one, two = best.narrow(dim, 0, size), best.narrow(dim, size, size)
+        lower = torch.minimum(one, two, out=_memory(f"lower {size}", shape, keys))
+        if second is not None:
+            low = torch.maximum(
+                second.narrow(dim, 0, size), second.narrow(dim, size, size), out=_memory("low two", shape, keys)
+            )
+            torch.maximum(lower, low, out=lower)
+        best = torch.maximum(one, two, out=_memory(f"best {size}", shape, keys))
+        second = lower
+    assert second is not None
+    return best, second
 
 
 def _memory(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -216,47 +325,60 @@ def _memory(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
 
 
-def _rounds(items: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """All pairs of items, in rounds in which each item occurs at most once, so that a round can run in parallel.
-
-    >>> list(_rounds([1, 2, 3]))
-    [[(2, 3)], [(1, 3)], [(1, 2)]]
-    """
-    ring: list[int | None] = [*items, *([None] if len(items) % 2 else [])]
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        yield [(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None]
-        ring.insert(1, ring.pop())
-
-
-def screen(low: Rounded, *, k: int, wanted: int) -> Iterator[Candidates]:
+def screen(low: Rounded, *, side: int, k: int, wanted: int) -> Iterator[Candidates]:
     """Candidates for the k nearest neighbours of every row, a strip of rows at a time."""
-    n, on_host = len(low.norm), low.rows.device.type == "cpu"
-    work = _Screening(low, wanted, _SIDE if on_host else _DEVICE_SIDE)
-    starts = list(range(0, len(low.rows), work.side))
-    each_on_host(work.within, starts, low.rows.device.type)
-    for pairs in _rounds(starts):
-        each_on_host(work.between, pairs, low.rows.device.type)
-    for part in work.number[:n].split(_STRIP):
-        yield _chosen(low, work.value[part], work.index[part], work.bar[part], rows=part, k=k)
+    work = _Screening(low, side, wanted + 1)
+    lists = work.run()
+    for rows in torch.arange(len(low.norm), device=low.rows.device).split(_STRIP):
+        best, group, second = lists.best[rows], lists.group[rows], lists.second[rows]
+        squared, other = best.double() * -2.0, second.double() * -2.0
+        column = work.column(rows, best, group)
+        listed = Listed(rows, squared, column, other, group, work.members)
+        yield listed.chosen(low, k=k)
 
 
-def _chosen(low: Rounded, value: Tensor, index: Tensor, bar: Tensor, *, rows: Tensor, k: int) -> Candidates:
-    """The entries of some rows' lists that may, within the error bounds, be among the k nearest."""
-    index = index.clamp_max(len(low.norm) - 1)  # entries of padding have infinite keys and are dropped below
-    squared, error = squared_range(low, value, index, rows=rows)
-    needed = squared - error <= (squared + error).kthvalue(k, dim=1, keepdim=True).values
-    line, slot = (needed & value.isfinite()).nonzero(as_tuple=True)
-    reach = low.norm[rows].square() - 2.0 * bar.double()
-    if value.shape[1] >= _SPARE * (len(low.norm) - 1):
-        reach.fill_(torch.inf)  # every other row is listed
-    return Candidates(rows, line, index[line, slot], reach, low)
+@dataclass(frozen=True)
+class Listed:
+    """For some rows D of their best groups of columns, ascending; the last group only bounds what is not listed."""
+
+    rows: Tensor  # [rows]
+    squared: Tensor  # [rows, listed + 1] D of the nearest column of each group
+    column: Tensor  # [rows, listed + 1] that column
+    second: Tensor  # [rows, listed + 1] D of the next column of the group
+    group: Tensor  # [rows, listed + 1]
+    members: Callable[[Tensor], Tensor]  # from groups to their columns [..., places]
+
+    def chosen(self, low: Rounded, *, k: int) -> Candidates:
+        """The columns that may be among the k nearest: nearest columns of groups, or whole groups."""
+        norm, reach = low.norm[self.rows], self.squared[:, -1]
+        squared, second, group = self.squared[:, :-1], self.second[:, :-1], self.group[:, :-1]
+        index = self.column[:, :-1].clamp(0, len(low.norm) - 1)  # columns of padding are dropped below
+        there = squared < -LOWEST
+        error = pair_error(low, squared, index, rows=self.rows)
+        top = torch.where(there, squared + error, torch.inf).kthvalue(k, dim=1, keepdim=True).values
+        crowded = second - low.error(norm.unsqueeze(1), second, within=top.clamp_min(0.0).sqrt()) <= top
+        crowded &= second < -LOWEST
+        many = crowded.sum(1, keepdim=True) > _MOST_GROUPS
+        crowded &= ~many
+        line, slot = ((squared - error <= top) & there & ~crowded).nonzero(as_tuple=True)
+        column = index[line, slot]
+        if bool(crowded.any()):
+            more, others = self._whole_groups(crowded, group, n=len(low.norm))
+            line, column = torch.cat([line, more]), torch.cat([column, others])
+            order = line.argsort(stable=True)
+            line, column = line[order], column[order]
+        return Candidates(self.rows, line, column, torch.where(many.squeeze(1), -torch.inf, reach), low)
+
+    def _whole_groups(self, crowded: Tensor, group: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
+        """Pairs (line, column) of all columns of the groups marked in `crowded`, without padding and the row itself."""
+        line, slot = crowded.nonzero(as_tuple=True)
+        column = self.members(group[line, slot])
+        line = line.repeat_interleave(column.shape[1])
+        column = column.flatten()
+        real = (column < n) & (column != self.rows[line])
+        return line[real], column[real]
 
 
-def squared_range(low: Rounded, value: Tensor, index: Tensor, *, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """D [rows, listed] from keys and column indices of some rows, and the bound on its error."""
-    norm, other = low.norm[rows].unsqueeze(1), low.norm[index]
-    squared = norm.square() - 2.0 * value.double()
-    rounding = low.out * (norm.square() + other.square() - squared).abs()
-    return squared, low.gamma * (norm + other).square() + rounding.nan_to_num_(0.0) + low.least
+def pair_error(low: Rounded, squared: Tensor, index: Tensor, *, rows: Tensor) -> Tensor:
+    """The bound on the error of D [rows, listed] for columns `index` of some rows."""
+    return low.gamma * (low.norm[rows].unsqueeze(1) + low.norm[index]).square() + low.out * squared.abs() + low.least

@@ -1,8 +1,6 @@
 """The screening of neighbours as one Triton kernel, which writes only the two largest keys of each group of columns.
 
-The last bits of a key hold the place of its column within the group, so that a maximum finds both. Where the second
-largest key may also be a neighbour, the whole group becomes candidates; otherwise only its largest key.
-Notation as in `screening`."""
+A key is here yᵢ·yⱼ − Nⱼ²/2; notation otherwise as in `screening`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from anisoscope.numerics.screening import Candidates, Rounded, rounded, squared_range
+from anisoscope.numerics.screening import Candidates, Listed, Rounded, centre, rounded
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -24,7 +22,6 @@ _TALL, _BROAD, _DEEP, _BESIDE = 128, 256, 64, 8
 _PLACE_BITS = PLACES - 1
 _LOWEST = -3.0e38  # finite, because setting the last bits of an infinity would make it NaN
 _STRIP_BYTES = 2 << 30  # memory of the keys of a strip of rows
-_MOST_GROUPS = 8  # whole groups that a row may have as candidates; with more the row is searched again
 _PACKED = 2.0**-17  # addition to γ for the bits that hold the place
 
 
@@ -86,7 +83,7 @@ def pair_distances(x: Tensor, one: Tensor, two: Tensor) -> Tensor:
 
 def screen_fused(x: Tensor, precision: str, *, rows: Tensor, k: int, wanted: int) -> Iterator[Candidates]:
     """Candidates for the k nearest of some rows, a strip of them at a time."""
-    low = rounded(x, precision, pad=_BROAD, width=_DEEP, fused=True)
+    low = rounded(x, precision, shift=centre(x), pad=_BROAD, width=_DEEP, fused=True)
     low = replace(low, gamma=low.gamma + _PACKED)
     step = max(_TALL, _STRIP_BYTES // (8 * len(low.rows) // PLACES) // _TALL * _TALL)
     for part in rows.split(step):
@@ -112,32 +109,13 @@ def _groups(low: Rounded, part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(low: Rounded, best: Tensor, next_best: Tensor, *, rows: Tensor, k: int, wanted: int) -> Candidates:
-    """The columns that may be among the k nearest: largest keys of groups, or whole groups."""
-    listed = min(wanted, best.shape[1] - 1)
-    value, group = best.topk(listed + 1, dim=1)
-    norm = low.norm[rows]
-    reach = norm.square() - 2.0 * value[:, -1].double()
-    value, group = value[:, :-1].contiguous(), group[:, :-1]
-    column = group * PLACES + (value.view(torch.int32) & _PLACE_BITS)
-    index = column.clamp_max(len(low.norm) - 1)  # columns of padding have the lowest key and are dropped below
-    squared, error = squared_range(low, value, index, rows=rows)
-    top = (squared + error).kthvalue(k, dim=1, keepdim=True).values
-    needed = (squared - error <= top) & (value > _LOWEST / 2)
-    second = norm.square().unsqueeze(1) - 2.0 * next_best.gather(1, group).double()
-    crowded = second - low.error(norm.unsqueeze(1), second, within=top.clamp_min(0.0).sqrt()) <= top
-    many = crowded.sum(1, keepdim=True) > _MOST_GROUPS
-    crowded &= ~many
-    line, slot = (needed & ~crowded).nonzero(as_tuple=True)
-    more, column = _whole_groups(crowded, group, rows, n=len(low.norm))
-    line, column = torch.cat([line, more]), torch.cat([index[line, slot], column])
-    order = line.argsort(stable=True)
-    return Candidates(rows, line[order], column[order], torch.where(many.squeeze(1), -torch.inf, reach), low)
-
-
-def _whole_groups(crowded: Tensor, group: Tensor, rows: Tensor, *, n: int) -> tuple[Tensor, Tensor]:
-    """The pairs (line, column) of all columns of the groups marked in `crowded`, without padding and the row itself."""
-    line, slot = crowded.nonzero(as_tuple=True)
-    column = (group[line, slot].unsqueeze(1) * PLACES + torch.arange(PLACES, device=line.device)).flatten()
-    line = line.repeat_interleave(PLACES)
-    real = (column < n) & (column != rows[line])
-    return line[real], column[real]
+    """The columns that may be among the k nearest."""
+    value, group = best.topk(min(wanted, best.shape[1] - 1) + 1, dim=1)
+    squares = low.norm[rows].square().unsqueeze(1)
+    column = group * PLACES + (value.contiguous().view(torch.int32) & _PLACE_BITS)
+    second = squares - 2.0 * next_best.gather(1, group).double()
+    places = torch.arange(PLACES, device=group.device)
+    listed = Listed(
+        rows, squares - 2.0 * value.double(), column, second, group, lambda some: some.unsqueeze(-1) * PLACES + places
+    )
+    return listed.chosen(low, k=k)

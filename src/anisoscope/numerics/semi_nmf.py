@@ -15,7 +15,10 @@ w = max(0, Xy) for the best y. Two initial cones are computed from the leading s
   a regular simplex in the whitened scores, rotated so that its corners point along their heavy tails.
 - the *tight* cone: if each concept has rows that no other concept contributes to, the extreme rows are the concepts
   (Fast and Robust Recursive Algorithms for Separable Nonnegative Matrix Factorization, arXiv:1208.1237). It is
-  preferred where it fits, because then the factors are determined and not only their span.
+  preferred where it fits, because then the factors are determined and not only their span. Noise moves rows outside,
+  so it is opened until they are inside (`init="corners"` leaves it as it is: a higher error, nearer to the concepts).
+
+Iterations on the leading scores follow, which cost far less than on the rows.
 
 Notation: X n×d rows, Z n×r codes, D r×d directions, ‖R‖² = ‖X − Z D‖² the error, with leading dimensions for batches
 of fits. T n×q leading scores of the rows, θ their energies, w n ≥ 0, E q×(r−1) the free directions, W whitened scores
@@ -35,7 +38,8 @@ from anisoscope.numerics import factors
 from anisoscope.numerics.factors import Factors, descent, squares
 from anisoscope.numerics.linalg import Leading, leading_axes, norms_of
 
-INITS = ("svd", "random", "kmeans")
+NEAR = ("svd", "corners")  # starts near a solution
+INITS = (*NEAR, "random", "kmeans")
 MAX_ITER = 200
 TOL_NEAR, TOL_FAR = 1e-3, 1e-5  # relative decrease of the error that ends a fit, from a good start and from others
 _INNER = 20  # gradient steps on the codes per update of the directions
@@ -46,6 +50,10 @@ _SHIFTS = (1.0, 1.5, 2.5, 4.0, 6.5, 10.0, 16.0)  # of the scores along w, in uni
 _WORSE = 0.05  # share of the gain of w over the SVD of rank r − 1 that a small shift may give up
 _FITS = 0.1  # largest error of an accepted tight cone, in units of the energy of the r-th singular vector
 _CLEAR = 5.0  # standard deviations above the noise from which a row may be a corner
+_POLISH = 60  # most iterations on the leading scores
+_POLISHED, _CLOSER = 1e-3, 0.02  # decreases that end them: of the error, and of its excess over that of the SVD
+_QUICK = 5  # gradient steps on the codes in each of them
+_OPENED = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)  # shares of the rows for which a tight cone is opened
 _STEPS = 100  # projected gradient steps for the codes of the tight cone
 _POINTED = 0.99  # share of the energy in one half-space below which no tight cone is tried
 
@@ -64,11 +72,12 @@ def semi_nmf(
 
     Returns `Factors` for rows [n, d], and a list of them, fitted in one batch, for [layers, n, d].
 
-    `init` is `svd`, `random`, `kmeans`, an earlier fit, or r×d directions (for layers: a list of fits, or
-    layers×r×d); from the last two the concepts keep their order, otherwise the one with the most energy comes first.
-    The fit ends when an iteration would lower the error by less than the relative `tol`; default: 1e-3 for `svd` and
-    earlier fits, which start near the solution, 1e-5 for the others. Directions have norm 1. `mask` selects the rows
-    that are fitted (the same in each layer); codes are returned for these rows.
+    `init` is `svd` (the lowest error), `corners` (if each concept has rows of its own, these: nearer to the concepts,
+    at an error that noise makes up to some percent higher), `random`, `kmeans`, an earlier fit, or r×d directions (for
+    layers: a list of fits, or layers×r×d); from the last two the concepts keep their order, otherwise the one with the
+    most energy comes first. The fit ends when an iteration would lower the error by less than the relative `tol`;
+    default: 1e-5 for `random` and `kmeans`, 1e-3 for the others, which start near the solution. Directions have norm 1.
+    `mask` selects the rows that are fitted (the same in each layer); codes are returned for these rows.
 
     On centred rows the factors are not unique: the codes of all concepts share a common part, the non-negative vector
     w that the factorisation needs (`tangent.concepts` computes codes without it).
@@ -177,7 +186,7 @@ def fit(
     codes, directions = codes * norms.mT, directions / norms
     value = factors.squared_error(X, codes, directions)
     state = State(codes, directions, value, [value], passes)
-    if isinstance(init, str) and init != "svd":
+    if isinstance(init, str) and init not in NEAR:
         _iterate(X, state, max_iter=max_iter, tol=TOL_FAR if tol is None else tol)
     else:
         _refine(X, state, max_iter=max_iter, tol=TOL_NEAR if tol is None else tol)
@@ -208,10 +217,10 @@ def _refine(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
         done = done | ~better | (before - state.value <= tol * before) | (state.value <= floor)
 
 
-def _improve_codes(X: Tensor, directions: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+def _improve_codes(X: Tensor, directions: Tensor, start: Tensor, *, inner: int = _INNER) -> tuple[Tensor, Tensor]:
     """Codes after a few gradient steps from `start` at fixed directions, and the decrease of ‖R‖² [b]."""
     wide = directions.double()
-    return descent(wide @ wide.mT, X @ directions.mT, start, steps=_INNER)
+    return descent(wide @ wide.mT, X @ directions.mT, start, steps=inner)
 
 
 def _improve_directions(X: Tensor, state: State, going: Tensor) -> Tensor:
@@ -230,11 +239,14 @@ def _improve_directions(X: Tensor, state: State, going: Tensor) -> Tensor:
     return better
 
 
-def _iterate(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
+def _iterate(
+    X: Tensor, state: State, *, max_iter: int, tol: float, inner: int = _INNER, least: Tensor | None = None
+) -> None:
     """Iterate from a random or k-means start until an iteration lowers the error by less than the relative `tol`.
 
     Codes are extrapolated along their last change (Accelerating Nonnegative Matrix Factorization Algorithms Using
     Extrapolation, arXiv:1805.06604); a step that raises the error is rejected, and the next is not extrapolated.
+    Above the error `least`, which no fit can have less of, smaller decreases count as well.
     """
     floor = _rounding(X)
     done = state.value <= floor
@@ -244,9 +256,12 @@ def _iterate(X: Tensor, state: State, *, max_iter: int, tol: float) -> None:
             break
         before, codes = state.value, state.codes
         ahead = torch.lerp(last, codes, 1.0 + carry.to(codes.dtype)[:, None, None]).clamp_(min=0.0)
-        tried = State(_improve_codes(X, state.directions, ahead)[0], state.directions, state.value, [], [])
+        tried = State(_improve_codes(X, state.directions, ahead, inner=inner)[0], state.directions, state.value, [], [])
         better = _improve_directions(X, tried, ~done)
-        small = (before - tried.value <= tol * before) | (tried.value <= floor)
+        small = before - tried.value <= tol * before
+        if least is not None:
+            small = small & (before - tried.value <= _CLOSER * (before - least))
+        small = small | (tried.value <= floor)
         done = done | torch.where(better, small, carry == 0)
         carry = torch.where(better, (carry * _FASTER).clamp(_CARRY / 2, _MOST_CARRY), 0.0)
         take = better[:, None, None]
@@ -270,8 +285,8 @@ def _first_codes(
         return _improve_codes(X, init, guess)[0], none
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
-    if init == "svd":
-        codes, passes = start_codes(X, rank, seed=seed)
+    if init in NEAR:
+        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners")
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
@@ -281,10 +296,11 @@ def _first_codes(
     return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
-def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
+def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tuple[Tensor, int]:
     """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
-    The error of the least squares directions for them is near the minimum.
+    The error of the least squares directions for them is near the minimum, but with `corners` where the extreme rows
+    are the concepts: then these are not moved to lower it.
 
     >>> codes, passes = start_codes(torch.eye(3), 2, seed=0)
     >>> codes.shape, passes
@@ -300,13 +316,28 @@ def start_codes(X: Tensor, rank: int, *, seed: int) -> tuple[Tensor, int]:
     wide = _shifted(unit, _corners(signed, rank, seed=seed), w, error, rank)
     height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
-        return wide, found.passes
+        return _polished(unit, wide), found.passes
     n, d = X.shape[-2:]  # noise: the mean square of a row in each direction beyond the r leading ones
     left = (squares(X) - found.energies[..., :rank].sum(-1)).clamp_min(0.0)
     noise = left / (n * max(1, d - rank)) * scale.square()
-    tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise)
-    chosen = (inside > _POINTED) & (missed <= _FITS)
-    return torch.where(chosen[..., None, None], tight, wide), found.passes
+    tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise, opened=not corners)
+    chosen = ((inside > _POINTED) & (missed <= _FITS))[..., None, None]
+    start = torch.where(chosen, tight, wide)
+    polished = _polished(unit, start)
+    return torch.where(chosen, start, polished) if corners else polished, found.passes
+
+
+def _polished(found: Leading, codes: Tensor) -> Tensor:
+    """Codes after iterations on the leading scores, which cost far less than iterations on the rows."""
+    T, energies = found.scores, found.energies
+    flat, start = T.reshape(-1, *T.shape[-2:]), codes.reshape(-1, *codes.shape[-2:])
+    directions = least_squares(start, start.mT @ flat).to(T.dtype)
+    norms = norms_of(directions)
+    start, directions = start * norms.mT, directions / norms
+    state = State(start, directions, factors.squared_error(flat, start, directions), [], [])
+    least = energies[..., codes.shape[-1] :].sum(-1).reshape(-1)
+    _iterate(flat, state, max_iter=_POLISH, tol=_POLISHED, inner=_QUICK, least=least)
+    return state.codes.reshape(codes.shape)
 
 
 def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -422,7 +453,9 @@ def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return height, inside, torch.linalg.vector_norm(normal, dim=-1)
 
 
-def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def _tight(
+    found: Leading, rank: int, *, height: Tensor, steepness: Tensor, noise: Tensor, opened: bool
+) -> tuple[Tensor, Tensor]:
     """Codes in the cone of the extreme rows, and their error in units of the energy of the r-th direction."""
     lead = found.scores[..., :rank]
     lowest = torch.maximum(_CLEAR * noise.sqrt() * steepness, 1e-3 * height.square().mean(-1).sqrt())
@@ -433,8 +466,34 @@ def _tight(found: Leading, rank: int, *, height: Tensor, steepness: Tensor, nois
     rays = _unit(_extreme(lead, seen, blur, high))
     wide = rays.double()
     codes, _ = descent(wide @ wide.mT, lead @ rays.mT, torch.zeros_like(lead), steps=_STEPS)
-    missed = squares(lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype))
+    codes, missed = _opened(lead, rays, codes) if opened else (codes, _missed(lead, codes))
     return codes, missed / found.energies[..., rank - 1].clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _opened(lead: Tensor, rays: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes of the cone that is opened as little as possible until it holds the rows that noise moved outside.
+
+    Codes plus δ times their sum are those of directions from each of which the same small multiple of their sum is
+    taken. Returns codes and their error.
+    """
+    eye = torch.eye(rays.shape[-1], dtype=torch.float64, device=rays.device)
+    free = (lead.double() @ torch.linalg.pinv(rays.double() + 1e-12 * eye)).to(lead.dtype)
+    sums = free.sum(-1, keepdim=True).clamp_min(0.0)
+    best, error = codes, _missed(lead, codes)
+    floor = 1e-12 * squares(lead)
+    needed = torch.where(sums > 0, -free.amin(-1, keepdim=True) / sums, 0.0).clamp(0.0, 1.0).squeeze(-1)
+    shares = needed.sort(-1).values
+    for share in _OPENED:
+        shift = shares[..., round(share * (shares.shape[-1] - 1))][..., None, None]
+        tried = (free + shift * sums).clamp_min(0.0)
+        value = _missed(lead, tried)
+        better = value < error - floor
+        best, error = torch.where(better[..., None, None], tried, best), torch.where(better, value, error)
+    return best, error
+
+
+def _missed(lead: Tensor, codes: Tensor) -> Tensor:
+    return squares(lead - codes @ least_squares(codes, codes.mT @ lead).to(lead.dtype))
 
 
 def _extreme(lead: Tensor, seen: Tensor, blur: Tensor, high: Tensor) -> Tensor:

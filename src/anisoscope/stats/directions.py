@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,10 @@ class Additive:
     def tensors(self) -> dict[str, Tensor]:
         """The sums and maxima by name."""
         return {name: value for name, value in vars(self).items() if name != "n" and isinstance(value, Tensor)}
+
+    def is_finite(self) -> bool:
+        """Whether all sums are finite; those of float32 rows are where the rows are."""
+        return all(bool(value.isfinite().all()) for value in self.tensors().values())
 
     def _add(self, other: Self) -> None:
         self.n, present = self.n + other.n, self.tensors()
@@ -105,6 +110,14 @@ def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
     return torch.zeros(tuple(shape), dtype=torch.float64, device=cell.device)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """‖x‖ of float64 rows [..., d]; on the host NumPy's dot products take half the time of a norm."""
+    if rows.device.type != "cpu" or not hasattr(np, "vecdot"):
+        return torch.linalg.vector_norm(rows, dim=-1)
+    wide = rows.numpy()
+    return torch.from_numpy(np.sqrt(np.vecdot(wide, wide)))
 
 
 def _inverse(norms: Tensor) -> Tensor:
@@ -167,7 +180,7 @@ class Directions(Sums):
         total, units = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
         norms = _zeros(x.shape[:-1], cell)
         for here, rows in _chunks(x):
-            torch.linalg.vector_norm(rows, dim=-1, out=norms[here])
+            norms[here] = _lengths(rows)
             _add_cells(total, cell[here], rows)
             _add_cells(units, cell[here], rows.mul_(_inverse(norms[here])))
         of_norms = torch.stack((norms, norms.square(), (norms == 0).to(norms)), 1)
@@ -195,7 +208,7 @@ class Coordinates(Sums):
     def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
         squares, largest = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
         for here, rows in _chunks(x):
-            inverse = _inverse(torch.linalg.vector_norm(rows, dim=-1))
+            inverse = _inverse(_lengths(rows))
             torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
             _add_cells(squares, cell[here], rows.mul_(inverse).square_())
         return cls(len(x), squares, largest)

@@ -18,7 +18,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine import folds
 from anisoscope.metrics.engine.folds import Graph, Neighbours, Part, SampleLines, on_sample, once
-from anisoscope.numerics.host import together
+from anisoscope.numerics.host import single_steps, together
 from anisoscope.numerics.linalg import as_float64, eigenvalues
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.stats.directions import Keys
@@ -195,7 +195,8 @@ class View:
 def evaluate(metric: Declaration, view: View, options: dict[str, Any]) -> Estimate:
     """The metric of a view; raises TooFewRows when it cannot be computed."""
     if Neighbours in metric.needs:
-        return _evaluate_graphs(metric, view, options)
+        with single_steps():
+            return _evaluate_graphs(metric, view, options)
     if options.get("batches"):
         return _evaluate_batches(metric, view, options)
     if _is_empty(metric, view, options):
