@@ -17,6 +17,7 @@ from anisoscope.results.live import by_training_batches
 from anisoscope.results.query import Query, Table
 from support.gradient_models import batch_of
 from support.monitored import LENGTHS, PLAN, probe_of
+from support.pages import figure_names
 from support.tiny_models import VOCABULARY, tiny
 
 STEPS = 40
@@ -47,7 +48,8 @@ def test_claims_judge_a_live_monitor(readme: tuple[Path, Monitor]) -> None:
 
 
 def test_the_page_of_a_live_monitor_has_the_gradient_figures(readme: tuple[Path, Monitor]) -> None:
-    page = report_runs([readme[0]]).read_text(encoding="utf-8")
+    with figure_names():
+        page = report_runs([readme[0]]).read_text(encoding="utf-8")
     drawn = {path.stem for path in (readme[0] / "figures").glob("*.svg")}
     assert {"energy-over-training", "enrichment-map"} <= drawn
     assert "of the gradient energy after block" in page
