@@ -20,12 +20,12 @@ from support.monitored import LENGTHS, PLAN, probe_of
 from support.pages import figure_names
 from support.tiny_models import VOCABULARY, tiny
 
-STEPS = 40
+STEPS = 16
 
 
 @pytest.fixture(scope="module")
 def readme(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Monitor]:
-    """The run folder of the first monitored loop of README.md, run as it stands, with a tiny GPT-2 of 40 steps."""
+    """The run folder of the first monitored loop of README.md, run as it stands, with a tiny GPT-2 of 16 steps."""
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     snippet = next(code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "Monitor(" in code)
     model = tiny("gpt2").train()
