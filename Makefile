@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all test-floors lint docs gallery notebooks site bench bench-gpu clean
+.PHONY: demo test test-all test-floors test-times lint docs gallery notebooks site bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	@rm -rf runs/demo
@@ -23,6 +23,9 @@ test-all: $(VENV)/.docs lint  ## the slow tests, too: notebooks, the site, a whe
 
 test-floors: $(FLOORS)/.installed  ## tests with the oldest versions that pyproject.toml allows (torch: constraints-floors.txt); no lint
 	OMP_NUM_THREADS=1 $(FLOORS)/bin/python -m pytest -n 2 --dist loadscope -m "not slow" $(FLOOR_TESTS)
+
+test-times: $(VENV)/.dev  ## processor seconds of every room, file and dear test, in one process: make test-times ROOM=tests/view
+	OMP_NUM_THREADS=1 PYTHONPATH=tools $(BIN)/python -m pytest -p processor_times -m "not slow" $(ROOM)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks examples tools docs/conf.py docs/_site docs/tutorials

@@ -6,6 +6,7 @@ import errno
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -76,7 +77,13 @@ def _build() -> typer.Typer:
 app = _build()
 
 
-def main(run: Callable[..., Any] = app) -> None:
+@cache
+def _parser() -> Any:
+    """The parser of all commands, made once in a process."""
+    return typer.main.get_command(app)
+
+
+def main(run: Callable[..., Any] | None = None) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
     for stream in (sys.stdout, sys.stderr):
         tolerant(stream)  # a terminal of few letters shows near ones for the others
@@ -85,7 +92,7 @@ def main(run: Callable[..., Any] = app) -> None:
             _refuse_unreadable(sys.argv[1:])
             _refuse_repeated(sys.argv[1:])
             # in standalone mode click itself handles Ctrl-C and prints usage errors
-            code = run(standalone_mode=False, **_program_name())
+            code = (run or _parser())(standalone_mode=False, **_program_name())
             interrupted = code if code in INTERRUPTED else 0
             interrupted = 128 + received[0] if received else interrupted  # also where somebody swallowed it
         except (KeyboardInterrupt, typer.Abort) as error:
@@ -129,7 +136,7 @@ def _program_name() -> dict[str, str]:
 
 def _typed() -> Any:
     """The typed command; parsed from sys.argv, since an error leaves no parser context behind."""
-    command: Any = typer.main.get_command(app)
+    command = _parser()
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     return command

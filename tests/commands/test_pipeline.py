@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,15 @@ from anisoscope.commands import drawing, pipeline
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.folder import RunFolder
 from anisoscope.training.config import TrainConfig
+from support.pages import figure_names
 
 TINY: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "context": 16, "steps": 2, "batch_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _names_alone() -> Iterator[None]:
+    with figure_names():
+        yield
 
 
 def test_a_training_that_is_measured_by_name_is_judged(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,17 @@ import pytest
 from scipy.io import wavfile
 
 from anisoscope.data.synthetic import make_clip, make_picture
+from support.small_arms import small_arms
 
 Command = Callable[..., Any]
 FEW = ("--arms", "vision,convolution", "--families", "resnet", "--steps", 2, "--contexts", 16, "--examples", 60)
 HERE = ("--when", "0,2", "--jobs", 1, "--device", "cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    with small_arms(rows=256):
+        yield
 
 
 def test_the_study_ends_with_verdicts_and_a_page(command: Command, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from anisoscope.results.folder import RunFolder
 
 Command = Callable[..., Any]
-TINY = ("--layers", 2, "--width", 32, "--heads", 2, "--context", 32, "--steps", 4)
+TINY = ("--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--steps", 4)
 LOOK = ("--tokens", 1200, "--context", 32, "--draws", 49)
 
 

@@ -23,10 +23,12 @@ LOOP = """
     import sys, torch
     from transformers import GPT2Config, GPT2LMHeadModel
     from anisoscope import Monitor
+    from anisoscope.tangent.plan import TangentPlan
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = dict(when=[0, 2, 4, 8], total_steps=10_000, metrics=["tangent", "average_cosine"], out=sys.argv[1])
+    options["plan"] = TangentPlan(rank=4, draws=19, proxies=("pca",), standardised=False)
     with Monitor(model, **options) as monitor:
         for step in range(10_000):
             ids = torch.randint(0, 64, (32, 12), generator=torch.Generator().manual_seed(step))

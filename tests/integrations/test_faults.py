@@ -29,6 +29,7 @@ from support.trainings import fit, gpt2, hooks_of, make_trainer, monitor_options
 
 pytestmark = pytest.mark.filterwarnings("ignore::anisoscope.monitor.guard.MonitorWarning")
 FAULTS = ["memory", "hook", "gradient hook", "disk", "unusable", "deleted", "cleared", "saving"]
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -87,19 +88,26 @@ def losses_of(trainer: Any) -> list[float]:
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses without a monitor."""
+    trainer = make_trainer(gpt2(), tmp_path_factory.mktemp("plain"), **SAVING)
+    trainer.train()
+    return losses_of(trainer)
+
+
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_trainer_goes_on(fault: str, live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
-    plain = make_trainer(gpt2(), tmp_path / "plain", **saving)
-    plain.train()
+def test_a_trainer_goes_on(
+    fault: str, live: bool, plain: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(fault, monkeypatch)
     out = tmp_path / "run"
-    options = monitor_options(out=out, **({} if live else {"probe": probe(), "every_step": True}))
+    options = monitor_options(out=out, layers=(2,), **({} if live else {"probe": probe(), "every_step": True}))
     callback = MonitorCallback(**options)
-    trainer = make_trainer(gpt2(), tmp_path / "watched", callback, Meddler(fault, out), **saving)
+    trainer = make_trainer(gpt2(), tmp_path / "watched", callback, Meddler(fault, out), **SAVING)
     trainer.train()
-    assert losses_of(trainer) == losses_of(plain) and len(losses_of(plain)) == 5
+    assert losses_of(trainer) == plain and len(plain) == 5
     assert hooks_of(trainer.model) == 0
     assert callback.monitor is not None
     seen_by_the_probe = not live and "hook" in fault

@@ -38,6 +38,13 @@ def fresh() -> Any:
     torch.compiler.reset()
 
 
+def small_gpt() -> Any:
+    """A GPT-2 of one block: tracing takes seconds for each."""
+    model: Any = tiny("gpt2").train()
+    model.transformer.h, model.config.n_layer = model.transformer.h[:1], 1
+    return model
+
+
 def compiled(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
@@ -69,7 +76,7 @@ def test_a_twin_of_the_class_does_not_hide_the_hooks(order: str) -> None:
 
 def test_two_monitored_models_of_one_class_are_both_seen() -> None:
     for _ in range(2):
-        model = tiny("gpt2").train()
+        model = small_gpt()
         words: dict[str, Any] = {"plan": PLAN, "metrics": "tangent", "strict": True}
         with Monitor(model, when=[0], every_step=True, **words) as monitor:
             called = compiled(model)
@@ -79,7 +86,7 @@ def test_two_monitored_models_of_one_class_are_both_seen() -> None:
 
 
 def test_a_model_that_ran_compiled_before_is_seen_as_well() -> None:
-    model = tiny("gpt2").train()
+    model = small_gpt()
     compiled(model)(**probe_of("gpt2")).loss.backward()
     with Monitor(model, when=[0], plan=PLAN, metrics="tangent", strict=True) as monitor:
         called = compiled(model)

@@ -48,6 +48,7 @@ def weights_after(disturb: Disturb = lambda step: None, **options: Any) -> tuple
             optimizer.zero_grad()
         return model.state_dict(), None
     words: dict[str, Any] = {"when": [0, 1, 3], "plan": PLAN, "metrics": "drift,tangent", "total_steps": STEPS}
+    words["layers"] = (0, 2)
     with Monitor(model, optimizer=optimizer, **words | options) as monitor:
         for step in range(STEPS):
             disturb(step)

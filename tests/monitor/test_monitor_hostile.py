@@ -30,6 +30,7 @@ from support.monitored import LENGTHS, probe_of
 from support.tiny_models import tiny
 
 STEPS, WHEN = 4, [0, 1, 3]
+LAYERS = (0, 2)  # those of the embedding and of the block that is replaced or removed
 PLAN = TangentPlan(rank=4, draws=19, proxies=("pca",), balanced=False, standardised=False)
 MODES: dict[str, dict[str, Any]] = {"probe": {"probe": [probe_of("gpt2")], "every_step": True}, "live": {}}
 Hostile = Callable[[SimpleNamespace], None]
@@ -123,6 +124,7 @@ def train(hostile: Hostile, **options: Any) -> tuple[Any, Monitor | None]:
     first, run.optimizer = run.model, optimizer_of(run.model)
     torch.manual_seed(1)
     words: dict[str, Any] = {"when": WHEN, "plan": PLAN, "metrics": "drift,tangent", "total_steps": STEPS}
+    words["layers"] = LAYERS
     made = Monitor(first, optimizer=run.optimizer, **words | options) if options else None
     with made or nullcontext():
         for step in range(STEPS):
@@ -187,6 +189,7 @@ def test_two_monitors_on_one_model_measure_what_each_would_alone() -> None:
     optimizer = optimizer_of(model)
     torch.manual_seed(1)
     words: dict[str, Any] = {"when": WHEN, "plan": PLAN, "metrics": "drift,tangent", "total_steps": STEPS}
+    words["layers"] = LAYERS
     with ExitStack() as stack:
         pair = [stack.enter_context(Monitor(model, optimizer=optimizer, **words)) for _ in range(2)]
         for step in range(STEPS):

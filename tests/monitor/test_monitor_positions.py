@@ -71,7 +71,11 @@ def _check(table: Table, wanted: dict[str, Any], *, live: str = "") -> None:
 def test_rows_left_out_are_left_out_of_everything(skips: dict[str, bool], live: bool) -> None:
     model, batch = language_model("gpt2"), probe_of("gpt2")
     given: dict[str, Any] = {"live": True} if live else {"probe": batch}
-    words: dict[str, Any] = {"plan": PLAN, "metrics": "tangent,average_cosine", "tokenizer": TOKENIZER}
+    words: dict[str, Any] = {
+        "plan": replace(PLAN, standardised=True),
+        "metrics": "tangent,average_cosine",
+        "tokenizer": TOKENIZER,
+    }
     monitor = Monitor(model, when=at([0]), **given, **words, **skips)
     with monitor, monitor.step(0):
         if live:
@@ -91,7 +95,7 @@ def test_without_gradients_positions_are_left_out_too() -> None:
 
 
 def test_light_measures_standardised_coordinates_if_told() -> None:
-    plan = replace(PLAN, standardised=False)
+    plan = PLAN  # without standardised coordinates
     for wanted in (None, True):
         monitor = Monitor(
             language_model("gpt2"),

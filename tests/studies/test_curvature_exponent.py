@@ -23,6 +23,7 @@ from anisoscope.studies.curvature import exponent as exponents
 from anisoscope.studies.curvature.exponent import MeasuredExponent, _chosen, measure_exponent
 from anisoscope.studies.curvature.protocol import Curvature
 from support.loaded import saved
+from support.pages import figures_too
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,9 @@ def test_the_measured_value_is_used_stands_in_the_table_and_survives_an_interrup
     verdicts = json.loads((tmp_path / "run" / "verdicts.json").read_text())
     scope = next(v["scope"] for v in verdicts if v["claim"] == "frequency_hides_curvature")
     assert scope == f"for s = 1 and β = {round(used.value, 3) + 0.0:g} (measured in {about['models'][0]['name']})"
-    page = write_study_report(tmp_path / "run", "curvature").read_text(encoding="utf-8")
+    with figures_too("curvature-exponent"):  # the others are drawn in test_curvature.py
+        page = write_study_report(tmp_path / "run", "curvature").read_text(encoding="utf-8")
+    assert (tmp_path / "run" / "figures" / "curvature-exponent.pdf").is_file()
     assert "was measured first" in page and "β by block" in page
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from anisoscope.studies.published import ABSENT, INHERENT_MODELS, PaperModel
 from anisoscope.tangent.plan import GEOMETRY
 from anisoscope.training.classifier import fill_batch_norms
 from anisoscope.training.loop import Trainer
+from support.small_arms import small_arms
 
 TINY: dict[str, Any] = {"steps": 4, "contexts": 16, "limit": 0.1, "examples": 60, "when": "0,2,4", "device": "cpu"}
 FEW = ("resnet", "beit")
@@ -33,21 +34,9 @@ MODALITY = {arm: arm.partition("-")[0] for arm in ARMS}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small() -> Any:
-    """Arms of one block or so: the laws here are about the study, not about the models."""
-    with pytest.MonkeyPatch.context() as patch:
-        arms = {name: _shrunk(name, own) for name, own in PRESETS["tiny"].arms.items()}
-        patch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], arms=arms, rows=256, families=FEW))
+def small() -> Iterator[None]:
+    with small_arms(rows=256, families=FEW):
         yield
-
-
-def _shrunk(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    medium = ARMS[name].medium.name
-    sizes: dict[str, Any] = {"layers": 3 if medium == "images" else 2, "width": 16, "heads": 2, "batch_size": 4}
-    more: dict[str, dict[str, Any]] = {"text": {"context": 16}, "audio": {"seconds": 0.3}, "images": {"size": 16}}
-    if name.startswith("text"):
-        sizes["tokens"] = "bpe:300"
-    return {**own, **sizes, **more[medium]}
 
 
 def study(out: Path, *, jobs: int = 1, resume: bool = False, **more: Any) -> Path:

@@ -113,7 +113,7 @@ def test_part_of_a_preset_is_measured_with_its_gradients(tmp_path: Path, monkeyp
     models = tuple(PaperModel(str(tmp_path / "hub" / name), series=True) for name in ("one", "two", "three"))
     monkeypatch.setattr("anisoscope.studies.published.REVISITING_MODELS", models)
     chosen = ("three", models[0].spec)
-    config = RevisitingConfig(preset="paper", models=chosen, probe_tokens=16_384, rank=2, device="cpu", data=TEXT)
+    config = RevisitingConfig(preset="paper", models=chosen, probe_tokens=4_096, rank=2, device="cpu", data=TEXT)
     out = Revisiting(config, RunFolder.create(tmp_path / "run", asdict(config), resume=False)).run()
     about = RunFolder.open(out).about()
     assert about["status"] == "complete" and about["config"]["models"] == marked(chosen)

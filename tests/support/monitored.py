@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from support.gradient_models import batch_of, hooks_of, parts
 from support.tiny_models import VOCABULARY, tiny
 
 SITE = Site(2, "resid")
-PLAN = TangentPlan(rank=4, draws=19, proxies=("pca", "svd"), frozen=False, balanced=False, embedding=False)
+CHEAP = TangentPlan(rank=4, draws=19, proxies=("pca",), balanced=False, standardised=False)
+PLAN = replace(CHEAP, proxies=("pca", "svd"), frozen=False, embedding=False)
 MAIN = "fit=refit;proxy=pca;rank=4"
 LENGTHS = tuple(range(6, 14)) * 3  # 24 contexts
 COUNTS = torch.arange(VOCABULARY, 0, -1)
@@ -101,7 +103,7 @@ def resumable(out: Path, *, stop: int | None = None, resume: bool = False, live:
     model = tiny("gpt2").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     torch.manual_seed(3)
-    plan = TangentPlan(rank=4, draws=19, proxies=("pca", "svd"))
+    plan = TangentPlan(rank=4, draws=19, proxies=("pca",))
     options: dict[str, Any] = {"live": True} if live else {"probe": [probe_of("gpt2")]}
     monitor = Monitor(
         model, when=log_spaced(steps), out=out, plan=plan, metrics="average_cosine,tangent", counts=COUNTS,

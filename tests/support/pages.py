@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from anisoscope.view.document import unpacked
+from anisoscope.view.figure import Figure
+from anisoscope.view.matplotlib_renderer import write_figures
 
 
 class Page(HTMLParser):
@@ -53,3 +59,40 @@ class Page(HTMLParser):
 
 def page_of(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def pages_alone() -> Iterator[None]:
+    """Pages are written without their vector figures, which are nine tenths of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
+        yield
+
+
+@contextmanager
+def figures_too(*only: str) -> Iterator[None]:
+    """Inside of `pages_alone`: figures are written, as for a user, or those with a file of some name."""
+
+    def write(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
+        wanted = [figure for figure in figures if not only or set(only) & set(figure.files)]
+        return write_figures(folder, wanted, chosen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anisoscope.view.report.write_figures", write)
+        yield
+
+
+@contextmanager
+def figure_names() -> Iterator[None]:
+    """Inside of `pages_alone`: the files of figures have their names and are empty."""
+
+    def touch(_: None, stem: Path) -> list[Path]:
+        paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
+        for path in paths:
+            path.touch()
+        return paths
+
+    with figures_too(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anisoscope.view.matplotlib_renderer.draw", lambda *_: None)
+        patch.setattr("anisoscope.view.matplotlib_renderer._save", touch)
+        yield

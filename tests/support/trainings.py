@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,8 @@ from anisoscope.tangent.proxy import StepRows
 
 V, T = 60, 16
 # one cheap proxy: the laws here are about what reaches the study, not about the study
-CHEAP = TangentPlan(
-    rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, frozen=False, embedding=False, fit_rows=2048
-)
-UPDATES = TangentPlan(rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, embedding=True)
+UPDATES = TangentPlan(rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, standardised=False)
+CHEAP = replace(UPDATES, frozen=False, embedding=False, fit_rows=2048)
 KEY = ("step", "stack", "layer", "kind", "head", "group", "metric", "variant")
 
 

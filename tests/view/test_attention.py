@@ -22,7 +22,7 @@ from anisoscope.view.sections.attention import Carried, Heads, attention_section
 from anisoscope.view.subjects import RunView
 from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, HOSTILE
-from support.pages import Page, page_of
+from support.pages import Page, figures_too, page_of
 
 STEPS = (0, 1, 4, 16, 64)
 MEASURES = ("attention_entropy", "attention_sharpness", "attention_max")
@@ -235,14 +235,17 @@ def test_what_was_not_computed_is_null_and_names_never_become_markup(tmp_path: P
     assert page.fetched() == []
 
 
-def test_vector_twins_are_written_and_the_same_every_time(folder: Path, tmp_path: Path) -> None:
+def test_vector_twins_are_written_and_the_same_every_time(tmp_path: Path) -> None:
     names = ("qk-heads", "qk-paths", "attention-over-training")
-    files = [folder / "figures" / f"{name}{suffix}" for name in names for suffix in (".pdf", ".svg")]
+    view = view_of(Scribe().pair().scores())
+    with figures_too(*names):
+        first, again = (write_report(tmp_path / n, [view], catalogue=CATALOGUE).parent / "figures" for n in "ab")
+    files = [first / f"{name}{suffix}" for name in names for suffix in (".pdf", ".svg")]
     assert all(file.stat().st_size > 2000 for file in files)
-    again = write_report(tmp_path, [view_of(Scribe().pair().scores())], catalogue=CATALOGUE).parent / "figures"
     assert all(file.read_bytes() == (again / file.name).read_bytes() for file in files)
 
 
+@pytest.mark.usefixtures("named_figures")
 def test_a_model_without_steps_beside_a_training_has_a_file_of_its_heads(tmp_path: Path) -> None:
     untrained = Scribe(model="random", steps=(None,)).pair()
     write_report(tmp_path, [view_of(Scribe().pair()), view_of(untrained)], catalogue=CATALOGUE)

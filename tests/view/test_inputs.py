@@ -216,6 +216,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.usefixtures("named_figures")
 def test_a_page_of_several_runs_takes_no_runs_own_page(runs: list[Path]) -> None:
     page = report_runs(runs)
     assert page.parent == runs[0].parent / "comparison-one-two"
@@ -225,6 +226,7 @@ def test_a_page_of_several_runs_takes_no_runs_own_page(runs: list[Path]) -> None
     assert not any(name.startswith("heat-map") for name in figures)  # a run's own folder has that of its models
 
 
+@pytest.mark.usefixtures("named_figures")
 def test_out_may_be_a_folder_or_a_page_but_no_other_file(runs: list[Path], tmp_path: Path) -> None:
     assert report_runs(runs[:1], tmp_path / "folder") == tmp_path / "folder" / "report.html"
     page = report_runs(runs[:1], tmp_path / "x.html")

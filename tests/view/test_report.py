@@ -25,7 +25,7 @@ from anisoscope.view.sections.profiles import head_maps, head_profile, profiles_
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, DECODER, ENCODER, FOLDS, HOSTILE, NASTY, Fake, Scribe, about, run_view
-from support.pages import Page, page_of
+from support.pages import Page, figures_too, page_of
 
 
 def rows_of(*fakes: Fake, **more: Any) -> ProfileRows:
@@ -45,7 +45,8 @@ def told(rows: ProfileRows, abouts: list[dict[str, Any]] | None = None) -> dict[
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small encoder and a decoder with everything a run can have."""
     decoder = Fake("org/SmolLM2-135M", "decoder", 9, heads=4, first_out=True)
-    return write_report(tmp_path_factory.mktemp("pair"), [run_view([ENCODER, decoder])], catalogue=CATALOGUE)
+    with figures_too():
+        return write_report(tmp_path_factory.mktemp("pair"), [run_view([ENCODER, decoder])], catalogue=CATALOGUE)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,7 @@ def test_every_section_is_there_when_the_table_has_it(pair: Path) -> None:
     assert all(c.get("aria-label") for c in charts)
 
 
+@pytest.mark.usefixtures("named_figures")
 def test_a_metric_no_one_listed_appears_by_itself(tmp_path: Path) -> None:
     scribe = Scribe()
     for layer in range(4):
@@ -137,6 +139,7 @@ def test_the_download_holds_every_row_that_is_not_per_head(pair: Path) -> None:
     np.testing.assert_allclose(values, wanted, rtol=1e-8)
 
 
+@pytest.mark.usefixtures("vector_figures")
 def test_figures_are_vectors_with_fonts_inside_and_the_same_every_time(pair: Path, tmp_path: Path) -> None:
     pdf = (pair.parent / "figures" / "profile-average_cosine.pdf").read_bytes()
     svg = (pair.parent / "figures" / "profile-average_cosine.svg").read_text()
@@ -286,6 +289,7 @@ def test_the_terminal_table_is_short_and_takes_any_name() -> None:
     assert len(console.export_text().splitlines()) < 15
 
 
+@pytest.mark.usefixtures("named_figures")
 def test_names_that_look_alike_keep_their_figures(tmp_path: Path) -> None:
     fakes = [Fake("a:b", "encoder", 2), Fake("a?b", "decoder", 2)]
     write_report(tmp_path, [run_view(fakes, rich=False)], catalogue=CATALOGUE)

@@ -26,7 +26,7 @@ from anisoscope.view.words import Catalogue
 from support.fake_runs import ENCODER, HOSTILE
 from support.fake_runs import run_view as profile_view
 from support.fake_training import training_table
-from support.pages import Page, page_of
+from support.pages import Page, figures_too, page_of
 
 STEPS = (0, 1, 8, 64)
 REFIT = "fit=refit;proxy=semi_nmf;rank=16"
@@ -67,7 +67,8 @@ def table() -> Table:
 @pytest.fixture(scope="module")
 def study(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     view = RunView(table, table.about, path="runs/study", verdicts=VERDICTS, concepts=[concept(), concept(0)])
-    return write_report(tmp_path_factory.mktemp("study"), [view])
+    with figures_too():
+        return write_report(tmp_path_factory.mktemp("study"), [view])
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("vector_figures")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_table_with_parts_missing_still_makes_a_page(part: str, tmp_path: Path) -> None:
     page = page_for(tmp_path, small_table(**({"models": ("encoder",), "layers": 1, "steps": (0, 64)} | PARTS[part])))
@@ -240,6 +242,7 @@ def test_what_is_missing_is_null_in_the_page_and_told(tmp_path: Path) -> None:
     assert page.data["concepts"][0]["cards"]["0|64"][0]["share"] is None
 
 
+@pytest.mark.usefixtures("vector_figures")
 def test_names_never_become_markup(tmp_path: Path) -> None:
     bad = {"model": HOSTILE, "tokens": [[HOSTILE, 0.5]], "examples": [{"before": HOSTILE, "token": "<b>", "after": ""}]}
     records = [r | {"model": HOSTILE, "note": HOSTILE} for r in small_table(models=("decoder",), layers=2).records()]
@@ -343,6 +346,7 @@ def test_a_table_without_steps_keeps_the_profile_page(tmp_path: Path) -> None:
     assert "shape" in ids(training)
 
 
+@pytest.mark.usefixtures("vector_figures")
 def test_figures_are_vectors_and_the_same_every_time(study: Path, table: Table, tmp_path: Path) -> None:
     names = {p.name for p in (study.parent / "figures").iterdir()}
     stems = {"energy-over-training", "enrichment-map-decoder", "enrichment-map-encoder", "frequency-strata"}

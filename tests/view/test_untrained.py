@@ -81,6 +81,7 @@ def folder_of(path: Path, rows: list[dict[str, Any]], **about: Any) -> RunFolder
     return folder
 
 
+@pytest.mark.usefixtures("vector_figures")
 def test_the_page_holds_figures_reference_and_numbers_and_fetches_nothing(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run", records(widths=(256, 768), norms=(True,)))
     text = write_study_report(folder.path, "untrained").read_text(encoding="utf-8")

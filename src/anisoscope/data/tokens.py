@@ -119,39 +119,51 @@ def _cut(
     unknown_id = -1 if tokenizer.unk_token_id in (None, *special_tokens) else tokenizer.unk_token_id
     for document in documents:
         counts.documents += 1
-        for piece in _pieces(document.text, tokenizer, room):
-            context = framed(frame, piece)
-            special = context.special | np.isin(context.ids, special_tokens)
-            ordinary = int((~special).sum())
-            if ordinary < FEWEST:
-                counts.dropped_pieces += 1
-                counts.dropped_tokens += ordinary
-                continue
-            counts.contexts += 1
-            counts.tokens += len(context)
-            counts.special += int(special.sum())
-            counts.unknown += int((context.ids == unknown_id).sum())
-            yield Context(context.ids, special, document.group)
-            if tokens is not None and counts.tokens >= tokens:
-                return
+        for block in _blocks(document.text, tokenizer, room):
+            ids, special = _framed_rows(frame, block)
+            special |= np.isin(ids, special_tokens)
+            ordinary, unknown = (~special).sum(1).tolist(), (ids == unknown_id).sum(1).tolist()
+            for row, usable in enumerate(ordinary):
+                if usable < FEWEST:
+                    counts.dropped_pieces += 1
+                    counts.dropped_tokens += usable
+                    continue
+                counts.contexts += 1
+                counts.tokens += ids.shape[1]
+                counts.special += ids.shape[1] - usable
+                counts.unknown += unknown[row]
+                yield Context(ids[row], special[row], document.group)
+                if tokens is not None and counts.tokens >= tokens:
+                    return
 
 
-def _pieces(text: str, tokenizer: Any, room: int) -> Iterator[list[int]]:
-    ids: list[int] = []
+def _blocks(text: str, tokenizer: Any, room: int) -> Iterator[np.ndarray]:
+    """The ids of a text in pieces of `room`, as arrays [pieces, room] of a slice each, and the rest [1, fewer]."""
+    rest = np.empty(0, dtype=np.int64)
     for part in slices(text):
-        ids.extend(plain_ids(tokenizer, part))
+        ids = np.concatenate([rest, np.array(plain_ids(tokenizer, part), dtype=np.int64)])
         whole = len(ids) - len(ids) % room
-        yield from (ids[start : start + room] for start in range(0, whole, room))
-        ids = ids[whole:]
-    if ids:
-        yield ids
+        if whole:
+            yield ids[:whole].reshape(-1, room)
+        rest = ids[whole:]
+    if len(rest):
+        yield rest[None]
+
+
+def _framed_rows(frame: Frame, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every row of ids with the tokenizer's special tokens before and after it, and where these are [pieces, T]."""
+    before, after = (np.broadcast_to(np.array(ids, dtype=np.int64), (len(pieces), len(ids)))
+                     for ids in (frame.before, frame.after))  # fmt: skip
+    ids = np.concatenate([before, pieces, after], axis=1)
+    place = np.arange(ids.shape[1])
+    added = (place < len(frame.before)) | (place >= len(place) - len(frame.after))
+    return ids, np.tile(added, (len(ids), 1))
 
 
 def framed(frame: Frame, piece: list[int]) -> Context:
     """A context of the ids `piece` with the tokenizer's special tokens before and after them."""
-    ids = np.array([*frame.before, *piece, *frame.after], dtype=np.int64)
-    place = np.arange(len(ids))
-    return Context(ids, (place < len(frame.before)) | (place >= len(ids) - len(frame.after)))
+    ids, special = _framed_rows(frame, np.array(piece, dtype=np.int64)[None])
+    return Context(ids[0], special[0])
 
 
 def slices(text: str, *, size: int = SLICE) -> Iterator[str]:

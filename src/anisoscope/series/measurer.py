@@ -6,8 +6,10 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -190,12 +192,12 @@ class CheckpointMeasurer:
         if self.counts is not None:
             return
         size = len(loaded.tokenizer)
-        total = torch.zeros(size, dtype=torch.int64)
+        total = np.zeros(size, dtype=np.int64)
         documents = read_documents(self.config.data, text_field=self.config.text_field)
-        for piece in contexts(documents, loaded.tokenizer, length=feed.length, tokens=COUNTED):
-            ids = torch.as_tensor(piece.ids[~piece.special])
-            total += torch.bincount(ids, minlength=size)[:size]
-        self.counts = total
+        pieces = contexts(documents, loaded.tokenizer, length=feed.length, tokens=COUNTED)
+        while some := [piece.ids[~piece.special] for piece in islice(pieces, 1000)]:
+            total += np.bincount(np.concatenate(some), minlength=size)[:size]
+        self.counts = torch.from_numpy(total)
         found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
 
     def _setup(self, loaded: Any, requests: list[Request]) -> Setup:
