@@ -174,22 +174,36 @@ def plan_passes(
     plan = make_plan(requests, setup.kinds, **{name: getattr(config, name) for name in names})
     sites, length = setup.captured, feed.length if loaded.reads_text else None
     amount = amount_of(sites, shapes, tokens=config.tokens, length=length)
-    bank = bank_bytes(sites, shapes, plan, amount=amount)
-    batch = min(config.batch_size, amount.contexts)
     fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
     heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # heads whose score matrices are materialised
-    forward_pass = activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
-    records = record_count(sites, shapes, requests)
-    evaluation = _evaluation_bytes(sites, shapes, plan, amount=amount)
-    work = max(forward_pass, evaluation + records * _RECORD, records * (_RECORD + _COLUMNS))
+    sizes: dict[str, Any] = {"amount": amount, "batch": config.batch_size, "heads": heads}
+    bank, work, table = pass_memory(sites, shapes, plan, requests, **sizes)
     budget = config.memory_mb * MIB if config.memory_mb else available() // 2
     layers = sorted({(s.stack, s.layer) for s in sites})  # whole layers stay together
     step = max(1, -(-len(layers) // max(1, -(-bank // max(1, budget)))))
     chunks = [set(layers[i : i + step]) for i in range(0, len(layers), step)]
     groups = [[s for s in sites if (s.stack, s.layer) in chunk] for chunk in chunks] or [[]]
-    measured = max(bank // len(groups) + work, records * (_RECORD + 2 * _COLUMNS))  # of the model, and of its table
+    measured = max(bank // len(groups) + work, table)  # of the model, and of its table
     peak = max(reached, int(psutil.Process().memory_info().rss) + measured)
     return PassPlan(plan, groups, shapes, peak)
+
+
+def pass_memory(
+    sites: Sequence[Site],
+    shapes: Shapes,
+    plan: Plan,
+    requests: Sequence[Request],
+    *,
+    amount: Amount,
+    batch: int,
+    heads: int,
+) -> tuple[int, int, int]:
+    """Bytes of the statistics of all sites, of the work beside them, and of the table at the end."""
+    forward_pass = activation_bytes(shapes, min(batch, amount.contexts), longer=amount.longer, heads=heads)
+    records = record_count(sites, shapes, requests)
+    evaluation = _evaluation_bytes(sites, shapes, plan, amount=amount)
+    work = max(forward_pass, evaluation + records * _RECORD, records * (_RECORD + _COLUMNS))
+    return bank_bytes(sites, shapes, plan, amount=amount), work, records * (_RECORD + 2 * _COLUMNS)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -83,7 +82,7 @@ class Calibration:
     title: str  # in words
     threads: int
     stages: Mapping[str, Features] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)  # float32, float64, bfloat16 products; copy, disk; a second
+    rates: Mapping[str, float] = field(default_factory=dict)  # products by type, copy, disk; a second
     eigen: tuple[tuple[int, float], ...] = ()  # (width, seconds) of a float64 eigenvalue problem
     base: float = 0.0  # bytes of a process that has measured something small
     memory: float = 0.0  # bytes of the device
@@ -97,8 +96,11 @@ class Calibration:
             raise AnisoscopeError(
                 f"the calibration ({self.title}) does not know {stage!r}; make it again with `anisoscope calibrate`."
             )
-        coefficients = self.stages[stage]
-        return sum(coefficients.get(name, 0.0) * amount for name, amount in features.items())
+        parts = {name: self.stages[stage].get(name, 0.0) * amount for name, amount in features.items()}
+        if self.device != "cpu" and "operations" in parts:  # launched while the device works on earlier ones
+            launched = parts.pop("operations")
+            return max(launched, sum(parts.values()))
+        return sum(parts.values())
 
     def speed(self, dtype: str) -> float:
         """How many times quicker products of a type are than those of float32."""
@@ -117,7 +119,7 @@ class Calibration:
             "bytes": self.rates["copy"] / (0.7 * known.bandwidth),
             "eigen": seconds / eigen_seconds(self.eigen, width),
         }
-        host = ("start", "load", "claims", "page", "corpus")
+        host = ("start", "load", "claims", "page", "corpus", "records")
         stages = {
             name: dict(found) if name.partition(":")[0] in host else _moved(found, factor, known.launch)
             for name, found in self.stages.items()
@@ -146,25 +148,32 @@ def eigen_seconds(points: Sequence[tuple[int, float]], width: float) -> float:
     return round(float(t * (width / b) ** slope), 12)
 
 
-def fitted(rows: Sequence[Features], seconds: Sequence[float]) -> dict[str, float]:
+def fitted(
+    rows: Sequence[Features], seconds: Sequence[float], likely: Features | None = None, *, trust: float = 0.1
+) -> dict[str, float]:
     """Coefficients that are not negative and give the seconds of all rows with the least relative error.
+
+    Small sizes say little about what matters at large ones only. There `likely` coefficients, from plain rates of the
+    machine, decide: each counts as a measurement with the weight `trust`.
 
     >>> fitted([{"a": 1, "b": 0}, {"a": 1, "b": 10}, {"a": 2, "b": 0}], [1.0, 6.0, 2.0])
     {'a': 1.0, 'b': 0.5}
+    >>> fitted([{"a": 1, "b": 0}, {"a": 2, "b": 0}], [1.0, 2.0], likely={"b": 3.0})
+    {'a': 1.0, 'b': 3.0}
     """
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    from scipy.optimize import nnls
+
+    names = list(dict.fromkeys([*(name for row in rows for name in row), *(likely or {})]))
     y = np.maximum(np.asarray(seconds, float), 1e-9)
     x = np.array([[row.get(name, 0.0) for name in names] for row in rows], float) / y[:, None]
+    target = np.ones(len(y))
+    for name, value in (likely or {}).items():
+        x = np.vstack([x, [trust / value if each == name else 0.0 for each in names]])
+        target = np.append(target, trust)
     size = np.abs(x).max(0)
-    best, found = np.inf, np.zeros(len(names))
-    for number in range(1, min(len(names), len(rows)) + 1):
-        for chosen in map(list, itertools.combinations(np.flatnonzero(size).tolist(), number)):
-            part = np.linalg.lstsq(x[:, chosen] / size[chosen], np.ones(len(y)), rcond=None)[0]
-            error = float(np.square(x[:, chosen] / size[chosen] @ part - 1.0).sum()) if (part >= 0).all() else np.inf
-            if error < best - 1e-6:
-                best, found = error, np.zeros(len(names))
-                found[chosen] = part / size[chosen]
-    return {name: round(float(value), 18) for name, value in zip(names, found, strict=True)}
+    size[size == 0] = 1.0
+    found = nnls(x / size, target)[0] / size
+    return {name: float(f"{value:.6g}") for name, value in zip(names, found, strict=True)}
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -195,7 +204,7 @@ def write_calibration(found: Calibration, path: Path) -> None:
 
 
 def read_calibration(path: str | Path) -> Calibration:
-    """A calibration from its file, or a device of known rates by name (which needs the host's: see `Calibration.on`)."""
+    """A calibration from its file."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise missing_path(path)

@@ -6,7 +6,7 @@ so that a calibration is right on a machine that does other work as well; else t
 
 from __future__ import annotations
 
-import importlib
+import json
 import os
 import platform
 import subprocess
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
@@ -38,6 +37,7 @@ from anisoscope.option import Progress
 from anisoscope.planning.calibration import Calibration, calibration_path, fitted, read_calibration, write_calibration
 from anisoscope.planning.features import (
     Amounts,
+    added,
     capture_features,
     evaluation_features,
     pass_features,
@@ -49,9 +49,11 @@ from anisoscope.tangent.plan import PLANS
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.loop import make_optimizer
 
-PIPELINE, DRAWING = "anisoscope.commands.pipeline", "anisoscope.commands.drawing"  # above this room
 _VOCABULARY, _STEPS = 256, 2
 _MIB = 1 << 20
+# layers, width, contexts, positions
+_PASSED = ((1, 32, 1, 8), (4, 64, 8, 32), (4, 64, 8, 128), (2, 256, 8, 128), (1, 512, 8, 256))
+_UPDATED = ((1, 32, 2, 8), (4, 64, 16, 32), (4, 64, 16, 128), (2, 256, 8, 128), (6, 32, 4, 32), (1, 512, 8, 64))
 
 
 class Machine:
@@ -120,15 +122,18 @@ def eigen(machine: Machine) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def _start(machine: Machine) -> dict[str, float]:
-    """Seconds of a new process with everything imported that a run needs."""
-    code = "import time; import anisoscope.commands.pipeline, transformers.models.auto.modeling_auto; print(%s)"
-    clock = "time.process_time()" if machine.processor else "time.perf_counter()"
-    before = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code % clock], capture_output=True, text=True, check=False)
-    took = time.perf_counter() - before
-    words = done.stdout.split()
-    return {"runs": float(words[-1]) if machine.processor and words else took}
+def _process(machine: Machine, what: str) -> dict[str, dict[str, float]]:
+    """Stages that are measured in a new process."""
+    clock = "processor" if machine.processor else "clock"
+    words = [sys.executable, "-m", "anisoscope.planning.ends", what, clock, repr(time.time())]
+    limits = {"OMP_NUM_THREADS": str(machine.threads)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **limits})
+    try:
+        found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    except (IndexError, ValueError) as error:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise AnisoscopeError(f"the calibration of {what!r} failed ({last}); try `anisoscope selftest`.") from error
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def _ids(contexts: int, length: int) -> Tensor:
 
 def _forward(machine: Machine) -> dict[str, float]:
     rows, seconds = [], []
-    for layers, width, contexts, length in ((1, 32, 1, 8), (4, 64, 8, 32), (4, 64, 8, 128), (2, 256, 8, 128), (1, 512, 8, 256)):
+    for layers, width, contexts, length in _PASSED:
         model = _small(machine, layers, width, heads=4, length=length).eval()
         ids = _ids(contexts, length).to(machine.device)
         with torch.inference_mode():
@@ -167,7 +172,7 @@ def _forward(machine: Machine) -> dict[str, float]:
 
 def _update(machine: Machine) -> dict[str, float]:
     rows, seconds = [], []
-    for layers, width, contexts, length in ((1, 32, 2, 8), (4, 64, 16, 32), (4, 64, 16, 128), (2, 256, 8, 128), (6, 32, 4, 32), (1, 512, 8, 64)):
+    for layers, width, contexts, length in _UPDATED:
         model = _small(machine, layers, width, heads=4, length=length).train()
         optimizer = make_optimizer(model, TrainConfig(device="cpu"))
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -193,68 +198,65 @@ def _meta(model: nn.Module) -> nn.Module:
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
-Timing = tuple[tuple[Amounts, Amounts], tuple[Amounts, Amounts], float, float]
 
-
-def _geometry(machine: Machine, kinds: Sequence[str], *, width: int, heads: int, contexts: int, length: int) -> Timing:
-    """Features and seconds of collecting and of evaluating at the sites of some kinds, the forward pass taken off."""
+def _geometry(
+    machine: Machine, kinds: Sequence[str], *, width: int, heads: int, contexts: int, length: int
+) -> tuple[Amounts, Amounts, float]:
+    """Features (of the stream, of heads) and seconds of measuring sites of some kinds, without the forward pass."""
     model = _small(machine, 1, width, heads=heads, length=length).eval()
     requests = parse_requests(None)
     setup = prepare(model, requests, sites=list(kinds))
     plan, batches = make_plan(requests, setup.kinds, seed=0), _ids(contexts, length).to(machine.device).split(8)
-    bank = Bank(plan)
 
     def bare() -> None:
         with torch.inference_mode():
             for batch in batches:
-                model(input_ids=batch)
+                model(input_ids=batch, logits_to_keep=1)
+
+    def measured() -> None:
+        bank = Bank(plan)
+        capture_batches(model, setup, setup.captured, bank, [{"input_ids": batch} for batch in batches])
+        evaluate_pass(bank, requests, setup)
 
     bare()
-    plain = machine.timed(bare, times=2)
-    given = [{"input_ids": batch} for batch in batches]
-    collected = machine.timed(lambda: capture_batches(model, setup, setup.captured, bank, given))
-    evaluated = machine.timed(lambda: evaluate_pass(bank, requests, setup))
+    took = machine.timed(measured) - machine.timed(bare, times=2)
     subject = of_model("", model.to("meta"))
     shapes, amount = subject.shapes(setup, length), Amount(contexts)
-    sizes: dict[str, Any] = {"amount": amount}
-    captures = capture_features(setup.captured, shapes, plan, batches=len(batches), **sizes)
-    evaluations = evaluation_features(setup.captured, shapes, plan, requests, **sizes)
-    return captures, evaluations, max(collected - plain, 1e-5), evaluated
+    captures = capture_features(setup.captured, shapes, plan, amount=amount, batches=len(batches))
+    evaluations = evaluation_features(setup.captured, shapes, plan, requests, amount=amount)
+    return added(captures[0], evaluations[0]), added(captures[1], evaluations[1]), max(took, 1e-5)
 
 
 _STREAM = ("embed", "resid", "final")
-_SIZES = ((32, 16, 32), (64, 16, 64), (64, 64, 64), (256, 16, 64), (256, 48, 64), (512, 48, 64))
+_SIZES = ((32, 16, 32), (64, 16, 64), (64, 64, 64), (64, 64, 16), (256, 16, 32), (256, 48, 64), (768, 16, 64))
 _HEADED = ((32, 4, 8, 32), (64, 16, 8, 32), (64, 4, 32, 64), (128, 8, 16, 256))
 
 
-def _stream(machine: Machine) -> dict[str, dict[str, float]]:
+def _stream(machine: Machine, known: Calibration) -> dict[str, dict[str, float]]:
     _geometry(machine, _STREAM, width=32, heads=4, contexts=16, length=32)  # what is slow once only
     found = [_geometry(machine, _STREAM, width=d, heads=4, contexts=c, length=t) for d, c, t in _SIZES]
-    return {
-        "capture": fitted([one[0][0] for one in found], [one[2] for one in found]),
-        "evaluate": fitted([one[1][0] for one in found], [one[3] for one in found]),
-    }
+    width, seconds = known.eigen[-1]
+    likely = {"products": 1 / known.rates["float64"], "cubes": 4 * seconds / width**3}
+    likely |= {"pairs": 1 / known.rates["float32"], "row_values": 30 / known.rates["copy"]}
+    return {"measure": fitted([one[0] for one in found], [one[2] for one in found], likely=likely)}
 
 
 def _headed(machine: Machine) -> dict[str, dict[str, float]]:
     kinds = ("query", "key", "scores")
     _geometry(machine, kinds, width=32, heads=4, contexts=8, length=32)
     found = [_geometry(machine, kinds, width=d, heads=h, contexts=c, length=t) for d, h, c, t in _HEADED]
-    return {
-        "capture:heads": fitted([one[0][1] for one in found], [one[2] for one in found]),
-        "evaluate:heads": fitted([one[1][1] for one in found], [one[3] for one in found]),
-    }
+    return {"measure:heads": fitted([one[1] for one in found], [one[2] for one in found])}
 
 
 # -- measured steps ----------------------------------------------------------------------------------------------------
 
-_WATCHED = ((2, 32, 16, 32), (4, 32, 16, 32), (2, 32, 16, 128), (2, 96, 16, 32), (2, 128, 32, 96))
+_WATCHED = ((1, 32, 16, 32), (3, 32, 16, 32), (1, 32, 16, 128), (1, 96, 16, 48))
 
 
-def _tangent(machine: Machine, preset: str, sizes: Sequence[tuple[int, int, int, int]] = _WATCHED) -> dict[str, Any]:
-    """Seconds and table rows of a measured step of a preset, its own passes over the probe left in."""
+def _tangent(machine: Machine, preset: str, known: Calibration) -> dict[str, Any]:
+    """Seconds and table rows of a measured step of a preset, its own passes over the probe taken off."""
     rows, seconds, made = [], [], []
-    for layers, width, contexts, length in sizes:
+    for layers, width, contexts, length in _WATCHED:
         model, ids = _small(machine, layers, width, heads=4, length=length), _ids(contexts, length).to(machine.device)
         probe = [{"input_ids": part, "labels": part} for part in ids.split(32)]
         counts = torch.bincount(ids.flatten().cpu(), minlength=_VOCABULARY)
@@ -269,60 +271,29 @@ def _tangent(machine: Machine, preset: str, sizes: Sequence[tuple[int, int, int,
                 took += machine.now() - start
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
+        took -= _STEPS * _probing(machine, model, ids)
         widths = [width] * (layers + 2)
         rows.append(tangent_features(widths, PLANS[preset], rows=contexts * length))
-        seconds.append(took / _STEPS)
+        seconds.append(max(took / _STEPS, 1e-4))
         made.append((layers + 2, len(monitor.table) / _STEPS))
     few, many = made[0], max(made)
     slope = (many[1] - few[1]) / max(1, many[0] - few[0])
     records = {"sites": slope, "steps": max(0.0, few[1] - slope * few[0])}
-    return {f"tangent:{preset}": fitted(rows, seconds), f"records:{preset}": records}
+    width, took = known.eigen[-1]
+    likely = {"cubes": 4 * took / width**3, "fits": 20 / known.rates["float32"]}
+    return {f"tangent:{preset}": fitted(rows, seconds, likely=likely), f"records:{preset}": records}
 
 
-def _standard(machine: Machine) -> dict[str, Any]:
-    return _tangent(machine, "standard")
+def _probing(machine: Machine, model: nn.Module, ids: Tensor) -> float:
+    """Seconds of the passes that a measured step makes itself: forward over one half, and back over the other."""
+    half = ids[: max(1, len(ids) // 2)]
 
+    def act() -> None:
+        with torch.no_grad():
+            model(input_ids=half)
+        model(input_ids=half, labels=half).loss.backward()
 
-def _other(machine: Machine, preset: str) -> dict[str, Any]:
-    """Another preset: its own coefficients from fewer sizes."""
-    return _tangent(machine, preset, (_WATCHED[0], _WATCHED[2], _WATCHED[3]))
-
-
-# -- ends of runs ------------------------------------------------------------------------------------------------------
-
-
-def _ends(machine: Machine) -> dict[str, Any]:
-    """Seconds of claims and pages by rows of the table, of preparing text, of loading, and the bytes of a run."""
-    from anisoscope.claims.catalogue import evaluate_claims
-    from anisoscope.results.folder import RunFolder
-    from anisoscope.training.corpus import prepare_corpus
-
-    pipeline, drawing = importlib.import_module(PIPELINE), importlib.import_module(DRAWING)
-    with tempfile.TemporaryDirectory() as place, _silent():
-        root = Path(place)
-        corpus = machine.timed(lambda: prepare_corpus("embedded", root / "corpus", tokens="char"))
-        pieces = machine.timed(lambda: prepare_corpus("embedded", root / "bpe", tokens="bpe:512"))
-        config = TrainConfig(steps=8, layers=2, width=32, heads=4, context=32, checkpoints="none", device="cpu")
-        watch = {"contexts": 16, "when": "0,2,4,8"}
-        run = root / "run"
-        pipeline.train(config, run, monitor="light", watch=watch, corpus=root / "corpus", report=False)
-        folder, pages, judged, sizes = RunFolder(run), [], [], []
-        whole = folder.table()
-        steps = sorted(set(whole.to_arrow()["step"].to_pylist()) - {None})
-        for kept in (steps, steps[:2]):
-            part = whole.where(step=kept) if kept != steps else whole
-            folder.write_table(part)
-            judged.append(machine.timed(lambda part=part: evaluate_claims(part, robust=True)))  # type: ignore[misc]
-            pages.append(machine.timed(lambda: drawing.report_runs([run])))
-            sizes.append({"runs": 1.0, "records": float(len(part))})
-        options: dict[str, Any] = {"random_init": True, "tokens": 1024, "device": "cpu", "report": False}
-        first = machine.timed(
-            lambda: pipeline.profile("gpt2:n_layer=1,n_embd=32,n_head=2,n_positions=64", out=root / "p", **options)
-        )
-        shown = machine.timed(lambda: drawing.report_runs([root / "p"]))
-    found = {"claims": fitted(sizes, judged), "page": fitted(sizes, pages)}
-    found |= {"page:profile": {"runs": shown}, "corpus:char": {"runs": corpus}, "corpus:bpe": {"runs": pieces}}
-    return found | {"settle": {"runs": first}}
+    return machine.timed(act, times=2)
 
 
 @contextmanager
@@ -357,19 +328,20 @@ def replace_device(machine: Machine) -> Machine:
     return found
 
 
-_PARTS: dict[str, tuple[Callable[[Machine], Any], tuple[str, ...]]] = {
-    "start": (lambda m: {"start": _start(m)}, ("start",)),
-    "forward": (lambda m: {"forward": _forward(m)}, ("forward",)),
-    "update": (lambda m: {"update": _update(m)}, ("update",)),
-    "stream": (_stream, ("capture", "evaluate")),
-    "heads": (_headed, ("capture:heads", "evaluate:heads")),
-    "load": (_loading, ("load",)),
-    "standard": (_standard, ("tangent:standard", "records:standard")),
-    "light": (lambda m: _other(m, "light"), ("tangent:light", "records:light")),
-    "full": (lambda m: _other(m, "full"), ("tangent:full", "records:full")),
-    "ends": (_ends, ("claims", "page", "page:profile", "corpus:char", "corpus:bpe", "settle")),
+_PARTS: dict[str, tuple[Callable[[Machine, Calibration], Any], tuple[str, ...]]] = {
+    "start": (lambda m, _: _process(m, "start"), ("start", "page:profile")),
+    "forward": (lambda m, _: {"forward": _forward(m)}, ("forward",)),
+    "load": (lambda m, _: _loading(m), ("load",)),
+    "stream": (_stream, ("measure",)),
+    "heads": (lambda m, _: _headed(m), ("measure:heads",)),
+    "update": (lambda m, _: {"update": _update(m)}, ("update",)),
+    "standard": (lambda m, c: _tangent(m, "standard", c), ("tangent:standard", "records:standard")),
+    "light": (lambda m, c: _tangent(m, "light", c), ("tangent:light", "records:light")),
+    "full": (lambda m, c: _tangent(m, "full", c), ("tangent:full", "records:full")),
+    "ends": (lambda m, _: _process(m, "ends"), ("claims", "page", "corpus:char", "corpus:bpe")),
 }
-ALWAYS = ("start", "forward", "stream", "heads", "load", "ends", "update", "standard")
+READING = ("start", "forward", "load", "stream", "heads")  # what a profile needs
+ALWAYS = (*READING, "update", "standard", "light", "ends")
 
 
 def stages_of(parts: Sequence[str]) -> list[str]:
@@ -378,7 +350,11 @@ def stages_of(parts: Sequence[str]) -> list[str]:
 
 
 def calibrate(
-    device: str = "cpu", *, parts: Sequence[str] = ALWAYS, start: Calibration | None = None, tell: Progress | None = None
+    device: str = "cpu",
+    *,
+    parts: Sequence[str] = ALWAYS,
+    start: Calibration | None = None,
+    tell: Progress | None = None,
 ) -> Calibration:
     """Measure some parts of this machine, beside what is known of it."""
     machine = Machine(torch.device(device))
@@ -388,18 +364,18 @@ def calibrate(
     for number, part in enumerate(missing):
         if tell is not None:
             tell("calibration", number, len(missing))
-        for stage, coefficients in _PARTS[part][0](machine).items():
+        for stage, coefficients in _PARTS[part][0](machine, found).items():
             found = found.with_stage(stage, coefficients)
     torch.random.set_rng_state(state)
     if tell is not None and missing:
         tell("calibration", len(missing), len(missing))
-    return replace(found, base=max(found.base, float(psutil.Process().memory_info().rss)))
+    return replace(found, base=found.stages["start"]["bytes_held"] if "start" in found.stages else found.base)
 
 
 def _begun(machine: Machine) -> Calibration:
     from anisoscope import __version__
 
-    _forward(machine)  # what is slow once only: lazy imports, first calls of libraries
+    _small(machine, 1, 32, heads=4, length=8)(input_ids=_ids(1, 8).to(machine.device))  # what is slow once only
     cuda = machine.device.type == "cuda"
     memory = torch.cuda.mem_get_info(machine.device)[1] if cuda else psutil.virtual_memory().total
     versions = {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
@@ -418,8 +394,6 @@ def here(device: str, *, parts: Sequence[str] = ALWAYS, tell: Progress | None = 
             start = None  # of an earlier version: measured again
     found = calibrate(device, parts=parts, start=start, tell=tell)
     if start is None or set(found.stages) != set(start.stages):
-        try:
+        with suppress(OSError):  # a cache that cannot be written costs the calibration again, nothing else
             write_calibration(found, path)
-        except OSError:
-            pass  # a cache that cannot be written costs the calibration again, nothing else
     return found

@@ -137,16 +137,16 @@ class Subject:
         """The shape of the rows of one context at every site."""
         if not self.reads_text:
             reader = ShapeReader()
-            with evaluating(self.model), torch.inference_mode():
-                with Capture(self.model, setup.captured, reader, layout=setup.layout):
-                    self.model(**self.batch(1, length))
+            capture = Capture(self.model, setup.captured, reader, layout=setup.layout)
+            with evaluating(self.model), torch.inference_mode(), capture:
+                self.model(**self.batch(1, length))
             return reader.shapes
         heads = self.size("num_attention_heads", "n_head", "num_heads") or 1
         keys = self.size("num_key_value_heads") or heads
         inner = self.size("head_dim", "d_kv") or self.width // heads
         by_kind = {"scores": (1, heads), "cross_scores": (1, heads)}
-        by_kind |= {kind: (inner, heads) for kind in ("query", "query_unrotated", "cross_query")}
-        by_kind |= {kind: (inner, keys) for kind in ("key", "key_unrotated", "cross_key")}
+        by_kind |= dict.fromkeys(("query", "query_unrotated", "cross_query"), (inner, heads))
+        by_kind |= dict.fromkeys(("key", "key_unrotated", "cross_key"), (inner, keys))
         positions = {"cls": 1, "stage_mean": 1}
         return {
             site: SiteShape(positions.get(site.kind, length), *by_kind.get(site.kind, (self.width, 1)))
@@ -154,7 +154,9 @@ class Subject:
         }
 
 
-def subject_of(spec: str, *, random_init: bool = False, architecture: str | None = None, remote: bool = False) -> Subject:
+def subject_of(
+    spec: str, *, random_init: bool = False, architecture: str | None = None, remote: bool = False
+) -> Subject:
     """The model that is named as on the command line: a folder, a hub id, a file – or a shape, `shape:layers=80,…`."""
     if spec.startswith(SHAPE):
         return _of_shape(spec)
@@ -224,5 +226,6 @@ def _subject(name: str, model: nn.Module, **more: Any) -> Subject:
 def _stored(source: ModelSource) -> int:
     """Bytes of the weights in a folder; 0 where they are not here."""
     place = Path(source.place)
-    files = [f for pattern in ("*.safetensors", "*.bin", "*.gguf") for f in place.glob(pattern)] if place.is_dir() else []
-    return sum(f.stat().st_size for f in files)
+    if not place.is_dir():
+        return 0
+    return sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin", "*.gguf") for f in place.glob(pattern))

@@ -83,4 +83,4 @@ def trace(run: Callable[[], Any]) -> Trace:
     with hooks, _Counter() as counter, FlopCounterMode(display=False) as products:
         run()
     counts = (counter.operations, products.get_total_flops(), counter.bytes)
-    return Trace(*map(float, counts), kept=float(sum(kept.values())), largest=float(counter.largest))
+    return Trace(*map(float, (*counts, sum(kept.values()), counter.largest)))
