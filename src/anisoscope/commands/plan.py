@@ -21,9 +21,7 @@ _CALIBRATION = "A file of `anisoscope calibrate --out`, made on the machine that
 DEVICES = "a100, h100, h200, b200, l4, rtx4090"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say how long it takes, and how much memory and disk; stop.")]
 CalibrationFile = Annotated[str | None, typer.Option(help=_CALIBRATION.format(DEVICES))]
-Pilot = Annotated[
-    int | None, typer.Option(help="With --dry-run: measure so many contexts first, for intervals.", min=8)
-]
+Pilot = Annotated[int | None, typer.Option(help="With --dry-run: measure so many contexts for intervals.", min=8)]
 WantedWidth = Annotated[
     str | None, typer.Option(help="With --pilot: half-width that intervals should have: 5% of the value, or 0.01.")
 ]
@@ -73,7 +71,7 @@ def calibration_for(device: str, given: str | None = None, tell: Any = None) -> 
             found = calibration.read_calibration(given)
             if device != "auto" and found.device != wanted:
                 raise AnisoscopeError(
-                    f"{given!r} is of {found.device}, not of {wanted}; leave --device out, or change it."
+                    f"{given!r} is of a {found.device}, and the plan of a {wanted}; leave --device out, or change it."
                 )
             return found
         if given is None and (wanted == "cpu" or (wanted == "cuda" and torch.cuda.is_available())):

@@ -42,10 +42,9 @@ def start(clock: EndClock, root: Path) -> dict[str, dict[str, float]]:
     import psutil
 
     pipeline = importlib.import_module(PIPELINE)
-    held = float(psutil.Process().memory_info().rss)
     options: dict[str, Any] = {"random_init": True, "tokens": MINI["tokens"], "device": "cpu", "report": False}
     pipeline.profile(MINI["model"], out=root / "profile", **options)
-    first = clock.now()
+    first, held = clock.now(), float(psutil.Process().memory_info().rss)
     page = clock.timed(lambda: importlib.import_module(DRAWING).report_runs([root / "profile"]))
     return {"start": {"runs": first, "bytes_held": held}, "page:profile": {"runs": page}}
 

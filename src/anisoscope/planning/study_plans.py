@@ -35,8 +35,8 @@ from anisoscope.view.words import spoken
 
 # processor seconds of `study curvature` for one manifold, and of the probes of `study performance` for one layer of one
 # checkpoint, on one core whose start takes _START seconds; another machine's are taken to differ by its start
-_CURVATURE = {"tiny": 4.0, "small": 60.0}
-_PROBES = 1.5
+_CURVATURE = {"tiny": 3.3, "small": 40.0}
+_PROBES = 2.75
 _START = 5.2
 
 
