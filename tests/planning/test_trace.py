@@ -26,9 +26,11 @@ def test_what_autograd_keeps_is_counted_once_and_weights_are_not() -> None:
     assert found.kept == 4 * (16 * 8 + 16 * 4)  # the input of the product and that of the square
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2:n_layer=2,n_embd=32,n_head=2", "bert:num_hidden_layers=2,hidden_size=32,num_attention_heads=2"]
-)
+GPT = "gpt2:n_layer=2,n_embd=32,n_head=2"
+BERT = "bert:num_hidden_layers=2,hidden_size=32,num_attention_heads=2"
+
+
+@pytest.mark.parametrize("family", [GPT, BERT])
 def test_a_model_without_weights_does_what_one_with_weights_does(family: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 

@@ -54,6 +54,7 @@ KNOWN = {
     "l4": _known("L4", 121e12, 30e12, 0.5e12, bandwidth=0.3e12, memory=24e9),
     "rtx4090": _known("RTX 4090", 165e12, 82e12, 1.3e12, bandwidth=1.0e12, memory=24e9),
 }
+BESIDE = 256e9  # bytes of a host beside a device of published rates
 USUAL = "h100"  # where a GPU is asked for that is not here, and nothing is said about it
 
 # what a feature is made of: it decides how a coefficient of the host becomes one of a device with other rates
@@ -86,6 +87,7 @@ class Calibration:
     eigen: tuple[tuple[int, float], ...] = ()  # (width, seconds) of a float64 eigenvalue problem
     base: float = 0.0  # bytes of a process that has measured something small
     memory: float = 0.0  # bytes of the device
+    host: float = 0.0  # bytes of the host
     versions: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     published: bool = False  # rates are published ones, not measured
@@ -125,7 +127,7 @@ class Calibration:
             for name, found in self.stages.items()
         }
         rates = {**self.rates, **half, "copy": 0.7 * known.bandwidth}
-        words: dict[str, Any] = {"eigen": known.eigen, "memory": known.memory, "published": True}
+        words: dict[str, Any] = {"eigen": known.eigen, "memory": known.memory, "host": BESIDE, "published": True}
         return replace(self, device="cuda", title=known.title, stages=stages, rates=rates, **words)
 
 

@@ -13,6 +13,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.source import SHAPE
 from anisoscope.planning.plans import Calibrated, RunPlan
 from anisoscope.planning.subject import subject_of
+from anisoscope.results.query import Query
 
 PIPELINE = "anisoscope.commands.pipeline"  # above this room
 USUAL = "5%"
@@ -40,8 +41,10 @@ def parse_width(text: str) -> tuple[float, bool]:
 def contexts_needed(contexts: int, half_width: float, *, value: float, wanted: tuple[float, bool]) -> int:
     """Contexts at which a half-width that so many gave is as wanted.
 
-    >>> contexts_needed(16, 0.2, value=2.0, wanted=(0.05, True)), contexts_needed(16, 0.2, value=2.0, wanted=(0.2, False))
-    (64, 16)
+    >>> contexts_needed(16, 0.2, value=2.0, wanted=(0.05, True))
+    64
+    >>> contexts_needed(16, 0.2, value=2.0, wanted=(0.2, False))
+    16
     """
     goal = wanted[0] * abs(value) if wanted[1] else wanted[0]
     return MOST if goal <= 0 else min(MOST, math.ceil(contexts * (half_width / goal) ** 2 - 1e-9))
@@ -95,9 +98,9 @@ def pilot(config: Any, contexts: int, *, wanted: tuple[float, bool]) -> dict[str
         raise AnisoscopeError("a pilot counts contexts of text, and this model reads none; leave --pilot out.")
     length = min(config.context or 512, subject.longest)
     few = replace(config, models=(spec,), tokens=contexts * length)
-    table = importlib.import_module(PIPELINE).profile_table(few)
-    seen = max((row.contexts or 0 for row in table.rows), default=0) or contexts
-    found = needs(table.rows, contexts=int(seen), wanted=wanted)
+    rows = list(Query(importlib.import_module(PIPELINE).profile_table(few)))
+    seen = max((row.contexts or 0 for row in rows), default=0) or contexts
+    found = needs(rows, contexts=int(seen), wanted=wanted)
     words = f"{100 * wanted[0]:g} % of the value" if wanted[1] else f"{wanted[0]:g}"
     return {"contexts": int(seen), "wanted": words, "metrics": found, "sentence": _sentence(found, length)}
 
@@ -108,6 +111,6 @@ def _sentence(found: list[dict[str, Any]], length: int) -> str:
     dearest = found[0]
     tokens = dearest["contexts"] * length
     return (
-        f"The dearest is {dearest['metric']}: {dearest['contexts']:,} contexts, --tokens {tokens:,}. These numbers come "
-        "from eight folds, so each is known within a factor of about two."
+        f"The dearest is {dearest['metric']}: {dearest['contexts']:,} contexts, --tokens {tokens:,}. Intervals of the "
+        "pilot come from eight folds, so these numbers are known within a factor of about two."
     )

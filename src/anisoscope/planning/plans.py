@@ -129,7 +129,7 @@ def _reading(subject: Subject, config: Any, c: Calibration, **more: Any) -> Read
     length = min(config.context or 512, subject.longest) if subject.reads_text else _positions(subject)
     dtype = precision_of(config.dtype, subject, on_host=c.device == "cpu")
     memory = getattr(config, "memory_mb", None)
-    budget = memory * 2**20 if memory else 0.5 * c.memory if c.device == "cpu" else None
+    budget = memory * 2**20 if memory else 0.5 * (c.host or c.memory)  # as `plan_passes` takes it
     return Reading(config.tokens, length, config.batch_size, dtype, memory=budget)
 
 
@@ -169,7 +169,7 @@ def _room(cost: Cost, c: Calibration) -> list[str]:
         devices = math.ceil(cost.device / (0.9 * c.memory))
         return [
             f"{cost.device / 1e9:,.0f} GB do not fit into one {c.title} ({c.memory / 1e9:,.0f} GB): spread it over "
-            f"{devices} with --device-map auto, which takes as long as one that had the room"
+            f"{devices} with --device-map auto; with --memory statistics take less room and more passes"
         ]
     if not cost.device and c.memory and cost.host > c.memory:
         return [f"{cost.host / 1e9:,.0f} GB do not fit into the {c.memory / 1e9:,.0f} GB of this machine"]

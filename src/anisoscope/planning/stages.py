@@ -380,6 +380,7 @@ def _begun(machine: Machine) -> Calibration:
     memory = torch.cuda.mem_get_info(machine.device)[1] if cuda else psutil.virtual_memory().total
     versions = {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
     words: dict[str, Any] = {"rates": rates(machine), "eigen": eigen(machine), "memory": float(memory)}
+    words["host"] = float(psutil.virtual_memory().total)
     return Calibration(machine.device.type, machine.title, machine.threads, **words, versions=versions)
 
 

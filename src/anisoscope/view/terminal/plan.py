@@ -64,10 +64,8 @@ def _print_pilot(found: Mapping[str, Any]) -> None:
     """How wide intervals are after a pilot, and how many contexts a wanted width needs."""
     wanted = found["wanted"]
     print_line("")
-    print_line(
-        f"pilot of {found['contexts']} contexts; contexts until the 95 % half-width is {wanted}, at the median site and at the "
-        "worst:"
-    )
+    told = f"contexts until the 95 % half-width is {wanted}, at the median site and at the worst:"
+    print_line(f"pilot of {found['contexts']} contexts; {told}")
     numbers = [RichColumn(name, justify="right", no_wrap=True) for name in ("value", "half-width", "contexts", "worst")]
     table = bare_table("metric", *numbers)
     for row in found["metrics"][:SHOWN]:
