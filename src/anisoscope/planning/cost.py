@@ -143,7 +143,7 @@ class Costs:
         held = bank / passes + work
         stream = stream_kinds(self.subject.layout)
         arrays = sum(KEPT_ROWS * s.width * s.heads * 4.0 for site, s in shapes.items() if site.kind in stream)
-        host = c.base + (self.weights if self.on_host else 0.0) + held
+        host = c.base + (self.weights + held if self.on_host else work)  # statistics stay where the rows are
         device = 0.0 if self.on_host else self.weights + _CUDA + held
         return Cost(parts, host, device, records * _ROW + arrays, records), passes
 

@@ -2,22 +2,24 @@
 
     python -m anisoscope.planning.ends start|ends clock|processor SECONDS
 
-SECONDS is the time of day at which the process was begun. Prints the stages as JSON.
+SECONDS is the time of day at which the process was begun. Prints the stages as JSON, with the seconds spent until then.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-PIPELINE, DRAWING = "anisoscope.commands.pipeline", "anisoscope.commands.drawing"  # above this room
+DRAWING = "anisoscope.commands.drawing"  # above this room
 MINI = {"model": "gpt2:n_layer=1,n_embd=32,n_head=2,n_positions=64", "tokens": 1024}
 _LATER = 7  # how many times as many measured steps the longer table has
 
@@ -38,15 +40,18 @@ class EndClock:
 
 
 def start(clock: EndClock, root: Path) -> dict[str, dict[str, float]]:
-    """From a new process to the end of a small profile, and its page."""
+    """A whole command that profiles a small model, from its first import to what it prints; its page apart."""
     import psutil
 
-    pipeline = importlib.import_module(PIPELINE)
-    options: dict[str, Any] = {"random_init": True, "tokens": MINI["tokens"], "device": "cpu", "report": False}
-    pipeline.profile(MINI["model"], out=root / "profile", **options)
-    first, held = clock.now(), float(psutil.Process().memory_info().rss)
+    from anisoscope import cli
+
+    words = ["profile", MINI["model"], "--random-init", "--tokens", MINI["tokens"], "--device", "cpu"]
+    sys.argv = ["anisoscope", *map(str, words), "--out", str(root / "profile")]
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(SystemExit):
+        cli.main()
+    whole, held = clock.now(), float(psutil.Process().memory_info().rss)
     page = clock.timed(lambda: importlib.import_module(DRAWING).report_runs([root / "profile"]))
-    return {"start": {"runs": first, "bytes_held": held}, "page:profile": {"runs": page}}
+    return {"start": {"runs": max(0.0, whole - page), "bytes_held": held}, "page:profile": {"runs": page}}
 
 
 def ends(clock: EndClock, root: Path) -> dict[str, dict[str, float]]:
@@ -90,7 +95,7 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = (start if what == "start" else ends)(clock, Path(place))
-    print(json.dumps(found))
+    print(json.dumps({**found, "spent": {"seconds": clock.now()}}))
 
 
 if __name__ == "__main__":
