@@ -19,7 +19,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-DRAWING = "anisoscope.commands.drawing"  # above this room
+CLI, DRAWING = "anisoscope.cli", "anisoscope.commands.drawing"  # above this room
 MINI = {"model": "gpt2:n_layer=1,n_embd=32,n_head=2,n_positions=64", "tokens": 1024}
 _LATER = 7  # how many times as many measured steps the longer table has
 
@@ -43,12 +43,10 @@ def start(clock: EndClock, root: Path) -> dict[str, dict[str, float]]:
     """A whole command that profiles a small model, from its first import to what it prints; its page apart."""
     import psutil
 
-    from anisoscope import cli
-
     words = ["profile", MINI["model"], "--random-init", "--tokens", MINI["tokens"], "--device", "cpu"]
     sys.argv = ["anisoscope", *map(str, words), "--out", str(root / "profile")]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(SystemExit):
-        cli.main()
+        importlib.import_module(CLI).main()
     whole, held = clock.now(), float(psutil.Process().memory_info().rss)
     page = clock.timed(lambda: importlib.import_module(DRAWING).report_runs([root / "profile"]))
     return {"start": {"runs": max(0.0, whole - page), "bytes_held": held}, "page:profile": {"runs": page}}
