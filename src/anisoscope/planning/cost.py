@@ -21,7 +21,7 @@ from anisoscope.planning.features import (
     tangent_features,
     update_features,
 )
-from anisoscope.planning.subject import Subject
+from anisoscope.planning.subject import ModelShape
 from anisoscope.tangent.plan import PLANS, TangentPlan
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -81,7 +81,7 @@ class Costs:
     """The cost of parts of runs with one model on one machine."""
 
     calibration: Calibration
-    subject: Subject
+    subject: ModelShape
     reading: Reading
     notes: list[str] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ from anisoscope.measurement.feed import SiteShape
 from anisoscope.measurement.inspection import Amount
 from anisoscope.metrics.engine.folds import Neighbours
 from anisoscope.metrics.engine.metric import HEAD_KINDS, Request
-from anisoscope.planning.trace import Trace
+from anisoscope.planning.trace import PassTrace
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent.plan import TangentPlan
@@ -31,7 +31,7 @@ def scaled(part: Mapping[str, float], factor: float) -> Amounts:
     return {name: value * factor for name, value in part.items()}
 
 
-def pass_features(found: Trace, *, batches: float = 1.0, speed: float = 1.0) -> Amounts:
+def pass_features(found: PassTrace, *, batches: float = 1.0, speed: float = 1.0) -> Amounts:
     """Features of passes over a model; `speed` is that of products of its type over those of float32."""
     return {
         "operations": found.operations * batches,
@@ -107,7 +107,7 @@ def tangent_features(widths: Sequence[int], plan: TangentPlan, *, rows: float) -
     return scaled(found, 1 + 0.5 * len(plan.splits))
 
 
-def update_features(found: Trace, parameters: float, *, tensors: float, speed: float = 1.0) -> Amounts:
+def update_features(found: PassTrace, parameters: float, *, tensors: float, speed: float = 1.0) -> Amounts:
     """One update of a training: its passes, and the optimizer over all parameters."""
     passes: dict[str, Any] = pass_features(found, speed=speed)
     return {**passes, "parameters": parameters, "tensors": tensors}

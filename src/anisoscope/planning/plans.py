@@ -24,7 +24,7 @@ from anisoscope.planning.calibration import Calibration
 from anisoscope.planning.cost import Cost, Costs, Reading, closing, starting
 from anisoscope.planning.ends import MINI
 from anisoscope.planning.stages import READING
-from anisoscope.planning.subject import Subject, of_model, subject_of
+from anisoscope.planning.subject import ModelShape, of_model, subject_of
 from anisoscope.series import SweepConfig
 from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
 from anisoscope.training.config import CommonTrainConfig, TrainConfig, checkpoint_steps
@@ -56,7 +56,7 @@ class RunPlan:
         return found | {"calibration": about} | ({"pilot": self.pilot} if self.pilot else {})
 
 
-def precision_of(name: str, subject: Subject, *, on_host: bool) -> str:
+def precision_of(name: str, subject: ModelShape, *, on_host: bool) -> str:
     """The type a model computes with: as asked, else as stored, which on a host is float32 in place of halves."""
     if name != "auto":
         return name
@@ -125,7 +125,7 @@ def cost_of_profile(spec: str, config: ProfileConfig, c: Calibration) -> tuple[C
     return costs.load().plus(text).plus(cost).plus(saved), facts, [*subject.notes, *_room(cost, c)]
 
 
-def _reading(subject: Subject, config: Any, c: Calibration, **more: Any) -> Reading:
+def _reading(subject: ModelShape, config: Any, c: Calibration, **more: Any) -> Reading:
     length = min(config.context or 512, subject.longest) if subject.reads_text else _positions(subject)
     dtype = precision_of(config.dtype, subject, on_host=c.device == "cpu")
     memory = getattr(config, "memory_mb", None)
@@ -133,19 +133,19 @@ def _reading(subject: Subject, config: Any, c: Calibration, **more: Any) -> Read
     return Reading(config.tokens, length, config.batch_size, dtype, memory=budget)
 
 
-def _positions(subject: Subject) -> int:
+def _positions(subject: ModelShape) -> int:
     """Rows of a context of a model of sounds or pictures."""
     setup = prepare(subject.model, parse_requests(None))
     shapes = subject.shapes(setup, 1)
     return max((shape.positions for shape in shapes.values()), default=1)
 
 
-def _first_stands_out(subject: Subject) -> bool:
+def _first_stands_out(subject: ModelShape) -> bool:
     """Whether the first position is likely an outlier, so that metrics are computed without it as well."""
     return subject.reads_text and subject.files > 0 and subject.parameters > 30e6
 
 
-def _facts(subject: Subject, reading: Reading) -> dict[str, str]:
+def _facts(subject: ModelShape, reading: Reading) -> dict[str, str]:
     layers = sum(stack.depth for stack in subject.layout.stacks)
     model = f"{_counted(subject.parameters)} parameters, {layers} layers of width {subject.width:,}"
     data = f"{reading.contexts:,} contexts of {reading.length:,}, {reading.batch} at a time, {reading.dtype}"
@@ -312,7 +312,7 @@ def _step(costs: Costs, plan: Any, requests: list[Any], watch: Mapping[str, Any]
     return one.plus(found)
 
 
-def _trainee(config: CommonTrainConfig) -> Subject:
+def _trainee(config: CommonTrainConfig) -> ModelShape:
     """The model that will be trained, without weights where it reads text."""
     if isinstance(config, TrainConfig):
         from anisoscope.training.language_model import build_model

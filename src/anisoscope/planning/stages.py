@@ -44,7 +44,7 @@ from anisoscope.planning.features import (
     tangent_features,
     update_features,
 )
-from anisoscope.planning.subject import Subject, of_model
+from anisoscope.planning.subject import ModelShape, of_model
 from anisoscope.tangent.plan import PLANS
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.loop import make_optimizer
@@ -198,7 +198,7 @@ def _update(machine: Machine) -> dict[str, float]:
 
         act()
         seconds.append(machine.timed(act, times=3))
-        bare = Subject("", _meta(model), length)
+        bare = ModelShape("", _meta(model), length)
         rows.append(update_features(bare.updated(contexts, length), bare.parameters, tensors=len(parameters)))
     return fitted(rows, seconds)
 

@@ -22,7 +22,7 @@ from anisoscope.models.checkpoint import LoadOptions, classes, fresh_config, hub
 from anisoscope.models.forward import evaluating, modality_of
 from anisoscope.models.load import max_context, quiet, readable_errors
 from anisoscope.models.source import SHAPE, ModelSource, parse_model
-from anisoscope.planning.trace import Trace, trace
+from anisoscope.planning.trace import PassTrace, trace
 
 # names of a shape, and what llama calls them
 _SIZES = {
@@ -42,7 +42,7 @@ _SAMPLES = {"input_values": 16_000, "input_features": 100}  # of a second of sou
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelShape:
     """A model to be planned for; `model` has no weights (it is on the meta device) unless it reads sounds or pictures.
 
     `files` are the bytes of its weights on disk, 0 where nothing is read.
@@ -105,18 +105,18 @@ class Subject:
             return given | {"decoder_input_ids": torch.zeros(contexts, 8, dtype=torch.int64, device=device)}
         return {name: torch.zeros(contexts, samples, device=device)}
 
-    def passed(self, contexts: int, length: int) -> Trace:
+    def passed(self, contexts: int, length: int) -> PassTrace:
         """One forward pass over a batch."""
         return self._passed(length).longer(contexts)
 
-    def _passed(self, length: int) -> Trace:
+    def _passed(self, length: int) -> PassTrace:
         batch: dict[str, Any] = self.batch(1, length)
         accepted = inspect.signature(self.model.forward).parameters  # as `models.forward.forward` calls it
         batch |= {name: value for name, value in (("use_cache", False), ("logits_to_keep", 1)) if name in accepted}
         with evaluating(self.model), torch.no_grad():
             return trace(lambda: self.model(**batch))
 
-    def updated(self, contexts: int, length: int) -> Trace:
+    def updated(self, contexts: int, length: int) -> PassTrace:
         """One forward and backward pass over a batch."""
         batch = self.batch(1, length)
 
@@ -156,7 +156,7 @@ class Subject:
 
 def subject_of(
     spec: str, *, random_init: bool = False, architecture: str | None = None, remote: bool = False
-) -> Subject:
+) -> ModelShape:
     """The model that is named as on the command line: a folder, a hub id, a file – or a shape, `shape:layers=80,…`."""
     if spec.startswith(SHAPE):
         return _of_shape(spec)
@@ -173,7 +173,7 @@ def subject_of(
     return _subject(plan.name, model, files=0 if fresh else _stored(plan), notes=notes)
 
 
-def _of_shape(spec: str) -> Subject:
+def _of_shape(spec: str) -> ModelShape:
     """A decoder of these sizes, with the parts that today's have: grouped queries, a gated feed-forward part."""
     given = dict(part.partition("=")[::2] for part in spec.removeprefix(SHAPE).split(",") if part)
     for name, value in given.items():
@@ -214,13 +214,13 @@ def _weightless(config: Any, *, remote: bool = False) -> nn.Module:
     return with_own_loss(model)
 
 
-def of_model(name: str, model: nn.Module) -> Subject:
+def of_model(name: str, model: nn.Module) -> ModelShape:
     """A model that was built for a plan."""
     return _subject(name, model)
 
 
-def _subject(name: str, model: nn.Module, **more: Any) -> Subject:
-    return Subject(name, model, max_context(model, model.config), **more)
+def _subject(name: str, model: nn.Module, **more: Any) -> ModelShape:
+    return ModelShape(name, model, max_context(model, model.config), **more)
 
 
 def _stored(source: ModelSource) -> int:

@@ -24,7 +24,7 @@ _VIEWS = (
 
 
 @dataclass(frozen=True)
-class Trace:
+class PassTrace:
     """What a pass does: operations that launch work, floating-point operations of products, bytes of all others.
 
     `kept` are bytes that a backward pass needs of the forward one, `largest` is the largest result of one operation.
@@ -36,18 +36,18 @@ class Trace:
     kept: float = 0.0
     largest: float = 0.0
 
-    def times(self, number: float) -> Trace:
+    def times(self, number: float) -> PassTrace:
         """The same pass `number` times, one after the other: what is held at a time stays the same."""
-        return Trace(self.operations * number, self.flops * number, self.bytes * number, self.kept, self.largest)
+        return PassTrace(self.operations * number, self.flops * number, self.bytes * number, self.kept, self.largest)
 
-    def longer(self, factor: float) -> Trace:
+    def longer(self, factor: float) -> PassTrace:
         """The same pass over `factor` times as many contexts at a time."""
-        return Trace(self.operations, *(factor * x for x in (self.flops, self.bytes, self.kept, self.largest)))
+        return PassTrace(self.operations, *(factor * x for x in (self.flops, self.bytes, self.kept, self.largest)))
 
-    def plus(self, other: Trace) -> Trace:
+    def plus(self, other: PassTrace) -> PassTrace:
         """This pass, then another."""
         sums = (self.operations + other.operations, self.flops + other.flops, self.bytes + other.bytes)
-        return Trace(*sums, max(self.kept, other.kept), max(self.largest, other.largest))
+        return PassTrace(*sums, max(self.kept, other.kept), max(self.largest, other.largest))
 
 
 class _Counter(TorchDispatchMode):
@@ -70,7 +70,7 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def trace(run: Callable[[], Any]) -> Trace:
+def trace(run: Callable[[], Any]) -> PassTrace:
     """What a function does that runs a model, forward or forward and backward."""
     kept: dict[int, int] = {}
 
@@ -83,4 +83,4 @@ def trace(run: Callable[[], Any]) -> Trace:
     with hooks, _Counter() as counter, FlopCounterMode(display=False) as products:
         run()
     counts = (counter.operations, products.get_total_flops(), counter.bytes)
-    return Trace(*map(float, (*counts, sum(kept.values()), counter.largest)))
+    return PassTrace(*map(float, (*counts, sum(kept.values()), counter.largest)))
