@@ -31,7 +31,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
-_WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
+WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
 # a row of the table as a mapping with its replicates, and as columns, which are made for a pass and for the model
 _RECORD, _COLUMNS = 1400, 1300
 _CONVOLVED = ("stage", "stage_mean")
@@ -270,7 +270,7 @@ def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amou
         matrices = matrices if Moments in wanted else 0
         sampled = 7 * min(plan.looked_at, rows) * shape.width * 4 if Sample in wanted else 0
         most = max(most, matrices + sampled)
-    return _WORKSPACE + most
+    return WORKSPACE + most
 
 
 def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
@@ -285,7 +285,7 @@ def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
     waiting = 0 if n <= sample_size else n * d * size  # rows that the sample has whole are kept once
     held = sampled * d * size + (waiting if thin else FOLDS * d * d * 8)
     matrix, searched = 8 * min(n, d) ** 2, 4 * min(n, NEIGHBOUR_BATCH) * d
-    return held, _WORKSPACE + max((3 if thin else 24) * matrix, (1 if thin else FOLDS + 1) * matrix + searched)
+    return held, WORKSPACE + max((3 if thin else 24) * matrix, (1 if thin else FOLDS + 1) * matrix + searched)
 
 
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:

@@ -41,13 +41,16 @@ class EndClock:
 
 def start(clock: EndClock, root: Path) -> dict[str, dict[str, float]]:
     """A whole command that profiles a small model, from its first import to what it prints; its page apart."""
-    import psutil
+    from anisoscope.measurement.inspection import MIB, WORKSPACE
 
     words = ["profile", MINI["model"], "--random-init", "--tokens", MINI["tokens"], "--device", "cpu"]
     sys.argv = ["anisoscope", *map(str, words), "--out", str(root / "profile")]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(SystemExit):
         importlib.import_module(CLI).main()
-    whole, held = clock.now(), float(psutil.Process().memory_info().rss)
+    whole = clock.now()
+    # what the process held before it measured: its own estimate without the workspace, all that is large in it
+    about = json.loads((root / "profile" / "run.json").read_text(encoding="utf-8"))
+    held = float(about["memory_estimate_mb"] * MIB - WORKSPACE)
     page = clock.timed(lambda: importlib.import_module(DRAWING).report_runs([root / "profile"]))
     return {"start": {"runs": max(0.0, whole - page), "bytes_held": held}, "page:profile": {"runs": page}}
 
