@@ -25,12 +25,11 @@ from anisoscope.planning.subject import ModelShape
 from anisoscope.tangent.plan import PLANS, TangentPlan
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-KEPT_ROWS = 1024  # of each site in arrays/
 _ROW = 74.0  # bytes of a row of the table on disk
 _PAGE = 0.9e6  # bytes of a page and its figures without their numbers
 _SHOWN = 60.0  # bytes of a page for a row of the table
 _CUDA = 700 * MIB  # what CUDA's libraries take on a device
-_MAPPED = 240e3  # bytes of the map of rows, for a measured step
+_MAPPED, _MAP = 128 * 4.0, 120e3  # bytes of the map of rows, for a measured step: by widths of sites, and fixed
 _SPACE = 120 * MIB  # what a measured step works in, and what the allocator keeps
 
 
@@ -120,9 +119,9 @@ class Costs:
         return Cost((("load", seconds),), host, 0.0 if self.on_host else self.weights + _CUDA)
 
     def geometry(
-        self, setup: Setup, requests: Sequence[Request], *, selections: int = 1, **plan_options: Any
+        self, setup: Setup, requests: Sequence[Request], *, selections: int = 1, kept: int = 0, **plan_options: Any
     ) -> tuple[Cost, int]:
-        """Measuring metrics at the sites of a setup, and in how many passes over the data."""
+        """Measuring metrics at the sites of a setup, and in how many passes over the data; `kept` rows stay on disk."""
         c, r = self.calibration, self.reading
         plan = make_plan(requests, setup.kinds, seed=0, **plan_options)
         sites = setup.captured
@@ -142,7 +141,7 @@ class Costs:
         records = float(record_count(sites, shapes, requests)) * selections
         held = bank / passes + work
         stream = stream_kinds(self.subject.layout)
-        arrays = sum(KEPT_ROWS * s.width * s.heads * 4.0 for site, s in shapes.items() if site.kind in stream)
+        arrays = sum(kept * s.width * s.heads * 4.0 for site, s in shapes.items() if site.kind in stream)
         host = c.base + (self.weights + held if self.on_host else work)  # statistics stay where the rows are
         device = 0.0 if self.on_host else self.weights + _CUDA + held
         return Cost(parts, host, device, records * _ROW + arrays, records), passes
@@ -177,7 +176,7 @@ class Costs:
         host = c.base + (weights + kept + held if self.on_host else held)
         device = 0.0 if self.on_host else weights + kept + held + _CUDA
         window = 0.3 * 3 * 8.0 * sum(width**2 for width in widths) if plan.frozen else 0.0
-        disk = records * _ROW + _MAPPED + window
+        disk = records * _ROW + map_bytes(widths) + window
         return Cost((("measured steps", seconds),), host, device, disk, records).times(steps)
 
     def updates(self, steps: int, *, batch: int, accumulate: int = 1, compiled: bool = False) -> Cost:
@@ -190,6 +189,11 @@ class Costs:
         held = self.subject.parameters * 16.0 + found.kept + 2 * found.largest  # weights, gradients, two moments
         host = c.base + (held if self.on_host else 0.0)
         return Cost((("updates", steps * seconds),), host, 0.0 if self.on_host else held + _CUDA)
+
+
+def map_bytes(widths: Sequence[int]) -> float:
+    """Bytes of the map of rows at one step."""
+    return _MAP + _MAPPED * sum(widths)
 
 
 def closing(calibration: Calibration, records: float, *, judged: bool) -> Cost:

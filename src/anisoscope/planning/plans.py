@@ -16,16 +16,18 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.profile import KEPT_ROWS
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.models.source import SHAPE
 from anisoscope.monitor.instruments import stream_kinds
 from anisoscope.monitor.schedule import parse_schedule
 from anisoscope.planning.calibration import Calibration
-from anisoscope.planning.cost import Cost, Costs, Reading, closing, starting
+from anisoscope.planning.cost import Cost, Costs, Reading, closing, map_bytes, starting
 from anisoscope.planning.ends import MINI
 from anisoscope.planning.stages import READING
 from anisoscope.planning.subject import ModelShape, of_model, subject_of
 from anisoscope.series import SweepConfig
+from anisoscope.series.integrity import SKETCH
 from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
 from anisoscope.training.config import CommonTrainConfig, TrainConfig, checkpoint_steps
 from anisoscope.view.words import spoken
@@ -117,7 +119,7 @@ def cost_of_profile(spec: str, config: ProfileConfig, c: Calibration) -> tuple[C
     sizes = {name: getattr(config, name) for name in ("sample_size", "attention_rows", "halves")}
     trained = not config.random_init
     selections = 2 if trained and _first_stands_out(subject) else 1
-    cost, passes = costs.geometry(setup, requests, selections=selections, **sizes)
+    cost, passes = costs.geometry(setup, requests, selections=selections, kept=KEPT_ROWS, **sizes)
     text = Cost((("text", 4 * config.tokens * _TOKENIZED),)) if subject.reads_text else Cost()
     saved = Cost(disk=4.0 * config.tokens * subject.width * len(setup.captured)) if config.save_rows else Cost()
     over = f"{passes} pass{'es' * (passes > 1)} over the data"
@@ -202,6 +204,9 @@ def plan_sweep(config: SweepConfig, calibrated: Calibrated, *, checkpoints: int 
     one = one.plus(Cost((("text", 4 * config.tokens * _TOKENIZED),)))
     if plan is None:
         one = one.plus(Cost((("loss", costs.forward_seconds(reading.contexts)),)))
+        streams = len(subject.layout.sites(stream_kinds(subject.layout), config.layers or None))
+        one = one.plus(Cost(disk=map_bytes([subject.width] * streams)))
+    one = one.plus(Cost(disk=4.0 * min(SKETCH, subject.parameters)))
     total = starting(c).plus(one.times(number))
     total = total.plus(closing(c, total.records, judged=True))
     facts = _facts(subject, reading) | {"checkpoints": f"{number:,}, about {spoken(one.seconds)} each"}
