@@ -6,7 +6,7 @@
     python benchmarks/run.py --device cuda --out DIR # on a GPU, as `make bench-gpu`
     python benchmarks/run.py --merge DIR/results.json
 
-Writes results.json and RESULTS.md, and the table and the plots of docs/performance.md.
+Writes results.json and RESULTS.md, and the table and the plots of docs/performance.md and docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ def run_job(job: str, bench: Bench, chosen: argparse.Namespace) -> bool:
     return True
 
 
+def jobs_of(chosen: argparse.Namespace) -> list[str]:
+    """The jobs that are asked for, else all of the device."""
+    return list(chosen.jobs or (CPU if chosen.device == "cpu" else CUDA))
+
+
 def threads_of(chosen: argparse.Namespace) -> int:
     """Two cores are what the bars are for; beside a GPU the host has all of its own."""
     return chosen.threads or (2 if chosen.device == "cpu" else os.cpu_count() or 1)
@@ -100,8 +105,7 @@ def main(words: list[str] | None = None) -> int:
                 chosen.stretch,
                 peers=not chosen.no_peers,
             )  # fmt: skip
-            jobs = chosen.jobs or (CUDA if bench.cuda else CPU)
-            failed = [job for job in jobs if not run_job(job, bench, chosen)]
+            failed = [job for job in jobs_of(chosen) if not run_job(job, bench, chosen)]
         if failed:
             print(f"failed: {', '.join(failed)}", flush=True)
             return 1
@@ -109,6 +113,10 @@ def main(words: list[str] | None = None) -> int:
         from performance_page import write_page
 
         write_page(record.load(where / "results.json"))
+        if {"run_growth", "scaling"} & set(jobs_of(chosen)):
+            import scaling_page
+
+            scaling_page.write_page(record.load(where / "results.json"))
     return 0
 
 

@@ -39,6 +39,7 @@ _PUBLIC = {
     "watch": "serve.widget",
     "sweep": "commands.pipeline",
     "train": "commands.pipeline",
+    "plan": "commands.plan",
     "tangent_test": "tangent.energy",
     "evaluate_claims": "claims.catalogue",
     "semi_nmf": "numerics.semi_nmf",

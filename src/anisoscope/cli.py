@@ -18,6 +18,7 @@ from anisoscope.commands.command import INTERRUPTED, Debug, exit_code, fail, int
 from anisoscope.commands.compare import compare
 from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
+from anisoscope.commands.plan import calibrate
 from anisoscope.commands.profile import profile
 from anisoscope.commands.report import report
 from anisoscope.commands.selftest import selftest
@@ -30,7 +31,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.view.terminal.letters import tolerant
 
 _SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
-_VERBS = (profile, list_, show, compare, report, serve, selftest, train, tangent, sweep, claims)
+_VERBS = (profile, list_, show, compare, report, serve, selftest, calibrate, train, tangent, sweep, claims)
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
     "study": ("The protocol of one paper, from data to verdicts.", studies()),

@@ -38,8 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     "studies": _TRAINED | {"claims", "view"},
     "view": {"results"},
     "serve": {"results", "claims", "view"},
-    "commands": _TRAINED | {"claims", "studies", "integrations", "view", "serve"},
-    "cli": _TRAINED | {"claims", "studies", "integrations", "view", "serve", "commands"},
+    "planning": _TRAINED | {"claims", "studies", "view"},
+    "commands": _TRAINED | {"claims", "studies", "planning", "integrations", "view", "serve"},
+    "cli": _TRAINED | {"claims", "studies", "planning", "integrations", "view", "serve", "commands"},
 }
 EVERYONES = {"errors", "option", "moved", "anisoscope"}
 TORCHLESS = ("results", "claims", "view", "serve")

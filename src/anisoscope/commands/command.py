@@ -115,9 +115,11 @@ def configured(
             sources = {name: ctx.get_parameter_source(name) for name in (*typed, *rest)}
             given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
             values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
-            with typed_options(config, given):
+            plans_only = bool(rest.get("dry_run"))
+            with typed_options(config, given), _anywhere(plans_only):
                 made = (build or config)(**values)
-            with typed_options(None, given):  # what was typed need not be of use to configurations made on the way
+            # what was typed need not be of use to configurations made on the way
+            with typed_options(None, given), _anywhere(plans_only):
                 act(made, **rest)
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -128,6 +130,15 @@ def configured(
         return command
 
     return decorate
+
+
+def _anywhere(dry_run: bool) -> contextlib.AbstractContextManager[None]:
+    """Around a command that only plans, a device need not be one of this machine."""
+    if not dry_run:
+        return contextlib.nullcontext()
+    from anisoscope.models.placement import elsewhere
+
+    return elsewhere()
 
 
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes

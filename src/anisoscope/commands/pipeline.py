@@ -147,9 +147,14 @@ def profile(
     config = ProfileConfig(models=named, **python_options(ProfileConfig, options))
     if out is not None:
         return run_profile(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
+    return profile_table(config, resume=resume, progress=progress)
+
+
+def profile_table(config: ProfileConfig, **words: Any) -> Table:
+    """The table of a profile that leaves no run folder."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / (slug("_".join(Path(model).name for model in config.models[:2])) or "profile")
-        return run_profile(config, RunRequest(folder, resume, progress=progress, report=False)).folder.table()
+        return run_profile(config, RunRequest(folder, report=False, **words)).folder.table()
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------

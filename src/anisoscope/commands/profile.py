@@ -6,15 +6,33 @@ import math
 from pathlib import Path
 from typing import Any
 
+from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
 from anisoscope.measurement.config import ProfileConfig
 
 
 @configured(ProfileConfig)
 def profile(
-    config: ProfileConfig, out: Out = None, resume: Resume = False, why: Why = False, debug: Debug = False
+    config: ProfileConfig,
+    out: Out = None,
+    resume: Resume = False,
+    why: Why = False,
+    dry_run: plans.DryRun = False,
+    calibration: plans.CalibrationFile = None,
+    pilot: plans.Pilot = None,
+    wanted_width: plans.WantedWidth = None,
+    json: plans.AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Measure the geometry of every layer of one or several models; ends with a report."""
+    chosen = plans.dry(dry_run, calibration=calibration, pilot=pilot, wanted_width=wanted_width, json=json)
+    if chosen is not None:
+        from anisoscope.planning.pilot import with_pilot
+        from anisoscope.planning.plans import plan_profile
+
+        make = with_pilot(plan_profile, config, contexts=chosen.pilot, wanted=chosen.wanted_width)
+        plans.show_plan(make, chosen, device=config.device)
+        return
     from anisoscope.commands.pipeline import run_profile
     from anisoscope.metrics.catalogue import registry
     from anisoscope.view.console import print_profile_end

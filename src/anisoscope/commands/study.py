@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import was_typed
@@ -27,6 +29,9 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         out: Out = None,
         resume: Resume = False,
         why: Why = False,
+        dry_run: plans.DryRun = False,
+        calibration: plans.CalibrationFile = None,
+        json: plans.AsJson = False,
         debug: Debug = False,
     ) -> None:
         from anisoscope.claims.catalogue import papers
@@ -36,6 +41,13 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
 
         if getattr(config, "measures_published", False):
             _refuse_unused(config)
+        chosen = plans.dry(dry_run, calibration=calibration, json=json)
+        if chosen is not None:
+            from anisoscope.planning.study_plans import plan_study
+
+            make = partial(plan_study, entry.name, config, jobs=jobs)
+            plans.show_plan(make, chosen, device=getattr(config, "device", "cpu"))
+            return
         preset = getattr(config, "preset", "")
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
             done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
 from anisoscope.errors import check_known
 from anisoscope.option import Option
@@ -33,10 +35,25 @@ def sweep(
         bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
     ] = False,
     why: Why = False,
+    dry_run: plans.DryRun = False,
+    calibration: plans.CalibrationFile = None,
+    checkpoints: plans.Count = None,
+    json: plans.AsJson = False,
     debug: Debug = False,
 ) -> None:
     """A series of checkpoints in the order of training; repeated, missing, broken and swapped ones are flagged."""
+    chosen = plans.dry(dry_run, calibration=calibration, json=json, checkpoints=checkpoints)
+    if chosen is not None:
+        _show_plan(config, chosen)
+        return
     _measure(config, out=out, resume=resume, why=why)
+
+
+def _show_plan(config: SweepConfig, options: plans.DryOptions) -> None:
+    from anisoscope.planning.plans import plan_sweep
+
+    make = partial(plan_sweep, config, checkpoints=options.checkpoints)
+    plans.show_plan(make, options, device=config.device)
 
 
 def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool) -> None:
@@ -73,7 +90,18 @@ def _single(**options: Any) -> SweepConfig:
 
 @configured(SweepConfig, build=_single, only=(*_OPTIONS, *_ROWS, *_LOADING), help=_HELP)
 def tangent(
-    config: SweepConfig, out: Out = None, resume: Resume = False, why: Why = False, debug: Debug = False
+    config: SweepConfig,
+    out: Out = None,
+    resume: Resume = False,
+    why: Why = False,
+    dry_run: plans.DryRun = False,
+    calibration: plans.CalibrationFile = None,
+    json: plans.AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Do tangent directions of one given model hold its gradients? Its own loss gives them."""
+    chosen = plans.dry(dry_run, calibration=calibration, json=json)
+    if chosen is not None:
+        _show_plan(config, chosen)
+        return
     _measure(config, out=out, resume=resume, why=why)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers, refuse_typed, was_typed
@@ -55,6 +57,9 @@ def train(
     out: Out = None,
     resume: Resume = False,
     why: Why = False,
+    dry_run: plans.DryRun = False,
+    calibration: plans.CalibrationFile = None,
+    json: plans.AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
@@ -76,6 +81,14 @@ def train(
     flags = {"weighted_gradients": weighted_gradients, "standardised": standardised}
     flags |= {"skip_first": skip_first, "skip_special": skip_special}
     watch |= {name: True for name, flag in flags.items() if flag}
+    chosen = plans.dry(dry_run, calibration=calibration, json=json)
+    if chosen is not None:
+        from anisoscope.planning.plans import plan_train
+        from anisoscope.studies.config import check_watch
+
+        check_watch(watch, config)
+        plans.show_plan(partial(plan_train, config, watch), chosen, device=config.device)
+        return
     with requested(out, f"train-{config.arm}", resume=resume) as request:
         run = run_train(config, watch, request)
     if run.page is None:

@@ -31,7 +31,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 MIB = 1 << 20
-_WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
+WORKSPACE = 90 * MIB  # blocks of neighbours, spectra and scores for two cores, whatever the model
 # a row of the table as a mapping with its replicates, and as columns, which are made for a pass and for the model
 _RECORD, _COLUMNS = 1400, 1300
 _CONVOLVED = ("stage", "stage_mean")
@@ -174,22 +174,36 @@ def plan_passes(
     plan = make_plan(requests, setup.kinds, **{name: getattr(config, name) for name in names})
     sites, length = setup.captured, feed.length if loaded.reads_text else None
     amount = amount_of(sites, shapes, tokens=config.tokens, length=length)
-    bank = bank_bytes(sites, shapes, plan, amount=amount)
-    batch = min(config.batch_size, amount.contexts)
     fused = getattr(getattr(loaded.model, "config", None), "_attn_implementation", None) not in (None, "eager")
     heads = 0 if fused else _config_size(loaded, "num_attention_heads")  # heads whose score matrices are materialised
-    forward_pass = activation_bytes(shapes, batch, longer=amount.longer, heads=heads)
-    records = record_count(sites, shapes, requests)
-    evaluation = _evaluation_bytes(sites, shapes, plan, amount=amount)
-    work = max(forward_pass, evaluation + records * _RECORD, records * (_RECORD + _COLUMNS))
+    sizes: dict[str, Any] = {"amount": amount, "batch": config.batch_size, "heads": heads}
+    bank, work, table = pass_memory(sites, shapes, plan, requests, **sizes)
     budget = config.memory_mb * MIB if config.memory_mb else available() // 2
     layers = sorted({(s.stack, s.layer) for s in sites})  # whole layers stay together
     step = max(1, -(-len(layers) // max(1, -(-bank // max(1, budget)))))
     chunks = [set(layers[i : i + step]) for i in range(0, len(layers), step)]
     groups = [[s for s in sites if (s.stack, s.layer) in chunk] for chunk in chunks] or [[]]
-    measured = max(bank // len(groups) + work, records * (_RECORD + 2 * _COLUMNS))  # of the model, and of its table
+    measured = max(bank // len(groups) + work, table)  # of the model, and of its table
     peak = max(reached, int(psutil.Process().memory_info().rss) + measured)
     return PassPlan(plan, groups, shapes, peak)
+
+
+def pass_memory(
+    sites: Sequence[Site],
+    shapes: Shapes,
+    plan: Plan,
+    requests: Sequence[Request],
+    *,
+    amount: Amount,
+    batch: int,
+    heads: int,
+) -> tuple[int, int, int]:
+    """Bytes of the statistics of all sites, of the work beside them, and of the table at the end."""
+    forward_pass = activation_bytes(shapes, min(batch, amount.contexts), longer=amount.longer, heads=heads)
+    records = record_count(sites, shapes, requests)
+    evaluation = _evaluation_bytes(sites, shapes, plan, amount=amount)
+    work = max(forward_pass, evaluation + records * _RECORD, records * (_RECORD + _COLUMNS))
+    return bank_bytes(sites, shapes, plan, amount=amount), work, records * (_RECORD + 2 * _COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -256,7 +270,7 @@ def _evaluation_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amou
         matrices = matrices if Moments in wanted else 0
         sampled = 7 * min(plan.looked_at, rows) * shape.width * 4 if Sample in wanted else 0
         most = max(most, matrices + sampled)
-    return _WORKSPACE + most
+    return WORKSPACE + most
 
 
 def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
@@ -271,7 +285,7 @@ def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
     waiting = 0 if n <= sample_size else n * d * size  # rows that the sample has whole are kept once
     held = sampled * d * size + (waiting if thin else FOLDS * d * d * 8)
     matrix, searched = 8 * min(n, d) ** 2, 4 * min(n, NEIGHBOUR_BATCH) * d
-    return held, _WORKSPACE + max((3 if thin else 24) * matrix, (1 if thin else FOLDS + 1) * matrix + searched)
+    return held, WORKSPACE + max((3 if thin else 24) * matrix, (1 if thin else FOLDS + 1) * matrix + searched)
 
 
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
@@ -19,6 +21,17 @@ SAMPLE = 1 << 14  # elements of each tensor that enter the fingerprint of larger
 
 
 _DEVICES = ("cpu", "cuda", "mps")
+_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """Around the making of a plan: a device may be one of another machine."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -32,6 +45,8 @@ def choose_device(name: str = "auto") -> torch.device:
         raise unknown_name("device", name, ["auto", *_DEVICES]) from error
     if device.type not in _DEVICES or (device.type != "cuda" and device.index):
         raise unknown_name("device", name, ["auto", *_DEVICES])
+    if _elsewhere.get():
+        return device
     if (device.type == "cuda" and not cuda) or (device.type == "mps" and not mps):
         raise AnisoscopeError(f"device {name!r} is not available here; use --device auto or --device cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -26,6 +26,7 @@ STATE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt", "*.pth")
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _OVERRIDES = re.compile(r"(?P<name>.+?):(?P<values>\w+=.*)")
+SHAPE = "shape:"  # a model of which sizes alone are known, for `--dry-run`
 _EXAMPLE = "name=value pairs, such as resnet:embedding_size=16,depths=[1,2]"
 _SAYS_LITTLE = re.compile(r"(hf_?)?models?|final|best|last|latest|base|output|(checkpoint|step|epoch)?[-_]?\d+")
 CHECKPOINT = re.compile(
@@ -75,6 +76,8 @@ def parse_model(spec: str, *, random_init: bool = False, state: bool = False) ->
     """
     if not spec.strip():
         raise AnisoscopeError("the name of the model is empty; give a folder, a hub id, or a file of rows.")
+    if spec.startswith(SHAPE):
+        raise AnisoscopeError(f"{spec!r} is a shape without weights, of which a plan alone can be made; add --dry-run.")
     name, overrides = _split_overrides(spec) if random_init else (spec, {})
     path = Path(name).expanduser()
     if random_init and (known := _architecture(name)) and not (path / "config.json").exists():

@@ -369,3 +369,31 @@ def bin_words(group: str, last: str) -> str:
     """
     number = group.partition(":")[2]
     return "1 (most frequent)" if number == "1" else f"{number} (rarest)" if number == last else number
+
+
+def spoken(seconds: float) -> str:
+    """A time of two or three digits.
+
+    >>> [spoken(s) for s in (0.034, 4.26, 75, 4000, 200_000, 3e7)]
+    ['34 ms', '4.3 s', '75 s', '67 min', '56 h', '347 days']
+    """
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    for most, size, unit in ((10, 1, "s"), (100, 1, "s"), (100 * 60, 60, "min"), (100 * 3600, 3600, "h")):
+        if seconds < most:
+            value = seconds / size
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
+def sized(count: float) -> str:
+    """Bytes of two or three digits.
+
+    >>> [sized(b) for b in (900, 3.4e6, 845e6, 1.41e11, 2.3e12)]
+    ['0.9 kB', '3.4 MB', '845 MB', '141 GB', '2.3 TB']
+    """
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            value = count / size
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:,.0f} {unit}"
+    return f"{count / 1e3:.1f} kB"
