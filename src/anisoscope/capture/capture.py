@@ -16,13 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
+from anisoscope.capture.graph_hook import ModuleHook, do_nothing
 from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
+from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
 
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
@@ -217,7 +218,7 @@ class Capture:
         self._stack.close()
         for module in self.model.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for number in [number for number, act in hooks.items() if id(act) in acts or act is _do_nothing]:
+                for number in [number for number, act in hooks.items() if id(act) in acts or act is do_nothing]:
                     del hooks[number]
         self._hooked.clear()
         self._passes.clear()
@@ -254,16 +255,30 @@ class Capture:
         # hooks run in the order of registration, so the pass ends after everything else has been read
         self._hook("", self._end, always_call=True)
 
-    def _hook(self, path: str, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
-        """Register a hook until exit; if the capture may be idle, it is kept out of the graph of torch.compile."""
-        module, act = self.model.get_submodule(path), self._shielded(act)
-        act = act if self.idle is None else ModuleHook(module, torch.compiler.disable(act))
+    def _hook(
+        self,
+        path: str,
+        act: Callable[..., None],
+        *,
+        before: bool = False,
+        pick: Callable[..., Any] | None = None,
+        learns: bool = False,
+        **options: Any,
+    ) -> None:
+        """Register a hook until exit, of a module's call, or of the tensor that `pick` finds in its arguments."""
+        module = self.model.get_submodule(path)
+        whole = act if pick is None else lambda *args: act(first_tensor(path, pick(*args)))
+        hook = self._made(module, self._shielded(whole), act, pick=pick, before=before, learns=learns)
         if before:
-            handle = module.register_forward_pre_hook(act, with_kwargs=True)
+            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
         else:
-            handle = module.register_forward_hook(act, **options)
+            handle = module.register_forward_hook(hook, **options)
         self._stack.callback(handle.remove)
         self._hooked.append((path, module, handle))
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **_: Any) -> Any:
+        """The hook as it is registered; if the capture may be idle, it is kept out of the graph of torch.compile."""
+        return whole if self.idle is None else ModuleHook(module, torch.compiler.disable(whole))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
@@ -303,7 +318,7 @@ class Capture:
             inside = tuple(f"{path}." for path in stack.blocks)
             for path, part in owner.named_modules(prefix=stack.owner):
                 if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
-                    self._hook(path, running.cut)
+                    self._on(path, "out", running.cut, learns=False)
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
@@ -320,6 +335,7 @@ class Capture:
             self._hook(stack.owner, end, always_call=True)
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
+        kinds = {site.kind for site in self.sites if site.stack == stack.name}
         for path in dict.fromkeys(stack.blocks):
 
             def enter(x: Tensor, path: str = path) -> None:
@@ -335,23 +351,27 @@ class Capture:
                 self._emit(running.site("resid"), x, running)
                 self._emit(running.site("cls"), x, running)
 
-            self._on(path, "in", enter)
-            self._on(path, "out", leave)
+            first = path == stack.blocks[0] and (0, "embed") not in stack.fixed
+            self._on(path, "in", enter, learns="block_in" in kinds or (first and bool({"embed", "cls"} & kinds)))
+            self._on(path, "out", leave, learns=bool({"resid", "cls"} & kinds))
 
-    def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
+    def _on(
+        self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False, learns: bool = True
+    ) -> None:
+        """Have `act` called with the input or the output of a module; with `learns` it may ask for its gradient."""
         if side == "in":
 
-            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
                 named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
-                act(first_tensor(path, *args, *named, *kwargs.values()))
+                return find_tensor([*args, *named, *kwargs.values()])
 
-            self._hook(path, before, before=True)
+            self._hook(path, act, before=True, pick=before, learns=learns)
         else:
 
-            def after(_: nn.Module, __: Any, output: Any) -> None:
-                act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
+            def after(_: nn.Module, __: Any, output: Any) -> Tensor | None:
+                return find_tensor([getattr(output, "last_hidden_state", None) if last else None, output])
 
-            self._hook(path, after)
+            self._hook(path, act, pick=after, learns=learns)
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
@@ -425,27 +445,6 @@ class Capture:
     def _channels_last(self, site: Site, shape: torch.Size) -> bool:
         stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
-
-
-class ModuleHook:
-    """A hook of one module; in copies and pickles of it, such as averaged weights, it does nothing."""
-
-    def __init__(self, module: nn.Module, act: Callable[..., Any]) -> None:
-        self.module, self.act = module, act
-
-    def __call__(self, called: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.act(called, *args, **kwargs) if called is self.module else None
-
-    def __reduce__(self) -> Any:
-        return _left_behind, ()
-
-
-def _left_behind() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    """The hook of a copy."""
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:

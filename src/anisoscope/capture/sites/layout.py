@@ -461,9 +461,9 @@ class StackPass:
     def end(self) -> None:
         self.contexts, self.layer = None, 0
 
-    def cut(self, _: nn.Module, __: Any, output: Any) -> None:
+    def cut(self, output: Tensor) -> None:
         """Record the output of a convolution before the blocks, which may be the patch embedding."""
-        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
+        if self.contexts is not None and self.layer == 0:
             self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
 
     def enter(self, path: str, x: Tensor) -> None:
