@@ -142,6 +142,18 @@ def test_a_resumed_run_is_compiled_as_it_was(tokenised: Path, tmp_path: Path) ->
     assert all(torch.equal(value, weights(whole, 5)[name]) for name, value in weights(tmp_path / "run", 5).items())
 
 
+def test_seeds_are_those_of_torch_and_no_stack_is_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1 << 61)
+    wanted = torch.rand(4)
+
+    def formatted(*_: Any, **__: Any) -> Any:
+        raise AssertionError("for a device that is not there")
+
+    monkeypatch.setattr("traceback.format_stack", formatted)
+    compiled_loss.seed_generators(torch.device("cpu"), 1 << 61)
+    assert torch.equal(torch.rand(4), wanted)
+
+
 @pytest.mark.slow
 def test_inductor_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, tokenised: Path, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled_loss, "BACKEND", "inductor")

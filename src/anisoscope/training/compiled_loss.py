@@ -21,6 +21,7 @@ from anisoscope.errors import AnisoscopeError
 
 Batch = Mapping[str, Tensor]
 BACKEND = "inductor"
+MODE: str | None = None
 
 
 @dataclass
@@ -40,7 +41,8 @@ class TrainingLoss:
     _settled: bool = False  # whether a batch was learned from
 
     def __post_init__(self) -> None:
-        self._call = torch.compile(_own(self._plain), dynamic=False, backend=BACKEND) if self.compiled else self._plain
+        words: dict[str, Any] = {"dynamic": False, "backend": BACKEND, "mode": MODE}
+        self._call = torch.compile(_own(self._plain), **words) if self.compiled else self._plain
 
     @property
     def _plain(self) -> Callable[[Batch], Tensor]:
@@ -69,11 +71,11 @@ class TrainingLoss:
         return found
 
     def _learn(self, batch: Batch, seed: int) -> Tensor:
-        torch.manual_seed(seed)
+        seed_generators(next(iter(batch.values())).device, seed)
         with self.precision():
             loss = self._call(batch)
         loss.backward()
-        return loss.detach()
+        return loss.detach().clone()  # what a graph returns may be overwritten when it runs again
 
     def _give_up(self, error: Exception) -> None:
         self.compiled, self._call = False, self._plain
@@ -82,6 +84,18 @@ class TrainingLoss:
         lines = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": .")
         self.failed(f"torch.compile failed ({reason[:200]}), and the training goes on without it, more slowly")
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed the generators of the host and of one device, as `torch.manual_seed` does for all devices.
+
+    That formats the stack for every kind of device that is not there, which took longer than a training step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def _own(function: Any) -> Any:
