@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
 from anisoscope.capture.graph_hook import ModuleHook, do_nothing
-from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
@@ -25,6 +25,7 @@ from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
 
+_OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
 
@@ -128,6 +129,8 @@ class Capture:
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
         self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
+        self._edges: list[tuple[dict[str, Any], str, Any]] = []  # from the model to modules with hooks
+        self._nesting: list[nn.TransformerEncoder] = []
         self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
     def __enter__(self) -> Self:
@@ -203,9 +206,17 @@ class Capture:
 
     def lost(self) -> list[str]:
         """The paths of modules that were replaced or taken out since the hooks were attached, or lost their hooks."""
+        if self._whole():
+            return []
         there = {(path, id(module)) for path, module, _ in self._registered()}
         there = {(path, number) for path, number in there if id(_module_at(self.model, path)) == number}
         return list(dict.fromkeys(path or "the model" for path, m, _ in self._hooked if (path, id(m)) not in there))
+
+    def _whole(self) -> bool:
+        """Whether all hooks and modules are where they were; asked at every step, so without a walk along paths."""
+        held = ((handle.hooks_dict_ref(), handle.id) for _, _, handle in self._hooked)
+        there = all(hooks is not None and number in hooks for hooks, number in held)
+        return there and all(parts.get(name) is part for parts, name, part in self._edges)
 
     def reattach(self) -> None:
         """Attach all hooks anew, to the modules that the model has now."""
@@ -221,6 +232,7 @@ class Capture:
                 for number in [number for number, act in hooks.items() if id(act) in acts or act is do_nothing]:
                     del hooks[number]
         self._hooked.clear()
+        self._edges.clear()
         self._passes.clear()
 
     def _registered(self) -> Iterator[tuple[str, nn.Module, Any]]:
@@ -235,6 +247,7 @@ class Capture:
         return act
 
     def _attach(self) -> None:
+        self._nesting = [part for part in self.model.modules() if isinstance(part, nn.TransformerEncoder)]
         self._hook("", self._begin, before=True)
         owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
         # the stack whose positions a named module has; "" if they are those of the model's own arguments
@@ -275,6 +288,12 @@ class Capture:
             handle = module.register_forward_hook(hook, **options)
         self._stack.callback(handle.remove)
         self._hooked.append((path, module, handle))
+        parent = self.model
+        for name in path.split(".") if path else ():
+            edge = (parent._modules, name, parent._modules[name])
+            parent = parent.get_submodule(name)
+            if edge not in self._edges:
+                self._edges.append(edge)
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **_: Any) -> Any:
         """The hook as it is registered; if the capture may be idle, it is kept out of the graph of torch.compile."""
@@ -285,8 +304,8 @@ class Capture:
             return
         self._outer, self._above = (args, kwargs), None
         self._unnested.close()
-        for part in self.model.modules():  # nested tensors have no positions; their rows are the same without
-            if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+        for part in self._nesting:  # nested tensors have no positions; their rows are the same without
+            if getattr(part, "use_nested_tensor", False):
                 part.use_nested_tensor = False
                 self._unnested.callback(setattr, part, "use_nested_tensor", True)
         if (whole := self._passes.get("")) is not None:
@@ -336,7 +355,10 @@ class Capture:
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
+        # a hook less for each block where nothing asks which layer it is before its output
+        outputs = not kinds - _OUTSIDE and running.apart and stack.tokens is None
         for path in dict.fromkeys(stack.blocks):
+            first = path == stack.blocks[0] and (0, "embed") not in stack.fixed and bool({"embed", "cls"} & kinds)
 
             def enter(x: Tensor, path: str = path) -> None:
                 if running.contexts is None:  # activation checkpointing recomputes the block in the backward pass
@@ -347,12 +369,14 @@ class Capture:
                     self._emit(Site(0, "embed", stack.name), x, running)
                     self._emit(Site(0, "cls", stack.name), x, running)
 
-            def leave(x: Tensor) -> None:
+            def leave(x: Tensor, path: str = path, late: bool = outputs and not first) -> None:
+                if late and running.contexts is not None:
+                    running.enter(path, x)
                 self._emit(running.site("resid"), x, running)
                 self._emit(running.site("cls"), x, running)
 
-            first = path == stack.blocks[0] and (0, "embed") not in stack.fixed
-            self._on(path, "in", enter, learns="block_in" in kinds or (first and bool({"embed", "cls"} & kinds)))
+            if first or not outputs:
+                self._on(path, "in", enter, learns="block_in" in kinds or first)
             self._on(path, "out", leave, learns=bool({"resid", "cls"} & kinds))
 
     def _on(
@@ -397,12 +421,17 @@ class Capture:
             return
         x = row.positioned(x, contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
-        selection = contexts.select(x.shape[1], replace(self.choice, pool=pool, whole=whole), x.device)
+        same = pool == self.choice.pool and whole == self.choice.whole
+        choice = self.choice if same else replace(self.choice, pool=pool, whole=whole)
+        selection = contexts.select(x.shape[1], choice, x.device)
         if selection.index.keep.numel():
-            with _plain(x.device):
-                self.sink.rows(Rows(site, selection.rows(x), selection.index))
+            self._send(site, x, selection)
             if self.watch is not None:
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(g, contexts, site)))
+
+    def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
+        with _plain(x.device):
+            self.sink.rows(Rows(site, selection.rows(x), selection.index))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether pooling is meaningless at a site of frames, patches or a map; if so, adds a note."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class GraphHook(ModuleHook):
     `act` is called as any hook; in a graph `inner` is called in its place, by default the same. It is given, with
     `pick`, the tensor that this finds in the arguments of the hook, else (module, args, kwargs): of a hook `before` the
     call those of the module that are tensors, after it none. With `learns` it may ask for the gradient of that tensor
-    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared.
+    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. If a module of `recomputing`
+    uses gradient checkpointing the graph is broken: an operator that changes a tensor cannot be recomputed.
     """
 
     def __init__(
@@ -75,21 +76,24 @@ class GraphHook(ModuleHook):
         before: bool = False,
         learns: bool = False,
         waiting: list[Waiting] | None = None,
+        recomputing: Sequence[Any] = (),
     ) -> None:
         super().__init__(module, torch.compiler.disable(act))  # outside of a graph it is not compiled either
         self.inner, self.pick, self.learns, self.number = inner or act, pick, learns, next(_numbers)
-        self.before, self.waiting = before, [] if waiting is None else waiting
+        self.before, self.recomputing, self.waiting = before, recomputing, [] if waiting is None else waiting
         _hooks[self.number] = self
 
     def __call__(self, called: nn.Module, *args: Any) -> None:
         if called is not self.module:
             return
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() or any(part.gradient_checkpointing for part in self.recomputing):
             self.act(called, *args)
         elif self.pick is None:
             self._trace_call(*args if self.before else ())
-        elif (x := self.pick(called, *args)) is not None:
-            tap(x, ORDER, self.number, torch.is_grad_enabled(), self.learns)
+        else:
+            x = self.pick(called, *args)
+            if x is not None:
+                tap(x, ORDER, self.number, torch.is_grad_enabled(), self.learns)
 
     def _trace_call(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         named = {str(i): value for i, value in enumerate(args)} | dict(kwargs)
@@ -131,8 +135,15 @@ def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tens
 
 
 def prepare_compile() -> None:
-    """Tell torch.compile of `tap`; takes seconds where nothing was compiled before."""
+    """Tell torch.compile of `tap`; takes seconds where nothing was compiled before.
+
+    A hook that is called between two graphs is not to be one of its own: no gradient would come to it.
+    """
+    from torch._dynamo import eval_frame
+
     torch.compiler.allow_in_graph(tap)
+    if (skip := getattr(eval_frame, "skip_code", None)) is not None:
+        skip(GraphHook.__call__.__code__)
 
 
 @torch.library.impl(_library, "call", "CompositeExplicitAutograd")

@@ -505,7 +505,8 @@ class SampledRows(StepCapture):
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
         inner = self._shielded(act)
-        return GraphHook(module, whole, inner=inner, waiting=self._waiting, **words)
+        recomputing = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
+        return GraphHook(module, whole, inner=inner, waiting=self._waiting, recomputing=recomputing, **words)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
@@ -538,8 +539,13 @@ class SampledRows(StepCapture):
         tokens = None if content.is_floating_point() or content.dim() != 2 else content
         return SampledContexts(torch.zeros(content.shape[0]), real, tokens, most=self.most, turn=self.turn)
 
+    def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
+        """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
+        if self.batches:
+            rows = selection.rows(x)
+            if rows.ndim == 2:
+                assert isinstance(selection.index, SampledIndex)
+                self.batches[-1].rows[site], self.batches[-1].valid[site] = rows, selection.index.valid
+
     def rows(self, rows: Rows) -> None:
-        if self.batches and rows.x.ndim == 2:
-            assert isinstance(rows.index, SampledIndex)
-            self.batches[-1].rows[rows.site] = rows.x
-            self.batches[-1].valid[rows.site] = rows.index.valid
+        """Not used: `_send` keeps them."""

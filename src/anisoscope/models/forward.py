@@ -127,7 +127,11 @@ def find_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    return next((found for item in items if (found := find_tensor(item)) is not None), None)
+    for item in items:  # plain, because torch.compile traces it
+        found = find_tensor(item)
+        if found is not None:
+            return found
+    return None
 
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:
