@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import anisoscope
+from anisoscope.training.compiled_loss import TrainingLoss
 from anisoscope.training.config import TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.loop import Trainer, train
@@ -94,7 +95,8 @@ def test_micro_batches_add_up_to_the_mean_gradient(tokenised: Path, tmp_path: Pa
 
 def _standing(config: TrainConfig, stream: Any, model: Any) -> Trainer:
     trainer = object.__new__(Trainer)
-    trainer.config, trainer.stream, trainer.forward = config, stream, model
+    trainer.config, trainer.stream = config, stream
+    trainer.loss = TrainingLoss(stream.loss, model, contextlib.nullcontext, parts=config.accumulate)
     return trainer
 
 

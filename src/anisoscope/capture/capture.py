@@ -16,14 +16,16 @@ from torch.utils.hooks import RemovableHandle
 
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
-from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.graph_hook import ModuleHook, do_nothing
+from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, first_tensor, forward, unwrapped
+from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
 
+_OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
 
@@ -127,6 +129,8 @@ class Capture:
         self._unfed: set[str] = set()  # stacks that the batch has no inputs for
         self._stack = contextlib.ExitStack()
         self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
+        self._edges: list[tuple[dict[str, Any], str, Any]] = []  # from the model to modules with hooks
+        self._nesting: list[nn.TransformerEncoder] = []
         self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
     def __enter__(self) -> Self:
@@ -202,9 +206,17 @@ class Capture:
 
     def lost(self) -> list[str]:
         """The paths of modules that were replaced or taken out since the hooks were attached, or lost their hooks."""
+        if self._whole():
+            return []
         there = {(path, id(module)) for path, module, _ in self._registered()}
         there = {(path, number) for path, number in there if id(_module_at(self.model, path)) == number}
         return list(dict.fromkeys(path or "the model" for path, m, _ in self._hooked if (path, id(m)) not in there))
+
+    def _whole(self) -> bool:
+        """Whether all hooks and modules are where they were; asked at every step, so without a walk along paths."""
+        held = ((handle.hooks_dict_ref(), handle.id) for _, _, handle in self._hooked)
+        there = all(hooks is not None and number in hooks for hooks, number in held)
+        return there and all(parts.get(name) is part for parts, name, part in self._edges)
 
     def reattach(self) -> None:
         """Attach all hooks anew, to the modules that the model has now."""
@@ -217,9 +229,10 @@ class Capture:
         self._stack.close()
         for module in self.model.modules():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for number in [number for number, act in hooks.items() if id(act) in acts or act is _do_nothing]:
+                for number in [number for number, act in hooks.items() if id(act) in acts or act is do_nothing]:
                     del hooks[number]
         self._hooked.clear()
+        self._edges.clear()
         self._passes.clear()
 
     def _registered(self) -> Iterator[tuple[str, nn.Module, Any]]:
@@ -234,6 +247,7 @@ class Capture:
         return act
 
     def _attach(self) -> None:
+        self._nesting = [part for part in self.model.modules() if isinstance(part, nn.TransformerEncoder)]
         self._hook("", self._begin, before=True)
         owners = {stack.owner: stack.name for stack in self._stacks if stack.owner}
         # the stack whose positions a named module has; "" if they are those of the model's own arguments
@@ -254,24 +268,44 @@ class Capture:
         # hooks run in the order of registration, so the pass ends after everything else has been read
         self._hook("", self._end, always_call=True)
 
-    def _hook(self, path: str, act: Callable[..., None], *, before: bool = False, **options: Any) -> None:
-        """Register a hook until exit; if the capture may be idle, it is kept out of the graph of torch.compile."""
-        module, act = self.model.get_submodule(path), self._shielded(act)
-        act = act if self.idle is None else ModuleHook(module, torch.compiler.disable(act))
+    def _hook(
+        self,
+        path: str,
+        act: Callable[..., None],
+        *,
+        before: bool = False,
+        pick: Callable[..., Any] | None = None,
+        learns: bool = False,
+        **options: Any,
+    ) -> None:
+        """Register a hook until exit, of a module's call, or of the tensor that `pick` finds in its arguments."""
+        module = self.model.get_submodule(path)
+        whole = act if pick is None else lambda *args: act(first_tensor(path, pick(*args)))
+        hook = self._made(module, self._shielded(whole), act, pick=pick, before=before, learns=learns)
         if before:
-            handle = module.register_forward_pre_hook(act, with_kwargs=True)
+            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
         else:
-            handle = module.register_forward_hook(act, **options)
+            handle = module.register_forward_hook(hook, **options)
         self._stack.callback(handle.remove)
         self._hooked.append((path, module, handle))
+        parent = self.model
+        for name in path.split(".") if path else ():
+            edge = (parent._modules, name, parent._modules[name])
+            parent = parent.get_submodule(name)
+            if edge not in self._edges:
+                self._edges.append(edge)
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **_: Any) -> Any:
+        """The hook as it is registered; if the capture may be idle, it is kept out of the graph of torch.compile."""
+        return whole if self.idle is None else ModuleHook(module, torch.compiler.disable(whole))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
             return
         self._outer, self._above = (args, kwargs), None
         self._unnested.close()
-        for part in self.model.modules():  # nested tensors have no positions; their rows are the same without
-            if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+        for part in self._nesting:  # nested tensors have no positions; their rows are the same without
+            if getattr(part, "use_nested_tensor", False):
                 part.use_nested_tensor = False
                 self._unnested.callback(setattr, part, "use_nested_tensor", True)
         if (whole := self._passes.get("")) is not None:
@@ -303,7 +337,7 @@ class Capture:
             inside = tuple(f"{path}." for path in stack.blocks)
             for path, part in owner.named_modules(prefix=stack.owner):
                 if isinstance(part, layouts.CUTTING) and not path.startswith(inside):
-                    self._hook(path, running.cut)
+                    self._on(path, "out", running.cut, learns=False)
         inner = {(place, kind) for (_, kind), place in stack.places.items() if kind in kinds - set(CALLED_KINDS)}
         for place, kind in sorted(inner, key=str):
             self._on(place.path, place.side, functools.partial(self._emit_part, running, kind, place))
@@ -320,7 +354,11 @@ class Capture:
             self._hook(stack.owner, end, always_call=True)
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
+        kinds = {site.kind for site in self.sites if site.stack == stack.name}
+        # a hook less for each block where nothing asks which layer it is before its output
+        outputs = not kinds - _OUTSIDE and running.apart and stack.tokens is None
         for path in dict.fromkeys(stack.blocks):
+            first = path == stack.blocks[0] and (0, "embed") not in stack.fixed and bool({"embed", "cls"} & kinds)
 
             def enter(x: Tensor, path: str = path) -> None:
                 if running.contexts is None:  # activation checkpointing recomputes the block in the backward pass
@@ -331,27 +369,33 @@ class Capture:
                     self._emit(Site(0, "embed", stack.name), x, running)
                     self._emit(Site(0, "cls", stack.name), x, running)
 
-            def leave(x: Tensor) -> None:
+            def leave(x: Tensor, path: str = path, late: bool = outputs and not first) -> None:
+                if late and running.contexts is not None:
+                    running.enter(path, x)
                 self._emit(running.site("resid"), x, running)
                 self._emit(running.site("cls"), x, running)
 
-            self._on(path, "in", enter)
-            self._on(path, "out", leave)
+            if first or not outputs:
+                self._on(path, "in", enter, learns="block_in" in kinds or first)
+            self._on(path, "out", leave, learns=bool({"resid", "cls"} & kinds))
 
-    def _on(self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False) -> None:
+    def _on(
+        self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False, learns: bool = True
+    ) -> None:
+        """Have `act` called with the input or the output of a module; with `learns` it may ask for its gradient."""
         if side == "in":
 
-            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
                 named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
-                act(first_tensor(path, *args, *named, *kwargs.values()))
+                return find_tensor([*args, *named, *kwargs.values()])
 
-            self._hook(path, before, before=True)
+            self._hook(path, act, before=True, pick=before, learns=learns)
         else:
 
-            def after(_: nn.Module, __: Any, output: Any) -> None:
-                act(first_tensor(path, getattr(output, "last_hidden_state", None) if last else None, output))
+            def after(_: nn.Module, __: Any, output: Any) -> Tensor | None:
+                return find_tensor([getattr(output, "last_hidden_state", None) if last else None, output])
 
-            self._hook(path, after)
+            self._hook(path, act, pick=after, learns=learns)
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
@@ -377,12 +421,17 @@ class Capture:
             return
         x = row.positioned(x, contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
-        selection = contexts.select(x.shape[1], replace(self.choice, pool=pool, whole=whole), x.device)
+        same = pool == self.choice.pool and whole == self.choice.whole
+        choice = self.choice if same else replace(self.choice, pool=pool, whole=whole)
+        selection = contexts.select(x.shape[1], choice, x.device)
         if selection.index.keep.numel():
-            with _plain(x.device):
-                self.sink.rows(Rows(site, selection.rows(x), selection.index))
+            self._send(site, x, selection)
             if self.watch is not None:
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(g, contexts, site)))
+
+    def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
+        with _plain(x.device):
+            self.sink.rows(Rows(site, selection.rows(x), selection.index))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether pooling is meaningless at a site of frames, patches or a map; if so, adds a note."""
@@ -425,27 +474,6 @@ class Capture:
     def _channels_last(self, site: Site, shape: torch.Size) -> bool:
         stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
-
-
-class ModuleHook:
-    """A hook of one module; in copies and pickles of it, such as averaged weights, it does nothing."""
-
-    def __init__(self, module: nn.Module, act: Callable[..., Any]) -> None:
-        self.module, self.act = module, act
-
-    def __call__(self, called: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.act(called, *args, **kwargs) if called is self.module else None
-
-    def __reduce__(self) -> Any:
-        return _left_behind, ()
-
-
-def _left_behind() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    """The hook of a copy."""
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:

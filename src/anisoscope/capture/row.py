@@ -180,8 +180,9 @@ class RowSelection:
         A pooled row m = (1/P) Σₚ hₚ moves by δ when every hₚ that it averages does, so its gradient is their sum
         Σₚ ∂L/∂hₚ; a loss that reads m alone has ∂L/∂hₚ = (1/P) ∂L/∂m, and the sum is ∂L/∂m.
         """
-        flat = replace(self, segment=None).rows(g)
-        return flat if self.segment is None or self.count is None else self._summed(flat, self.segment, self.count)
+        if self.segment is None or self.count is None:
+            return self.rows(g)
+        return self._summed(replace(self, segment=None).rows(g), self.segment, self.count)
 
     @staticmethod
     def _summed(flat: Tensor, segment: Tensor, count: Tensor) -> Tensor:

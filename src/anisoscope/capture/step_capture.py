@@ -14,7 +14,7 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Arguments, Capture, Rule, Ruled, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
+from anisoscope.capture.graph_hook import GraphHook, Waiting, on_gradient, prepare_compile
 from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites.layout import Layout, Stack
@@ -34,6 +35,7 @@ from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
 Report = Callable[[Exception], None]
+_VERSIONS, _marks = 6, [0]  # of torch.compile's limit of 8 for one code; models since it was last reset
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
 
@@ -130,18 +132,30 @@ def _raised(error: Exception) -> None:
 
 
 @contextlib.contextmanager
-def known_to_compile() -> Iterator[None]:
-    """Make torch.compile tell a model with hooks from one of the same class without.
+def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Make torch.compile tell these modules, which have hooks, from others of the same class without.
 
     Its cache is by the code of a class, and by default it does not look at hooks: what it compiled for another model
-    of the class would be used for this one, and no hook would fire.
+    of the class would be used for this one, and no hook would fire. It does look for a `forward` of the instance; so
+    they get one, the same function, and nothing else has to be compiled again. It compiles few versions of one code;
+    after `_VERSIONS` models it begins anew.
     """
     import torch._dynamo as dynamo  # takes seconds
 
-    if sum(dynamo.utils.counters["frames"].values()):  # something was compiled before
+    prepare_compile()
+    marked = [module for module in modules if "forward" not in vars(module)]
+    _marks[0] += 1
+    if sum(dynamo.utils.counters["frames"].values()) and (not marked or _marks[0] >= _VERSIONS):
+        _marks[0] = 0
         torch.compiler.reset()
-    with dynamo.config.patch(skip_nnmodule_hook_guards=False):
-        yield
+    for module in marked:
+        module.forward = module.forward
+    try:
+        with dynamo.config.patch(skip_nnmodule_hook_guards=False, wrap_top_frame=True):  # in the graph: all hooks
+            yield
+    finally:
+        for module in marked:
+            vars(module).pop("forward", None)
 
 
 class StepCapture(Capture, ABC):
@@ -197,8 +211,8 @@ class StepCapture(Capture, ABC):
             running.end()
 
     def _attach(self) -> None:
-        self._stack.enter_context(known_to_compile())
         super()._attach()
+        self._stack.enter_context(known_to_compile({id(module): module for _, module, _ in self._hooked}.values()))
 
     @abstractmethod
     def rows(self, rows: Rows) -> None: ...
@@ -218,9 +232,9 @@ class StepCapture(Capture, ABC):
                 "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
         batch = self.batches[-1]
-        if activation.requires_grad:
+        comes = on_gradient(activation, self._shielded(lambda g: batch.receive(site, rows_of(g))))
+        if comes:
             batch.awaited.add(site)
-            activation.register_hook(self._shielded(lambda g: batch.receive(site, rows_of(g))))
         else:
             batch.unreached.append(site)
 
@@ -445,7 +459,10 @@ class SampledPass(StepPass):
 
 
 class SampledRows(StepCapture):
-    """Samples rows and gradients of every training pass and hands them to `take`; never waits for the device."""
+    """Samples rows and gradients of every training pass and hands them to `take`; never waits for the device.
+
+    Its hooks stand in the graph of torch.compile and do not break it.
+    """
 
     batches: list[SampledPass]
 
@@ -461,6 +478,7 @@ class SampledRows(StepCapture):
         kept: PositionChoice | None = None,
         report: Report | None = None,
     ) -> None:
+        self._waiting: list[Waiting] = []  # in a graph: for gradients of the current step
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
@@ -478,7 +496,17 @@ class SampledRows(StepCapture):
             if seen.learned_from:
                 self.take(seen)
 
+    def drop(self) -> None:
+        """Stop recording and discard the passes, and whoever waits for their gradients."""
+        super().drop()
+        self._waiting.clear()
+
     # hooks
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
+        inner = self._shielded(act)
+        recomputing = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
+        return GraphHook(module, whole, inner=inner, waiting=self._waiting, recomputing=recomputing, **words)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
@@ -511,8 +539,13 @@ class SampledRows(StepCapture):
         tokens = None if content.is_floating_point() or content.dim() != 2 else content
         return SampledContexts(torch.zeros(content.shape[0]), real, tokens, most=self.most, turn=self.turn)
 
+    def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
+        """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
+        if self.batches:
+            rows = selection.rows(x)
+            if rows.ndim == 2:
+                assert isinstance(selection.index, SampledIndex)
+                self.batches[-1].rows[site], self.batches[-1].valid[site] = rows, selection.index.valid
+
     def rows(self, rows: Rows) -> None:
-        if self.batches and rows.x.ndim == 2:
-            assert isinstance(rows.index, SampledIndex)
-            self.batches[-1].rows[rows.site] = rows.x
-            self.batches[-1].valid[rows.site] = rows.index.valid
+        """Not used: `_send` keeps them."""

@@ -116,17 +116,22 @@ def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def first_tensor(path: str, *values: Any) -> Tensor:
     """The first floating-point tensor among values, also inside tuples and mappings."""
-    found = _search(values)
+    found = find_tensor(values)
     if found is None:
         raise AnisoscopeError(f"module {path!r} handled no floating tensor; name another one.")
     return found
 
 
-def _search(value: Any) -> Tensor | None:
+def find_tensor(value: Any) -> Tensor | None:
+    """The first floating-point tensor in a value, tuple or mapping; None where there is none."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    return next((found for item in items if (found := _search(item)) is not None), None)
+    for item in items:  # plain, because torch.compile traces it
+        found = find_tensor(item)
+        if found is not None:
+            return found
+    return None
 
 
 def modality_of(model: nn.Module, tokenizer: Any = None) -> Modality:

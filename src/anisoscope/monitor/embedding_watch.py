@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import ModuleHook
+from anisoscope.capture.graph_hook import GraphHook
 from anisoscope.models.forward import unwrapped
 
 
@@ -74,7 +74,7 @@ class EmbeddingWatch:
             if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
                 self.seen[ids] = True
 
-        reading = ModuleHook(outer, torch.compiler.disable(self.shield(read)))
+        reading = GraphHook(outer, self.shield(read), before=True)
         self._handles.append(outer.register_forward_pre_hook(reading, with_kwargs=True))
         if self.group is not None and self.optimizer is not None:
             # two hooks: with optimizer.step(closure) forward, backward and measurement run between them

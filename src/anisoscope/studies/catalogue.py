@@ -39,8 +39,8 @@ class StudyEntry:
         if not self.parallel:
             return ""
         tiny, small = (self.config.presets[name].jobs for name in ("tiny", "small"))
-        usual = f"{tiny} in tiny, {f'{small} in small' if small > 1 else 'else 1'}"
-        return f"Arms trained at the same time, each in a process of its own; default: {usual}."
+        usual = f"{tiny} in tiny, {f'{small} in small' if small > 1 else 'else 1'}" if max(tiny, small) > 1 else "1"
+        return f"Arms trained at once, each in its own process; default: as many as a GPU holds; without: {usual}."
 
 
 _ALL = (
@@ -49,6 +49,7 @@ _ALL = (
         "Revisiting Anisotropy: train a decoder and an encoder under the monitor, and test the claims.",
         RevisitingConfig,
         "anisoscope.studies.revisiting:Revisiting",
+        parallel=True,
     ),
     StudyEntry(
         "curvature",

@@ -158,21 +158,6 @@ class Revisiting(ArmsStudy):
     config: RevisitingConfig
     name: ClassVar[str] = "revisiting"
 
-    def train(self) -> None:
-        """Train the arms in sequence; a failed arm ends the study."""
-        from anisoscope.studies.arms import train_arm
-
-        self.warn_of_little_text()
-        runs = self.config.runs()
-        for number, run in enumerate(runs):
-            self.tell("arms", number, len(runs))
-            arm = self.arm(run)
-            try:
-                train_arm(arm, self.progress_of(arm.path.name))
-            finally:  # also join what a failed or interrupted arm measured
-                self.join(arm.path, name=arm.model, seed=run.seed)
-        self.tell("arms", len(runs), len(runs))
-
     def arm(self, run: ArmRun) -> StudyArm:
         """The training run of an arm; its folder name includes the seed only if there are several."""
         arm = super().arm(run)

@@ -98,7 +98,8 @@ class ArmsStudy(Study):
     """A study that trains arms, or measures published models.
 
     Each has its own run folder under arms/; the study joins their tables, also those of interrupted arms, and evaluates
-    the claims. `jobs` arms are trained in parallel (None: the default of the preset), by `executor` if one is given.
+    the claims. `jobs` arms are trained in parallel (None: as many as a GPU holds, without one the default of the
+    preset), by `executor` if one is given.
     """
 
     jobs: int | None = None
@@ -151,8 +152,10 @@ class ArmsStudy(Study):
     def run_arms(self, arms: Sequence[StudyArm]) -> dict[str, str]:
         """Train the arms and join their tables; returns the reasons of failed arms by the names of their folders."""
         from anisoscope.studies.arms import LocalExecutor, train_arm
+        from anisoscope.studies.side_by_side import jobs_that_fit
 
-        executor = self.executor or LocalExecutor(self.config.size.jobs if self.jobs is None else self.jobs)
+        fitting = self.jobs or jobs_that_fit(arms) or self.config.size.jobs
+        executor = self.executor or LocalExecutor(fitting)
         try:
             return executor.map(train_arm, arms, self.progress)
         finally:  # also join what failed or interrupted arms measured

@@ -101,7 +101,10 @@ class CommonTrainConfig(ABC):
     clip: float = 1.0  # of the gradient norm; 0 = none
     dropout: Annotated[float, Option("Dropout.")] = 0.0
     checkpoints: Annotated[str, Option("Kept weights: log, every:N, none, steps, comma-separated.")] = "log,every:500"
-    compile: Annotated[bool, Option("torch.compile the training.")] = False
+    compile: Annotated[
+        bool | None,
+        Option("torch.compile the training, or not; default: language models on CUDA.", name="--compile/--no-compile"),
+    ] = None
     dtype: Annotated[str, Option("auto (bfloat16 autocast on CUDA), float32, float64, bfloat16.")] = "auto"
     device: Device = "auto"
     seed: Seed = 0
@@ -115,6 +118,7 @@ class CommonTrainConfig(ABC):
     }
     most: ClassVar[dict[str, float]] = {"layers": 10_000, "steps": 10**9, "batch_size": 10**6, "accumulate": 10**6}
     below_one: ClassVar[tuple[str, ...]] = ("dropout",)
+    worth_compiling: ClassVar[bool] = False  # on CUDA
 
     def __post_init__(self) -> None:
         from anisoscope.models.placement import choose_device
@@ -134,6 +138,10 @@ class CommonTrainConfig(ABC):
         choose_device(self.device)
         if self.dtype not in PRECISIONS:
             raise unknown_name("dtype", self.dtype, PRECISIONS)
+
+    def compiles(self, device: str) -> bool:
+        """Whether the training is compiled on a device of this type: as it was asked, else by `worth_compiling`."""
+        return self.worth_compiling and device == "cuda" if self.compile is None else self.compile
 
     @property
     @abstractmethod
@@ -198,6 +206,7 @@ class TrainConfig(CommonTrainConfig):
 
     least: ClassVar[dict[str, float]] = {**CommonTrainConfig.least, "context": 4}
     below_one: ClassVar[tuple[str, ...]] = (*CommonTrainConfig.below_one, "mask_rate")
+    worth_compiling: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         from anisoscope.data.resampling import parse_frequency

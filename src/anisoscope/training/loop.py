@@ -11,6 +11,7 @@ import contextlib
 import functools
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from anisoscope.numerics.hashing import row_hash
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.lock import writing
+from anisoscope.training.compiled_loss import TrainingLoss
 from anisoscope.training.config import CommonTrainConfig, checkpoint_steps
 from anisoscope.training.config import TrainConfig as TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
@@ -67,7 +69,7 @@ class BatchSource(Protocol):
         """The contexts of one micro-batch, with their labels."""
 
     def loss(self, forward: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a batch that training minimises; `forward` is the model's."""
+        """The loss of a batch that training minimises; `forward` is the model's. torch.compile may trace it."""
 
     def about(self) -> dict[str, Any]:
         """The entry `data` of run.json."""
@@ -185,8 +187,21 @@ class Trainer:
             self.log.tell = self.monitor.log
         scheduled = checkpoint_steps(self.config.checkpoints, self.config.steps)
         self.checkpoints = Checkpoints(out / "checkpoints", self.stream.files, scheduled)
-        self.forward: Any = torch.compile(self.model) if self.config.compile else self.model
+        words: dict[str, Any] = {"parts": self.config.accumulate, "compiled": self._compiles()}
+        half = functools.partial(precision, self.config, self.stream.device)
+        self.loss = TrainingLoss(self.stream.loss, self.model, half, failed=self._uncompiled, **words)
+        self.record.note(compiled=self.loss.compiled)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def _compiles(self) -> bool:
+        """Whether the training is compiled; a resumed one as it was, because rounding differs."""
+        before = self.record.compiled
+        return self.config.compiles(self.stream.device.type) if before is None else before
+
+    def _uncompiled(self, why: str) -> None:
+        warnings.warn(why, stacklevel=2)
+        self.record.about["warnings"].append(why)
+        self.record.note(compiled=False)
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
@@ -233,14 +248,8 @@ class Trainer:
         """Accumulate gradients of the mean loss over the micro-batches of a step; returns that loss."""
         losses: list[Tensor] = []
         for micro in range(self.config.accumulate):
-            batch = self.stream.batch(step, micro)
-            # dropout, and the codes that a speech model draws
             hashed = row_hash(torch.tensor(step), torch.tensor(micro), seed=self.config.seed + 1)
-            torch.manual_seed(int(hashed) & ((1 << 62) - 1))
-            with precision(self.config, self.stream.device):
-                loss = self.stream.loss(self.forward, batch) / self.config.accumulate
-            loss.backward()
-            losses.append(loss.detach())
+            losses.append(self.loss.learn(self.stream.batch(step, micro), seed=int(hashed) & ((1 << 62) - 1)))
         return functools.reduce(torch.add, losses)
 
     def save(self, step: int) -> None:

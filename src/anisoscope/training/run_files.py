@@ -113,7 +113,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def options_of(config: CommonTrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options that a resumed run must share with the original one, those of its monitor included."""
-    return {**asdict(config), **(watch or {})}
+    # not asked for is not compiled here, as in records of earlier versions; the entry `compiled` says what was done
+    return {**asdict(config), "compile": bool(config.compile), **(watch or {})}
 
 
 @dataclass
@@ -127,6 +128,7 @@ class TrainingRecord:
     about: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     peak: PeakMemory = field(default_factory=PeakMemory)
+    compiled: bool | None = None  # whether a run that is resumed was; None for a new one
     _before: float = 0.0
     _measured: float = 0.0
 
@@ -135,6 +137,7 @@ class TrainingRecord:
         old = self.folder.about()
         self._before = float(old.get("wall_seconds", 0.0))
         self._measured = float(old.get("monitor_seconds", 0.0))
+        self.compiled = old.get("compiled", old.get("config", {}).get("compile"))
         options = options_of(self.config, self.watch)
         entries = {"kind": "training", "steps": int(old.get("steps", 0))}
         self.about = new_manifest(options, command=self.command, seed=self.config.seed, old=old, **entries)

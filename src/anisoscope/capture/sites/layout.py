@@ -449,6 +449,11 @@ class StackPass:
         self._among: SpecialPositions | None = None  # in the current pass
         self._positions = 0
 
+    @property
+    def apart(self) -> bool:
+        """Whether every layer is a module of its own; else one module is applied at several layers."""
+        return len(self.layers) == self.stack.depth
+
     def site(self, kind: str) -> Site:
         """The site of this kind at the current layer."""
         return Site(self.layer, kind, self.stack.name)
@@ -461,9 +466,9 @@ class StackPass:
     def end(self) -> None:
         self.contexts, self.layer = None, 0
 
-    def cut(self, _: nn.Module, __: Any, output: Any) -> None:
+    def cut(self, output: Tensor) -> None:
         """Record the output of a convolution before the blocks, which may be the patch embedding."""
-        if self.contexts is not None and self.layer == 0 and isinstance(output, Tensor):
+        if self.contexts is not None and self.layer == 0:
             self._patches.append(output[:, 0].numel() // self.contexts.batch)  # its batch may be frames of videos
 
     def enter(self, path: str, x: Tensor) -> None:
@@ -473,8 +478,7 @@ class StackPass:
         number of positions grows.
         """
         assert self.contexts is not None
-        apart = len(self.layers) == self.stack.depth  # else one module is applied at several layers
-        self.layer = self.layers[path] if apart else self.layer + 1
+        self.layer = self.layers[path] if self.apart else self.layer + 1
         if self._tokens is not None and x.dim() == 3 and x.shape[0] == self.contexts.batch:
             if self._among is None:
                 self._among, note = settle(self._tokens, x, self._patches)
