@@ -194,7 +194,7 @@ def _trace(C: Tensor) -> Tensor:
 class Control:
     """The energy in random subspaces of the same rank, one value per draw; shares and gains only if requested."""
 
-    energy: Tensor  # [J]
+    energy: Tensor  # [..., J]
     share: Tensor | None = None
     gain: Tensor | None = None
 
@@ -213,18 +213,18 @@ def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tenso
 
 
 def _parts(columns: Tensor, r: int) -> Tensor:
-    """Columns [m, J·r] as blocks [J, m, r]."""
-    return columns.unflatten(1, (-1, r)).transpose(0, 1)
+    """Columns [..., m, J·r] as blocks [..., J, m, r]."""
+    return columns.unflatten(-1, (-1, r)).transpose(-2, -3)
 
 
 def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
-    """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
+    """LⱼᵀRⱼ of every block of r columns: [..., J, r, r]."""
     return _parts(left, r).mT @ _parts(right, r)
 
 
 def _whitener(gram: Tensor) -> Tensor:
     """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
-    factor = torch.linalg.cholesky(gram)
+    factor = torch.linalg.cholesky_ex(gram)[0]  # without a check, for which a device would wait
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(factor)
     return torch.linalg.solve_triangular(factor, eye, upper=False)
 
@@ -243,22 +243,22 @@ class Draws:
 
     @full_float32()
     def of(self, M: Tensor) -> Measured:
-        """The draws against one second moment."""
-        C = M / _trace(M)
+        """The draws against a second moment, or several [..., d, d]."""
+        C = M / _trace(M)[..., None, None]
         image = C.float() @ self.A
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
     def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
         """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
         if self._beyond is None or self._beyond[0] is not Q:
-            T = _parts(Q.float().T @ self.A, self.rank)
+            T = _parts(Q.float().mT @ self.A, self.rank)
             self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
         return self._beyond[1], self._beyond[2]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Draws and their images under one normalised second moment C (trace 1).
+    """Draws and their images under a normalised second moment C (trace 1), or several with leading dimensions.
 
     In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
     its image under C is CA − KT.
@@ -284,23 +284,24 @@ class Measured:
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
-        """The control by subspaces of the orthogonal complement of Q."""
+        """The control by subspaces of the orthogonal complement of Q, or of one for each C."""
         r, (T, white) = self.draws.rank, self.draws.beyond(Q)
         Q = Q.float()
         K = self.C.float() @ Q
-        cross = _parts(K.T @ self.draws.A, r)  # QᵀCA
+        cross = _parts(K.mT @ self.draws.A, r)  # QᵀCA
         mixed = T.mT @ cross
-        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.T @ K) @ T
+        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.mT @ K).unsqueeze(-3) @ T
         if not shares:
             return self._control(inside, None, white)
-        twice = T.mT @ _parts(K.T @ self.image, r)
-        return self._control(inside, self._squares - twice - twice.mT + T.mT @ (K.T @ K) @ T, white)
+        twice = T.mT @ _parts(K.mT @ self.image, r)
+        own = T.mT @ (K.mT @ K).unsqueeze(-3) @ T
+        return self._control(inside, self._squares - twice - twice.mT + own, white)
 
     def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
         half = white @ inside
         if squares is None:
             return Control((half * white).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
-        d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum()
+        d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum((-2, -1)).unsqueeze(-1)
         compressed = half @ white.mT
         trace = _trace(compressed).double()
         own = compressed.double().square().sum((-2, -1))
@@ -308,7 +309,7 @@ class Measured:
         whole = size - 1.0 / d
         share = torch.where(whole > 1e-12 / d, deviation / whole, torch.nan)
         images = ((white @ squares) * white).sum((-2, -1)).double()
-        gain = _gain(_trace(self.C.double()), size, trace, own, images, width=d, rank=r)
+        gain = _gain(_trace(self.C.double()).unsqueeze(-1), size, trace, own, images, width=d, rank=r)
         return Control(trace.clamp_min(0.0), share, gain)
 
 

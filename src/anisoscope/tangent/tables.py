@@ -27,7 +27,6 @@ from anisoscope.tangent.energy import (
     SubspaceTest,
     alignment_records,
     control_records,
-    draws_for,
     energy_records,
     placed,
     record,
@@ -43,7 +42,8 @@ from anisoscope.tangent.proxy import (
     fit_standardised,
 )
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
-from anisoscope.tangent.ties import OpenPlanes, opened
+from anisoscope.tangent.ties import Planes, opened, swings_of
+from anisoscope.tangent.together import Targets, on_host
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -150,8 +150,11 @@ def weight_records(
             columns = _energy_columns(folds, Q, mine.left_out) | sizes
             records = list(energy_records(columns, Q, label))
             total = folds.sum(0)
-            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
-            records += control_records(draws.of(total.T @ total), Q, label, columns)
+            drawn = Targets([[total.T @ total]], draws=plan.draws, seed=seed)
+            reached = drawn.of(Q[None], 0, torch.tensor([columns["value"]]).to(Q), shares=True)
+            (numbers,) = on_host([reached])
+            bands, count = numbers["bands 0"][0].tolist(), float(numbers["reached 0"][0])
+            records += control_records(bands, count, label, columns, draws=plan.draws)
             for control, others in controls.items():
                 value = {"value": _energy(total, others[site].basis.to(folds.device))}
                 records.append(record("gradient_energy", value | sizes, control))
@@ -179,9 +182,12 @@ def _energy_columns(folds: Tensor, Q: Tensor, left_out: Tensor | None) -> Record
     rest = {f: _energy(total - folds[f], refits[f]) for f in used} if len(used) > 1 else {}
     replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
     if rest and left_out is not None:
-        ties = OpenPlanes.of(Q, left_out.to(Q))
-        single = np.array([_energy(total, one.unsqueeze(1)) for one in ties.directions.T])
-        replicates = opened(replicates, swings=ties.swings(single), turns=ties.turns)
+        planes = Planes.of(Q[None], left_out.to(Q)[None])
+        u, v = (total @ planes.directions[0]).chunk(2, -1)
+        products = torch.stack([u.square().sum(0), v.square().sum(0), (u * v).sum(0)]) / total.square().sum()
+        (found,) = on_host([{"products": products, "errors": planes.errors[0], "turns": planes.turns[0]}])
+        how = {"errors": found["errors"], "turns": found["turns"]}
+        replicates = opened(np.array(replicates), swings=swings_of(*found["products"]), **how).tolist()
     low, high = jackknife(value, replicates, bounds=(0.0, 1.0))
     return {"value": value, "low": low, "high": high, "replicates": replicates}
 

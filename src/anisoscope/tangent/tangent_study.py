@@ -10,6 +10,7 @@ kept until the end, when the window is known.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -29,16 +30,18 @@ from anisoscope.results.query import FIRST_OUTLIER, options_of, variant_name, wi
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
-from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
+from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, Record, SubspaceTest
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
+from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.together import on_host
 
 DEFAULT_RANK = 16
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 
+EVERY = 1 << 20  # controls of all targets
 STILL = 1e-6  # share of the variance below which growth is rounding
 DRAW_SEED = 104_729  # offset: control draws have a separate random stream
 
@@ -51,6 +54,21 @@ class Kept:
     bases: dict[str, Tensor]  # by proxy
     directions: Tensor  # of semi-NMF
     folds: FoldCovariance  # of the test half
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The test rows of one site as they are read: without the first position or not, and in which coordinates."""
+
+    site: Site
+    first: str
+    space: str
+    test: Half
+    proxies: Mapping[Label, Proxy]
+
+    @property
+    def scale(self) -> Scale | None:
+        return next(iter(self.proxies.values())).scale  # of the same rows, so one for all
 
 
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
@@ -81,8 +99,9 @@ class TangentStudy:
     def measure(self, rows: StepRows) -> list[Record]:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
+        apart = first_apart(halves)
         fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
-        rest = {site: halves[site][0].without_first() for site in outliers(halves)}
+        rest = {site: halves[site][0].without_first() for site in outliers(halves, apart)}
         fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
         proxies = self._fit(halves, fits[""])
         other = self._readings(fits)
@@ -92,21 +111,34 @@ class TangentStudy:
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
         grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
+        readings = [
+            Reading(site, first, space, test.without_first() if first else test, mine)
+            for site, (_, test) in halves.items()
+            for (first, space), mine in other[site].items()
+            if mine or not first  # all rows as they are: `_fit` has fitted on them
+        ]
+        moments = {(one.site, one.first): self._moments(one.test) for one in readings if not one.space}
+        energies = self._energies(readings, moments, proxies, apart)
 
-        def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
+        def measure_site(site: Site) -> list[Record]:
             (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
-            moment, found = self._site(test, local)
-            spreads = {first: mine[site].spread for first, mine in fits.items() if site in mine}
-            found += self._other_records(spreads, halves[site], moment, other.get(site, {}))
+            found = list(energies[site, "main"])
+            for first in ("", *(["out"] if (site, "out") in moments else [])):
+                moment, spread = moments[site, first], fits[first][site].spread
+                note = self._note_of(moment, outlier=bool(first and apart[site]))
+                how: dict[str, Any] = {"first": first, "batch": self.source, "note": note}
+                for standardised in (False, True):
+                    found += energy.alignment_records(spread, moment, standardised=standardised, **how)
+                found += energies[site, first]
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             found += self._spread(fit, test)
             live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
-            return moment, energy.placed(site, rows.step, live)
+            return energy.placed(site, rows.step, live)
 
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
-            by_site = dict(zip(halves, each_on_host(measure_site, list(halves), device), strict=True))
-        records = [row for _, found in by_site.values() for row in found]
+            by_site = each_on_host(measure_site, list(halves), device)
+        records = [row for found in by_site for row in found]
         records += energy.holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -121,8 +153,8 @@ class TangentStudy:
             self.frozen = None
         if self.frozen is not None:
             whole = {site: fit for site, (fit, _) in halves.items()}
-            moments = {site: moment for site, (moment, _) in by_site.items()}
-            records += self.frozen.offer(rows.step, whole, moments, rank=self.main_rank)
+            whole_moments = {site: moments[site, ""] for site in halves}
+            records += self.frozen.offer(rows.step, whole, whole_moments, rank=self.main_rank)
         return [*records, *self._at_splits(rows)]
 
     def _at_splits(self, rows: StepRows) -> Iterator[Record]:
@@ -187,40 +219,50 @@ class TangentStudy:
         found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
         return with_refits(fits, found, seed=seed)
 
-    def _other_records(
+    def _energies(
         self,
-        spreads: Mapping[str, FoldCovariance],
-        halves: tuple[Half, Half],
-        moment: GradientMoments,
-        readings: Readings,
-    ) -> Iterator[Record]:
-        """Alignments, and energies in other coordinates and without the first position."""
-        test = halves[1]
-        for first in dict.fromkeys(first for first, _ in readings):
-            tested = test.without_first() if first else test
-            whole, spread = self._moments(tested) if first else moment, spreads[first]
-            few = energy.few_rows(whole.n - whole.still, test.x.shape[1])
-            note = "; ".join(filter(None, (few, FIRST_OUTLIER if first and is_outlier(*halves) else "")))
-            for standardised in (False, True):
-                how: dict[str, Any] = {"standardised": standardised, "first": first, "batch": self.source}
-                yield from energy.alignment_records(spread, whole, note=note, **how)
-            for (mine, _), proxies in readings.items():
-                if mine == first and proxies:
-                    yield from self._reading(tested, whole, proxies, note=note)
+        readings: Sequence[Reading],
+        moments: Mapping[tuple[Site, str], GradientMoments],
+        proxies: Mapping[Label, Mapping[Site, Proxy]],
+        apart: Mapping[Site, bool],
+    ) -> dict[tuple[Site, str], list[Record]]:
+        """Records of energies by site and whether the first position is out; "main" are those of `_fit`."""
+        places, tests, asked, like = [], [], [], None
+        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
+        for one in readings:
+            test, moment = one.test, moments[one.site, one.first]
+            groupings = self.groupings(test)
+            if one.proxies:
+                scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and apart[one.site]))
+                assert test.g is not None
+                g = test.g if scale is None else scale.gradients(test.g)
+                scaled = moment if scale is None else scale.moments(moment)
+                like = EnergyRows(replace(test, g=g), groupings, like=like)
+                tests.append(SubspaceTest(scaled, like, **sizes, note=note))
+                places.append((one.site, one.first))
+                asked.append([_asked(how, proxy, controls=int(not how.control)) for how, proxy in one.proxies.items()])
+            if not one.first and not one.space:
+                plain = [name for name in moment.groups if ":" not in name]  # masked or not: these get controls
+                like = EnergyRows(test, groupings, like=like)
+                few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
+                tests.append(SubspaceTest(moment, like, groups=plain, **sizes, note=few))
+                places.append((one.site, "main"))
+                mine = {label: found[one.site] for label, found in proxies.items() if one.site in found}
+                asked.append([self._asked_of(label, proxy) for label, proxy in mine.items()])
+        found: dict[tuple[Site, str], list[Record]] = defaultdict(list)
+        for place, records in zip(places, energy.tested(tests, asked), strict=True):
+            found[place] += records
+        return found
 
-    def _reading(
-        self, test: Half, moment: GradientMoments, proxies: Mapping[Label, Proxy], *, note: str
-    ) -> Iterator[Record]:
-        """Energies and shares in proxies of one reading of the rows, and controls of all rows."""
-        assert test.g is not None
-        scale = next(iter(proxies.values())).scale  # of the same rows, so one for all
-        if scale is not None:
-            test, moment = replace(test, g=scale.gradients(test.g)), scale.moments(moment)
-        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
-        tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
-        for label, proxy in proxies.items():
-            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
-            yield from tests.records(proxy.basis, label, shares=True, **how)
+    def _note_of(self, moment: GradientMoments, *, outlier: bool) -> str:
+        few = energy.few_rows(moment.n - moment.still, moment.folds.shape[-1])
+        return "; ".join(filter(None, (few, FIRST_OUTLIER if outlier else "")))
+
+    def _asked_of(self, label: Label, proxy: Proxy) -> Asked:
+        main = self._is_main(label)
+        controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
+        controls = EVERY if main and label.proxy == self.plan.proxies[0] else controls
+        return _asked(label, proxy, controls=controls, shares=main or bool(label.control))
 
     def _moments(self, test: Half) -> GradientMoments:
         """The second moments of a site's gradients, by fold and in groups."""
@@ -230,23 +272,6 @@ class TangentStudy:
         # masked or not: frozen proxies are tested on these as on all rows
         parts = {name: mask for name, mask in groups.items() if ":" not in name and self.frozen is not None}
         return GradientMoments().update(test.g, context=test.context, fold=test.fold, groups=groups, parts=parts)
-
-    def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
-        """The second moments of a site's gradients, and the records of its proxies."""
-        moment, groupings = self._moments(test), self.groupings(test)
-        plain = [name for name in moment.groups if ":" not in name]  # masked or not: these get controls
-        few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
-        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": few}
-        tests = SubspaceTest(moment, EnergyRows(test, groupings), groups=plain, **sizes)
-        records: list[Record] = []
-        for label, proxy in proxies.items():
-            main = self._is_main(label)
-            controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
-            if main and label.proxy == self.plan.proxies[0]:
-                controls = len(tests.targets)
-            how: dict[str, Any] = {"shares": main or bool(label.control), "left_out": proxy.left_out}
-            records += tests.records(proxy.basis, label, controls=controls, **how)
-        return moment, records
 
     def finish(self) -> list[Record]:
         """Records of the frozen proxy of a run that ended inside its window."""
@@ -412,16 +437,28 @@ class TangentStudy:
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def is_outlier(fit: Half, test: Half) -> bool:
-    """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles."""
-    first = torch.cat([fit.position, test.position]) == 0
-    squares = torch.cat([half.x.double().square().sum(1) for half in (fit, test)]).cpu()
-    return far_apart(float(squares[first].mean()), float(squares[~first].mean()))
+def _asked(label: Label, proxy: Proxy, *, controls: int, shares: bool = True) -> Asked:
+    return Asked(proxy.basis, label, shares, controls, proxy.left_out)
 
 
-def outliers(halves: Mapping[Site, tuple[Half, Half]]) -> list[Site]:
+def first_apart(halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, bool]:
+    """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles, by site."""
+    found = []
+    for both in halves.values():
+        squares = torch.cat([half.x.double().square().sum(1) for half in both])
+        first = (torch.cat([half.position for half in both]) == 0).to(squares.device, torch.float64)
+        found.append({"": torch.stack([(squares * first).sum(), squares.sum(), first.sum()])})
+    means = {}
+    for site, sums in zip(halves, on_host(found), strict=True):
+        (inside, total, count), n = sums[""].tolist(), sum(len(half) for half in halves[site])
+        pair = [top / bottom if bottom else math.nan for top, bottom in ((inside, count), (total - inside, n - count))]
+        means[site] = far_apart(*pair)
+    return means
+
+
+def outliers(halves: Mapping[Site, tuple[Half, Half]], apart: Mapping[Site, bool]) -> list[Site]:
     """All sites of the stacks in which the first position is an outlier anywhere, as in profiles."""
-    stacks = {site.stack for site, (fit, test) in halves.items() if is_outlier(fit, test)}
+    stacks = {site.stack for site in halves if apart[site]}
     rest = {site for site, both in halves.items() if all(bool((half.position > 0).any()) for half in both)}
     return [site for site in halves if site.stack in stacks and site in rest]  # some have one row per context
 
