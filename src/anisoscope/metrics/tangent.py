@@ -20,7 +20,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import full_float32, norms_of, principal_angles
+from anisoscope.numerics.linalg import full_float32, leading_eigenvectors, norms_of, principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
@@ -222,6 +222,12 @@ def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
     return _parts(left, r).mT @ _parts(right, r)
 
 
+def _twice(left: Tensor, right: Tensor, r: int) -> Tensor:
+    """Z + Zᵀ of Z = LⱼᵀRⱼ, for every block."""
+    Z = _blocks(left, right, r)
+    return Z + Z.mT
+
+
 def _whitener(gram: Tensor) -> Tensor:
     """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
     factor = torch.linalg.cholesky_ex(gram)[0]  # without a check, for which a device would wait
@@ -249,10 +255,10 @@ class Draws:
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
     def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
-        """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
+        """T = QᵀA and the whitener of A − QT; the last result is cached, because several moments need it."""
         if self._beyond is None or self._beyond[0] is not Q:
-            T = _parts(Q.float().mT @ self.A, self.rank)
-            self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
+            T = Q.float().mT @ self.A
+            self._beyond = (Q, T, _whitener(self.gram - _blocks(T, T, self.rank)))
         return self._beyond[1], self._beyond[2]
 
 
@@ -261,7 +267,8 @@ class Measured:
     """Draws and their images under a normalised second moment C (trace 1), or several with leading dimensions.
 
     In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
-    its image under C is CA − KT.
+    its image under C is CA − KT. So (A − QT)ᵀC(A − QT) = AᵀCA − Z − Zᵀ with Z = Tᵀ(KᵀA − ½QᵀKT) by blocks, and the
+    squares of the image likewise with Kᵀ(CA − ½KT).
     """
 
     draws: Draws
@@ -288,14 +295,11 @@ class Measured:
         r, (T, white) = self.draws.rank, self.draws.beyond(Q)
         Q = Q.float()
         K = self.C.float() @ Q
-        cross = _parts(K.mT @ self.draws.A, r)  # QᵀCA
-        mixed = T.mT @ cross
-        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.mT @ K).unsqueeze(-3) @ T
+        inside = self.inside - _twice(T, K.mT @ self.draws.A - 0.5 * (Q.mT @ K) @ T, r)
         if not shares:
             return self._control(inside, None, white)
-        twice = T.mT @ _parts(K.mT @ self.image, r)
-        own = T.mT @ (K.mT @ K).unsqueeze(-3) @ T
-        return self._control(inside, self._squares - twice - twice.mT + own, white)
+        squares = self._squares - _twice(T, K.mT @ self.image - 0.5 * (K.mT @ K) @ T, r)
+        return self._control(inside, squares, white)
 
     def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
         half = white @ inside
@@ -421,18 +425,18 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     inside = Q.T @ C
     rest = C - Q @ inside - inside.T @ Q.T + Q @ (inside @ Q) @ Q.T
     rest = rest - _trace(C) * (Q @ Q.T)  # gives Q the lowest eigenvalues, so that it is never chosen again
-    _, vectors = torch.linalg.eigh(rest)
-    return vectors[:, -Q.shape[1] :].flip(-1)
+    return leading_eigenvectors(rest, Q.shape[1])
 
 
 def each_decomposed(
-    act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]]
+    act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]], *, whole: bool = False
 ) -> list[tuple[Tensor, ...]]:
     """`act(*problem)` for several eigenproblems of float64 matrices, returned on their devices.
 
-    Narrow problems are solved on the host, one core each, because a GPU solves them one at a time and more slowly.
+    Narrow problems are solved on the host, one core each, because a GPU solves them one at a time and more slowly;
+    with `whole`, those that need all eigenvectors, from a fourth of that width on the GPU.
     """
-    if not problems or problems[0][0].shape[-1] > _WIDE:
+    if not problems or problems[0][0].shape[-1] > (_WIDE // 4 if whole else _WIDE):
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
     return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]

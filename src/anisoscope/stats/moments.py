@@ -344,10 +344,11 @@ class FoldCovariance:
 
     @classmethod
     def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
-        rows = x.double() - x.double().mean(0)
-        fold = fold.to(x.device)
-        parts = [rows[fold == f] for f in range(FOLDS)]
-        n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
+        rows, fold = x.double(), fold.cpu()
+        rows = rows - rows.mean(0)
+        sizes = torch.bincount(fold, minlength=FOLDS)
+        parts = rows[fold.argsort(stable=True).to(x.device)].split(sizes.tolist())
+        n = sizes.to(x.device, torch.float64)
         squares = torch.stack([p.mT @ p for p in parts])
         upper = squares.triu()  # made exactly symmetric, as after a round trip through `packed`
         return cls(n, torch.stack([p.sum(0) for p in parts]), upper + upper.triu(1).mT)

@@ -21,7 +21,7 @@ from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import even_folds, half_of, row_hash
-from anisoscope.numerics.linalg import orthonormal_bases
+from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
 
 
@@ -347,16 +347,18 @@ def fit_standardised(
     for label in labels[1:]:  # principal components need no further pass over the rows
         alike = found[labels[0]]
         pca = label.proxy == "pca"
-        found[label] = _principal(spread, alike, seed=seed) if pca else fit_proxies(scaled, label, seed=seed)
+        found[label] = _principal(spread, alike) if pca else fit_proxies(scaled, label, seed=seed)
     found |= fit_controls(scaled, labels[0], found[labels[0]], seed=seed, covariances=spread, permuted=False)
     return {label: {s: replace(p, scale=wide[s]) for s, p in proxies.items()} for label, proxies in found.items()}
 
 
-def _principal(covariances: Mapping[Site, Tensor], alike: Mapping[Site, Proxy], *, seed: int) -> dict[Site, Proxy]:
+def _principal(covariances: Mapping[Site, Tensor], alike: Mapping[Site, Proxy]) -> dict[Site, Proxy]:
     """PCA from covariances, with as many directions as proxies of the same rows have, and about the same centre."""
 
     def leading(C: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-        directions = fit_directions(C, len(like), method="svd", seed=seed)  # C and its root have the same axes
+        axes = leading_eigenvectors(C, len(like))
+        largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+        directions = torch.where(largest < 0, -axes, axes).mT  # signs as those of other principal components
         return directions.to(like.dtype), orthonormal_bases(directions[None])[0]
 
     problems = [(C, alike[site].directions.to(C.device)) for site, C in covariances.items()]

@@ -110,7 +110,7 @@ class TangentStudy:
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
-        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
+        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems, whole=True), strict=True))
         readings = [
             Reading(site, first, space, test.without_first() if first else test, mine)
             for site, (_, test) in halves.items()
