@@ -222,12 +222,6 @@ def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
     return _parts(left, r).mT @ _parts(right, r)
 
 
-def _twice(left: Tensor, right: Tensor, r: int) -> Tensor:
-    """Z + Zᵀ of Z = LⱼᵀRⱼ, for every block."""
-    Z = _blocks(left, right, r)
-    return Z + Z.mT
-
-
 def _whitener(gram: Tensor) -> Tensor:
     """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
     factor = torch.linalg.cholesky_ex(gram)[0]  # without a check, for which a device would wait
@@ -255,10 +249,10 @@ class Draws:
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
     def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
-        """T = QᵀA and the whitener of A − QT; the last result is cached, because several moments need it."""
+        """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
         if self._beyond is None or self._beyond[0] is not Q:
-            T = Q.float().mT @ self.A
-            self._beyond = (Q, T, _whitener(self.gram - _blocks(T, T, self.rank)))
+            T = _parts(Q.float().mT @ self.A, self.rank)
+            self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
         return self._beyond[1], self._beyond[2]
 
 
@@ -267,8 +261,7 @@ class Measured:
     """Draws and their images under a normalised second moment C (trace 1), or several with leading dimensions.
 
     In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
-    its image under C is CA − KT. So (A − QT)ᵀC(A − QT) = AᵀCA − Z − Zᵀ with Z = Tᵀ(KᵀA − ½QᵀKT) by blocks, and the
-    squares of the image likewise with Kᵀ(CA − ½KT).
+    its image under C is CA − KT.
     """
 
     draws: Draws
@@ -295,11 +288,14 @@ class Measured:
         r, (T, white) = self.draws.rank, self.draws.beyond(Q)
         Q = Q.float()
         K = self.C.float() @ Q
-        inside = self.inside - _twice(T, K.mT @ self.draws.A - 0.5 * (Q.mT @ K) @ T, r)
+        cross = _parts(K.mT @ self.draws.A, r)  # QᵀCA
+        mixed = T.mT @ cross
+        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.mT @ K).unsqueeze(-3) @ T
         if not shares:
             return self._control(inside, None, white)
-        squares = self._squares - _twice(T, K.mT @ self.image - 0.5 * (K.mT @ K) @ T, r)
-        return self._control(inside, squares, white)
+        twice = T.mT @ _parts(K.mT @ self.image, r)
+        own = T.mT @ (K.mT @ K).unsqueeze(-3) @ T
+        return self._control(inside, self._squares - twice - twice.mT + own, white)
 
     def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
         half = white @ inside

@@ -359,6 +359,12 @@ class FoldCovariance:
         n, total = self.n[keep].sum(), self.sums[keep].sum(0)
         return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
 
+    def covariances(self, folds: Sequence[int]) -> Tensor:
+        """The covariances without each of some folds [folds, d, d]."""
+        n, total = self.n.sum() - self.n[folds], self.sums.sum(0) - self.sums[folds]
+        scatter = self.squares.sum(0) - self.squares[folds] - total.unsqueeze(-1) * (total / n[:, None]).unsqueeze(-2)
+        return scatter / (n - 1)[:, None, None]
+
     def weighted(self, W: Tensor) -> Tensor:
         """tr(CW) of the covariances without each fold in turn, for several symmetric W [k, d, d]: [k, FOLDS].
 
@@ -425,7 +431,9 @@ class GradientMoments(Additive):
         `fold`: the folds of the rows, on the host, if they are not those of their hashes.
         """
         rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu()) if fold is None else fold
-        folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
+        by_fold = fold.argsort(stable=True).to(rows.device)
+        sizes = torch.bincount(fold, minlength=FOLDS).tolist()
+        folds = torch.stack([part.mT @ part for part in rows[by_fold].split(sizes)])
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,11 @@ class EnergyRows:
         for i, name in enumerate(self.names):
             if columns.counts[0][i]:
                 for average in ("", "row"):
-                    yield name, average, columns.at(0, i, average) | {"contexts": self.contexts, "dropped": self.dropped}
+                    yield (
+                        name,
+                        average,
+                        columns.at(0, i, average) | {"contexts": self.contexts, "dropped": self.dropped},
+                    )
 
 
 @dataclass(frozen=True)
@@ -437,37 +441,47 @@ def _share_records(shares: Mapping[str, list[Any]], site: int, test: SubspaceTes
             yield record(metric, {"value": shares[metric][site][-1][place]} | counts, one.label, group=group)
 
 
-def alignment_records(
-    spread: FoldCovariance,
-    moments: GradientMoments,
-    *,
-    standardised: bool,
-    note: str = "",
-    moved: bool = False,
-    **options: str,
-) -> Iterator[Record]:
-    """The alignment of gradients with the covariance of the rows fitted on; of groups without an interval.
+_AT_ONCE = 1 << 27  # bytes of the covariances without a fold that are held at a time
 
-    The jackknife leaves out one fold of contexts in both halves; standard deviations are those of the rows left.
-    `moved`: the moments are of updates, which move as rows do and are divided by these where gradients are multiplied.
+
+def alignment_numbers(spread: FoldCovariance, moments: GradientMoments, *, moved: bool = False) -> Found:
+    """Alignments of gradients with the covariance of the rows fitted on, as they are and standardised.
+
+    [1 + FOLDS + groups] each: of all rows, without each fold of contexts in both halves, of groups. `moved`: the
+    moments are of updates, which move as rows do and are divided by standard deviations where gradients are multiplied.
     """
-    C, M = spread.covariance(), moments.total
-    options |= {"coordinates": "standardised"} if standardised else {}
-    where = {"metric": "gradient_alignment", "variant": variant_name({k: v for k, v in options.items() if v})}
     align = tangent.update_alignment if moved else tangent.gradient_alignment
-    align = partial(align, standardised=standardised)
-    value, rest = float(align(C, M)), []
+    M, groups = moments.total, list(moments.groups.values())
+    lines: list[tuple[Tensor, Tensor]] = [(spread.covariance().unsqueeze(0), M.unsqueeze(0))]
+    found: dict[bool, list[Tensor]] = {False: [], True: []}
+    step = max(1, _AT_ONCE // max(1, 8 * M.numel()))
+    for part in (range(FOLDS)[i : i + step] for i in range(0, FOLDS, step)):
+        lines.append((spread.covariances(list(part)), M - moments.folds[part.start : part.stop]))
+    lines += [(lines[0][0], torch.stack(groups[i : i + step])) for i in range(0, len(groups), step)]
+    for C, mine in lines:
+        for standardised, values in found.items():
+            values.append(align(C, mine, standardised=standardised))
     tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
-    used = ((spread.n > 0) | (tested > 0)).tolist()  # a fold without rows must not narrow an interval
-    for fold, lives in enumerate(used):
-        rest.append(float(align(spread.covariance(fold), M - moments.folds[fold])) if lives else math.nan)
-    low, high = jackknife(value, rest, bounds=(0.0, None))
-    columns = {"value": value, "low": low, "high": high, "replicates": rest, "n": moments.n, "note": note}
-    yield {**where, "group": "", "contexts": moments.contexts, **columns}
-    for group, moment in moments.groups.items():
-        counts = {"n": moments.counts[group], "contexts": moments.contexts}
-        if (part := float(align(C, moment))) == part:  # NaN if no gradient reaches the group
-            yield {**where, "group": group, "value": part, **counts}
+    used = ((spread.n > 0) | (tested > 0)).double()  # a fold without rows must not narrow an interval
+    return {"plain": torch.cat(found[False]), "standardised": torch.cat(found[True]), "used": used}
+
+
+def alignment_records(
+    numbers: Mapping[str, np.ndarray], moments: GradientMoments, *, note: str = "", **options: str
+) -> Iterator[Record]:
+    """Records of `alignment_numbers` on the host; of groups without an interval."""
+    for coordinates in ("", "standardised"):
+        named = {k: v for k, v in (options | {"coordinates": coordinates}).items() if v}
+        where = {"metric": "gradient_alignment", "variant": variant_name(named)}
+        value, *others = numbers[coordinates or "plain"].tolist()
+        rest = [x if lives else math.nan for x, lives in zip(others[:FOLDS], numbers["used"].tolist(), strict=True)]
+        low, high = jackknife(value, rest, bounds=(0.0, None))
+        columns = {"value": value, "low": low, "high": high, "replicates": rest, "n": moments.n, "note": note}
+        yield {**where, "group": "", "contexts": moments.contexts, **columns}
+        for group, part in zip(moments.groups, others[FOLDS:], strict=True):
+            counts = {"n": moments.counts[group], "contexts": moments.contexts}
+            if part == part:  # NaN if no gradient reaches the group
+                yield {**where, "group": group, "value": part, **counts}
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:

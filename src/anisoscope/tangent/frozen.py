@@ -124,7 +124,9 @@ class FrozenProxies:
                     asked.append(one)
         records: list[Record] = []
         for (site, group), found in zip(places, energy.tested(tests, asked), strict=True):
-            lives = not group or any(row["metric"] == "gradient_energy" and row["value"] == row["value"] for row in found)
+            lives = not group or any(
+                row["metric"] == "gradient_energy" and row["value"] == row["value"] for row in found
+            )
             own = ({**row, "group": group} for row in found if row["metric"] != "proxy_stability")
             records += energy.placed(site, step, found if not group else own if lives else ())
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]

@@ -178,9 +178,7 @@ def with_refits(
     return {label: {site: out[label][site] for site in found[label]} for label in found}
 
 
-def _bases(
-    space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor | None], *, seed: int
-) -> Tensor:
+def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor | None], *, seed: int) -> Tensor:
     """The refits [S, live, d, r] of one kind of proxy; `before` those of the proxy that a control belongs to."""
     if label.control == "next":
         refits = torch.stack([one for one in before if one is not None])

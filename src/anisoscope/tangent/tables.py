@@ -21,15 +21,18 @@ from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.energy import (
+    Asked,
     EnergyRows,
     Grouping,
     Record,
     SubspaceTest,
+    alignment_numbers,
     alignment_records,
     control_records,
     energy_records,
     placed,
     record,
+    tested,
 )
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import (
@@ -70,15 +73,20 @@ def table_records(
         names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
         groupings.append(Grouping(names, bin_of(types, bins)))
     rows = rows.float() if rows.dtype != torch.float64 else rows
-    tests: dict[str, SubspaceTest] = {}
-    for label, proxy in proxies.items():
-        if label.coordinates not in tests:  # one scale for all proxies
-            mine = rows if proxy.scale is None else proxy.scale.to(rows.device).rows(rows)
-            half = Half.plain(mine, types)
-            energies, moments = EnergyRows(half, groupings), _moments_of(half)
-            tests[label.coordinates] = SubspaceTest(moments, energies, draws=draws, seed=seed)
-        how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
-        yield from tests[label.coordinates].records(proxy.basis, replace(label, of=of), shares=not label.control, **how)
+    tests, asked = [], []
+    for space in dict.fromkeys(label.coordinates for label in proxies):
+        mine = {label: proxy for label, proxy in proxies.items() if label.coordinates == space}
+        scale = next(iter(mine.values())).scale  # one for all proxies
+        half = Half.plain(rows if scale is None else scale.to(rows.device).rows(rows), types)
+        tests.append(SubspaceTest(_moments_of(half), EnergyRows(half, groupings), draws=draws, seed=seed))
+        asked.append(
+            [
+                Asked(proxy.basis, replace(label, of=of), not label.control, int(not label.control), proxy.left_out)
+                for label, proxy in mine.items()
+            ]
+        )
+    for found in tested(tests, asked):
+        yield from found
 
 
 def _moments_of(half: Half) -> GradientMoments:
@@ -120,8 +128,8 @@ class TypeFit:
             return
         yield from table_records(rows, types, self.proxies, of=of, **sizes)
         moments = _moments_of(Half.plain(rows, types))
-        for standardised in (False, True):
-            yield from alignment_records(self.spread, moments, standardised=standardised, moved=True, of=of)
+        (numbers,) = on_host([alignment_numbers(self.spread, moments, moved=True)])
+        yield from alignment_records(numbers, moments, of=of)
 
 
 def weight_records(

@@ -119,16 +119,17 @@ class TangentStudy:
         ]
         moments = {(one.site, one.first): self._moments(one.test) for one in readings if not one.space}
         energies = self._energies(readings, moments, proxies, apart)
+        numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
+        aligned = dict(zip(moments, on_host(numbers), strict=True))
 
         def measure_site(site: Site) -> list[Record]:
             (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
             found = list(energies[site, "main"])
             for first in ("", *(["out"] if (site, "out") in moments else [])):
-                moment, spread = moments[site, first], fits[first][site].spread
+                moment = moments[site, first]
                 note = self._note_of(moment, outlier=bool(first and apart[site]))
                 how: dict[str, Any] = {"first": first, "batch": self.source, "note": note}
-                for standardised in (False, True):
-                    found += energy.alignment_records(spread, moment, standardised=standardised, **how)
+                found += energy.alignment_records(aligned[site, first], moment, **how)
                 found += energies[site, first]
             found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
             found += self._spread(fit, test)
@@ -279,14 +280,19 @@ class TangentStudy:
 
     def groupings(self, test: Half) -> list[Grouping]:
         """Groupings of rows: masked or not; frequency bins of the original and of the target token."""
-        found = []
-        if bool((test.masked >= 0).any()):
-            found.append(Grouping(["unmasked", "masked"], test.masked))
-        if self.bins is not None:
-            for name, token in (("frequency", test.token), ("target", test.target)):
-                names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
-                found.append(Grouping(names, frequency.bin_of(token, self.bins)))
-        return found
+
+        def made() -> list[Grouping]:
+            found = []
+            if bool((test.masked >= 0).any()):
+                found.append(Grouping(["unmasked", "masked"], test.masked))
+            if self.bins is not None:
+                for name, token in (("frequency", test.token), ("target", test.target)):
+                    names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
+                    found.append(Grouping(names, frequency.bin_of(token, self.bins)))
+            return found
+
+        groupings: list[Grouping] = test.once("groupings", made)
+        return groupings
 
     def state(self) -> dict[str, Any]:
         """What the next step needs of the last one, as plain values and tensors."""

@@ -131,7 +131,7 @@ class MomentSums:
         return traces.expand(-1, -1, -1, 3)
 
     def of(self, given: Subspaces) -> Found:
-        """As of rows; of a refit only its energy in all folds and in its own is known, the rest of them is in fold 0."""
+        """As of rows; of refits only the energies in all folds and in their own [S, 1, FOLDS] are made."""
         Q = given.Q.unsqueeze(1)
         energy = [((self.folds @ Q) * Q).sum((-2, -1)).unsqueeze(-1)]  # [S, FOLDS, 1]
         if given.left_out is None or given.planes is None:
@@ -142,7 +142,12 @@ class MomentSums:
         u, v = given.planes.directions.chunk(2, -1)
         image, other = self.total @ u, self.total @ v
         planes = torch.stack([(image * u).sum(-2), (other * v).sum(-2), (image * v).sum(-2)], 1).unsqueeze(1)
-        return {"energy": energy[0].unsqueeze(1), "own": own.unsqueeze(1), "every": every.unsqueeze(1), "planes": planes}
+        return {
+            "energy": energy[0].unsqueeze(1),
+            "own": own.unsqueeze(1),
+            "every": every.unsqueeze(1),
+            "planes": planes,
+        }
 
 
 class Targets:
@@ -197,14 +202,15 @@ def on_host(found: Sequence[Mapping[str, Tensor]]) -> list[dict[str, np.ndarray]
     tensors = [x for part in found for x in part.values()]
     if not tensors:
         return [{} for _ in found]
-    flat = torch.cat([x.detach().double().reshape(-1) for x in tensors]).cpu().numpy()
+    here = tensors[0].device  # sites of one model may be on several
+    flat = torch.cat([x.detach().to(here, torch.float64).reshape(-1) for x in tensors]).cpu().numpy()
     ends = np.cumsum([0, *(x.numel() for x in tensors)])
     arrays = iter(flat[i:j].reshape(tuple(x.shape)) for x, i, j in zip(tensors, ends[:-1], ends[1:], strict=True))
     return [{name: next(arrays) for name in part} for part in found]
 
 
 def ratio_columns(found: Mapping[str, np.ndarray], sizes: np.ndarray, *, row: bool = False) -> dict[str, np.ndarray]:
-    """Σ energy / Σ size of every site and group with its jackknife: value, low, high [S, groups], replicates [.., FOLDS].
+    """Σ energy / Σ size of every site and group [S, groups] with its jackknife.
 
     Leaving out a fold takes its rows away, and the refit without it in the place of the proxy.
     """
