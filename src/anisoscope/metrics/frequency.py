@@ -224,11 +224,12 @@ def _resampled(statistic: Statistic, x: Tensor, y: Tensor, *, draws: int, seed: 
     """
     n, a, b = len(x), x - x.mean(), y - y.mean()
     squares, products = torch.stack([a.square().sum(), b.square().sum()]), torch.stack([a, b, a * a, b * b, a * b], 1)
-    value = float(statistic(*squares, (a * b).sum()))
+    xx, yy = squares
+    value = float(statistic(xx, yy, (a * b).sum()))
     orders = (_few_resamplings if draws * n <= _TOGETHER else _resamplings)(n, draws, seed)
     null, boot = [], []
     for order, often in orders:
-        null.append(statistic(*squares, b[order] @ a))
+        null.append(statistic(xx, yy, b[order] @ a))
         first, second, aa, bb, ab = (often @ products).T
         spreads = [(aa - first.square() / n) / squares[0], (bb - second.square() / n) / squares[1]]
         same = (spreads[0] <= _NONE) | (spreads[1] <= _NONE)  # resamples without variance, but for rounding

@@ -425,14 +425,14 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
 
 
 def each_decomposed(
-    act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]], *, whole: bool = False
+    act: Callable[..., tuple[Tensor, ...]], problems: Sequence[tuple[Tensor, ...]]
 ) -> list[tuple[Tensor, ...]]:
     """`act(*problem)` for several eigenproblems of float64 matrices, returned on their devices.
 
-    Narrow problems are solved on the host, one core each, because a GPU solves them one at a time and more slowly;
-    with `whole`, those that need all eigenvectors, from a fourth of that width on the GPU.
+    On the host one core each. On a GPU only very narrow ones go there: threads that prepare many small operations wait
+    for each other longer than the GPU takes to solve one problem after the other (4 ms each at 512 columns).
     """
-    if not problems or problems[0][0].shape[-1] > (_WIDE // 4 if whole else _WIDE):
+    if not problems or problems[0][0].shape[-1] > _WIDE or problems[0][0].device.type == "cuda":
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
     return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]

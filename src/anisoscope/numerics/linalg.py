@@ -120,7 +120,7 @@ def small_eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """
     k = matrices.shape[-1]
     if matrices.device.type == "cpu" or not _BATCHED < k <= _SMALL or matrices.numel() <= k * k:
-        return torch.linalg.eigh(matrices)  # type: ignore[no-any-return]
+        return torch.linalg.eigh(matrices)
     flat = matrices.reshape(-1, k, k).cpu()
     parts = together(torch.linalg.eigh, flat.chunk(max(1, torch.get_num_threads())))
     values, vectors = (torch.cat(x).to(matrices.device) for x in zip(*parts, strict=True))

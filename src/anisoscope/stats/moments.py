@@ -355,14 +355,16 @@ class FoldCovariance:
 
     def covariance(self, without: int | None = None) -> Tensor:
         """The covariance of all rows, or of all but those of one fold."""
-        keep = torch.arange(FOLDS, device=self.n.device) != (-1 if without is None else without)
-        n, total = self.n[keep].sum(), self.sums[keep].sum(0)
-        return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
+        if without is not None:
+            return self.covariances([without])[0]
+        n, total = self.n.sum(), self.sums.sum(0)
+        return (self.squares.sum(0) - torch.outer(total, total) / n) / (n - 1)
 
     def covariances(self, folds: Sequence[int]) -> Tensor:
         """The covariances without each of some folds [folds, d, d]."""
-        n, total = self.n.sum() - self.n[folds], self.sums.sum(0) - self.sums[folds]
-        scatter = self.squares.sum(0) - self.squares[folds] - total.unsqueeze(-1) * (total / n[:, None]).unsqueeze(-2)
+        at = torch.tensor(folds, device=self.n.device)
+        n, total = self.n.sum() - self.n[at], self.sums.sum(0) - self.sums[at]
+        scatter = self.squares.sum(0) - self.squares[at] - total.unsqueeze(-1) * (total / n[:, None]).unsqueeze(-2)
         return scatter / (n - 1)[:, None, None]
 
     def weighted(self, W: Tensor) -> Tensor:

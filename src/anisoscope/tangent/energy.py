@@ -70,7 +70,9 @@ class EnergyRows:
         self.g, self.dropped, self.contexts = half.g, half.dropped, half.contexts
         self.labels = (half.fold, *(grouping.label for grouping in groupings))
         self.names = ["", *(name for grouping in groupings for name in grouping.names)]
-        self.member = like.member if like is not None and self._alike(like) else self._members(half.fold, groupings)
+        self.member: Tensor = (
+            like.member if like is not None and self._alike(like) else self._members(half.fold, groupings)
+        )
 
     def _alike(self, other: EnergyRows) -> bool:
         """Whether the rows of another site are in the same groups and folds, as they are unless some are not finite."""
@@ -296,9 +298,9 @@ def tested(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> l
     arrays = iter(on_host([part for parts in sums for part in parts]))
     found: list[list[Record]] = [[] for _ in tests]
     for at, parts in zip(work, sums, strict=True):
-        _, *mine = read = [next(arrays) for _ in parts]
-        for place, numbers in enumerate(mine):
-            _add_records(found, [(i, tests[i], asked[i][place]) for i in at], numbers, read[0]["sizes"])
+        sizes, *numbers = [next(arrays) for _ in parts]
+        for place, read in enumerate(numbers):
+            _add_records(found, [(i, tests[i], asked[i][place]) for i in at], read, sizes["sizes"])
     return found
 
 

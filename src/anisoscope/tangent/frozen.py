@@ -98,10 +98,11 @@ class FrozenProxies:
         }
         rows = {site: mine.x for site, mine in fits.items()}
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
-        self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
         how: dict[str, Any] = {"seed": seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
-        for label in labels:
-            self.proxies |= fitting.fit_controls(rows, label, self.proxies[label], **how)
+        fitted = [fitting.fit_with_controls(rows, label, **how) for label in labels]
+        self.proxies = {label: mine[label] for label, mine in zip(labels, fitted, strict=True)}
+        for mine in fitted:
+            self.proxies |= mine
         self.proxies = with_refits(fits, self.proxies, seed=seed)
         if self.plan.standardised:
             labels = [replace(label, coordinates=STANDARDISED) for label in labels]

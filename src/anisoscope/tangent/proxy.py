@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -227,8 +228,9 @@ def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
 
 
 CONSTANT = 1e-6  # standard deviation relative to the mean, below which a coordinate is constant but for rounding
+_KEPT = 1 << 23  # elements of a random order of rows that is kept for the next step
 RANK_TOLERANCE = 1e-10  # relative, of squared singular values; rounding errors of float32 rows are far smaller
-_BYTES = 1 << 28  # of stacked activations fitted together
+_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # of stacked activations fitted together
 
 
 @dataclass(frozen=True)
@@ -315,10 +317,16 @@ class Proxy:
 
 def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict[Site, Proxy]:
     """The same kind of proxy at every site, from its rows [n, d]; sites of one shape are fitted together."""
-    found: dict[Site, Proxy] = {}
+    return fit_alike(rows, [label], seed=seed)[label]
+
+
+def fit_alike(rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int) -> dict[Label, dict[Site, Proxy]]:
+    """As `fit_proxies` for labels of one method and rank in one batch: rows as they are, and with permuted columns."""
+    found: dict[Label, dict[Site, Proxy]] = {label: {} for label in labels}
+    first = labels[0]
     for group in _same_shape(rows):
         stacked = torch.stack([rows[site] for site in group])
-        check_rank(label.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
+        check_rank(first.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
         centre = stacked.mean(-2, keepdim=True)
         centred = stacked - centre
         varied = centred.flatten(1).any(1).tolist()
@@ -326,15 +334,26 @@ def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict
             raise AnisoscopeError(
                 f"all {len(rows[site])} rows at {site} are equal, so they span no tangent; give more, or other, data."
             )
-        ranks = spanned(centred, label.rank)
-        if label.control == "permuted":
-            centred = permute_columns(centred, seed=seed)
+        ranks = spanned(centred, first.rank)
         for rank in sorted(set(ranks)):  # rows that span fewer dimensions get a proxy and controls of lower rank
             numbers = [i for i, r in enumerate(ranks) if r == rank]
-            directions = fit_directions(centred[numbers], rank, method=label.proxy, seed=seed)
-            for i, part, basis in zip(numbers, directions, orthonormal_bases(directions), strict=True):
-                found[group[i]] = Proxy(basis, part, centre[i, 0])
-    return {site: found[site] for site in rows}
+            mine = centred if len(numbers) == len(group) else centred[numbers]
+            versions = [permute_columns(mine, seed=seed) if how.control == "permuted" else mine for how in labels]
+            many = versions[0] if len(versions) == 1 else torch.cat(versions)
+            directions = fit_directions(many, rank, method=first.proxy, seed=seed)
+            places = [(label, i) for label in labels for i in numbers]
+            for (label, i), part, basis in zip(places, directions, orthonormal_bases(directions), strict=True):
+                found[label][group[i]] = Proxy(basis, part, centre[i, 0])
+    return {label: {site: proxies[site] for site in rows} for label, proxies in found.items()}
+
+
+def fit_with_controls(
+    rows: Mapping[Site, Tensor], label: Label, *, seed: int, covariances: Mapping[Site, Tensor] | None = None
+) -> dict[Label, dict[Site, Proxy]]:
+    """A proxy with its fitted controls."""
+    found = fit_alike(rows, [label, replace(label, control="permuted")], seed=seed)
+    how: dict[str, Any] = {"seed": seed, "covariances": covariances, "permuted": False}
+    return found | fit_controls(rows, label, found[label], **how)
 
 
 def covariances_of(rows: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
@@ -424,7 +443,7 @@ def _same_shape(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
     groups: dict[tuple[int, ...], list[list[Site]]] = {}
     for site, x in rows.items():
         chunks = groups.setdefault(tuple(x.shape), [[]])
-        if len(chunks[-1]) >= max(1, _BYTES // max(1, x.nbytes)):
+        if len(chunks[-1]) >= max(1, _BYTES.get(x.device.type, _BYTES["cpu"]) // max(1, x.nbytes)):
             chunks.append([])
         chunks[-1].append(site)
     return [chunk for chunks in groups.values() for chunk in chunks]
@@ -432,9 +451,17 @@ def _same_shape(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
 
 def permute_columns(x: Tensor, *, seed: int) -> Tensor:
     """Permute every column independently: keeps the marginals of the coordinates, removes their dependence."""
-    generator = torch.Generator().manual_seed(seed + 7919)
-    order = torch.rand(x.shape[-2], x.shape[-1], generator=generator).argsort(0).to(x.device)
+    n, d = x.shape[-2:]
+    order = (_column_orders if n * d <= _KEPT else _orders)(n, d, seed, str(x.device))
     return x.gather(-2, order.expand_as(x))
+
+
+def _orders(n: int, d: int, seed: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 7919)
+    return torch.rand(n, d, generator=generator).argsort(0).to(device)
+
+
+_column_orders = lru_cache(maxsize=2)(_orders)  # of the rows that are fitted on, the same at every step
 
 
 def rows_to_fit(half: Half, *, most: int) -> Tensor:

@@ -43,6 +43,7 @@ from anisoscope.tangent.proxy import (
     fit_controls,
     fit_proxies,
     fit_standardised,
+    fit_with_controls,
 )
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
 from anisoscope.tangent.ties import Planes, opened, swings_of
@@ -111,8 +112,7 @@ class TypeFit:
         fits = {site: FitRows.of_rows(rows, even_folds(types))}
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
-            found[label] = fit_proxies({site: rows}, label, seed=seed)
-            found |= fit_controls({site: rows}, label, found[label], seed=seed)
+            found |= fit_with_controls({site: rows}, label, seed=seed, covariances={site: fits[site].covariance})
         found = with_refits(fits, found, seed=seed)
         if standardised:
             scaled = [replace(label, coordinates="standardised") for label in labels]

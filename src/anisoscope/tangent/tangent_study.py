@@ -110,7 +110,7 @@ class TangentStudy:
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
-        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems, whole=True), strict=True))
+        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
         readings = [
             Reading(site, first, space, test.without_first() if first else test, mine)
             for site, (_, test) in halves.items()
@@ -331,16 +331,19 @@ class TangentStudy:
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= width]
         labels += [Label(proxy, r, batch=self.source) for proxy in plan.proxies[:2] for r in ranks]
         found: dict[Label, dict[Site, Proxy]] = {}
+        main = labels[0]  # fitted controls are made for the main proxy only
+        shuffled: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
+            both = [label, replace(label, control="permuted")] if label == main and plan.permuted else [label]
             try:
-                found[label] = fitting.fit_proxies(rows, label, seed=plan.seed)
+                fitted = fitting.fit_alike(rows, both, seed=plan.seed)
+                found[label], shuffled = fitted.pop(label), shuffled | fitted
             except AnisoscopeError as error:
                 if label.proxy in plan.proxies[:2] and label.rank == rank:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
-        main = labels[0]  # fitted controls are made for the main proxy only
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
-        found |= fitting.fit_controls(rows, main, found[main], **how, permuted=plan.permuted)
+        found |= shuffled | fitting.fit_controls(rows, main, found[main], **how, permuted=False)
         found = with_refits(fits, found, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {
@@ -351,8 +354,8 @@ class TangentStudy:
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
-                fitted = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
-                found |= with_refits(enough, {balanced: fitted}, seed=plan.seed)
+                even_fits = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
+                found |= with_refits(enough, {balanced: even_fits}, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:
