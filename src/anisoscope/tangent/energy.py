@@ -23,7 +23,6 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.metrics.tangent import Draws
 from anisoscope.numerics.factors import as_matrix
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
@@ -39,7 +38,6 @@ from anisoscope.tangent.together import (
     Subspaces,
     Targets,
     anisotropy_of,
-    bands_of,
     chunk_size,
     on_host,
     ratio_columns,
@@ -126,12 +124,8 @@ class EnergyColumns:
         return mine | {"n": self.counts[site][group]}
 
 
-def bands(draws: Sequence[Tensor]) -> list[Record]:
-    """Mean, 95 % band and standard deviation of several sets of control draws, with one transfer to the host."""
-    return [_band(row) for row in bands_of(torch.stack([mine.double() for mine in draws])).tolist()]
-
-
-def _band(row: Sequence[float]) -> Record:
+def band(row: Sequence[float]) -> Record:
+    """Columns of a set of control draws: mean, 95 % band and standard deviation."""
     return dict(zip(("value", "low", "high", "sd"), row, strict=True))
 
 
@@ -155,11 +149,6 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
         yield record("gradient_enrichment", columns | rich, label, **where)
 
 
-def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
-    """Random subspaces of a proxy's rank, on the device of the second moment M."""
-    return Draws(len(M), rank, draws=draws, seed=seed, device=str(M.device))
-
-
 _DRAWN = ("gradient_energy", "gradient_share", "gradient_isoscore_gain")
 
 
@@ -181,7 +170,7 @@ def control_records(
     where: dict[str, Any] = {"group": group, "average": average}
     metrics = _DRAWN[: len(bands) // 2]
     names = [(name, metric) for name in ("random", "normal") for metric in metrics]
-    summaries = {name: _band(row) for name, row in zip(names, bands, strict=True)}
+    summaries = {name: band(row) for name, row in zip(names, bands, strict=True)}
     for (name, metric), columns_of in summaries.items():
         yield record(metric, columns_of | more, label, control=name, **where)
     value, edges = columns["value"], summaries["normal", "gradient_energy"]
@@ -275,10 +264,10 @@ class SubspaceTest:
         self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0, left_out: Tensor | None = None
     ) -> Iterator[Record]:
         """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets."""
-        yield from tested([self], [[Asked(Q, label, shares, controls, left_out)]])[0]
+        yield from records_of([self], [[Asked(Q, label, shares, controls, left_out)]])[0]
 
 
-def tested(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> list[list[Record]]:
+def records_of(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> list[list[Record]]:
     """The records of each test for what is asked of it; tests of one kind are done together."""
     if not tests:
         return []

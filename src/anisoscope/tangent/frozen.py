@@ -124,7 +124,7 @@ class FrozenProxies:
                     tests.append(test)
                     asked.append(one)
         records: list[Record] = []
-        for (site, group), found in zip(places, energy.tested(tests, asked), strict=True):
+        for (site, group), found in zip(places, energy.records_of(tests, asked), strict=True):
             lives = not group or any(
                 row["metric"] == "gradient_energy" and row["value"] == row["value"] for row in found
             )

@@ -339,8 +339,8 @@ def fit_alike(rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int
             numbers = [i for i, r in enumerate(ranks) if r == rank]
             mine = centred if len(numbers) == len(group) else centred[numbers]
             versions = [permute_columns(mine, seed=seed) if how.control == "permuted" else mine for how in labels]
-            many = versions[0] if len(versions) == 1 else torch.cat(versions)
-            directions = fit_directions(many, rank, method=first.proxy, seed=seed)
+            batches = [torch.cat(versions)] if mine.device.type == "cuda" else versions  # the host gains nothing by one
+            directions = torch.cat([fit_directions(x, rank, method=first.proxy, seed=seed) for x in batches])
             places = [(label, i) for label in labels for i in numbers]
             for (label, i), part, basis in zip(places, directions, orthonormal_bases(directions), strict=True):
                 found[label][group[i]] = Proxy(basis, part, centre[i, 0])

@@ -32,7 +32,7 @@ from anisoscope.tangent.energy import (
     energy_records,
     placed,
     record,
-    tested,
+    records_of,
 )
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import (
@@ -86,7 +86,7 @@ def table_records(
                 for label, proxy in mine.items()
             ]
         )
-    for found in tested(tests, asked):
+    for found in records_of(tests, asked):
         yield from found
 
 

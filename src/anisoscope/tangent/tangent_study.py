@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
-from anisoscope.tangent.together import on_host
+from anisoscope.tangent.together import Found, Targets, on_host
 
 DEFAULT_RANK = 16
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
@@ -121,9 +122,12 @@ class TangentStudy:
         energies = self._energies(readings, moments, proxies, apart)
         numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
         aligned = dict(zip(moments, on_host(numbers), strict=True))
+        device = next((test.x.device.type for _, test in halves.values()), "cpu")
+        changed = each_on_host(lambda site: self._change(site, folds[site], grown.get(site)), list(halves), device)
+        changes = dict(zip(halves, on_host(changed), strict=True))
 
         def measure_site(site: Site) -> list[Record]:
-            (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
+            fit, test = halves[site]
             found = list(energies[site, "main"])
             for first in ("", *(["out"] if (site, "out") in moments else [])):
                 moment = moments[site, first]
@@ -131,12 +135,11 @@ class TangentStudy:
                 how: dict[str, Any] = {"first": first, "batch": self.source, "note": note}
                 found += energy.alignment_records(aligned[site, first], moment, **how)
                 found += energies[site, first]
-            found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
+            found += self._concepts(site, test, rows.step, folds[site], changes[site])
             found += self._spread(fit, test)
             live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
             return energy.placed(site, rows.step, live)
 
-        device = next((test.x.device.type for _, test in halves.values()), "cpu")
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
             by_site = each_on_host(measure_site, list(halves), device)
         records = [row for found in by_site for row in found]
@@ -251,7 +254,7 @@ class TangentStudy:
                 mine = {label: found[one.site] for label, found in proxies.items() if one.site in found}
                 asked.append([self._asked_of(label, proxy) for label, proxy in mine.items()])
         found: dict[tuple[Site, str], list[Record]] = defaultdict(list)
-        for place, records in zip(places, energy.tested(tests, asked), strict=True):
+        for place, records in zip(places, energy.records_of(tests, asked), strict=True):
             found[place] += records
         return found
 
@@ -374,65 +377,78 @@ class TangentStudy:
             )
         return found[site].basis
 
-    def _concepts(
-        self,
-        site: Site,
-        proxies: Mapping[Label, Proxy],
-        test: Half,
-        step: int,
-        folds: FoldCovariance,
-        grown: tuple[Tensor, ...] | None,
-    ) -> Iterator[Record]:
-        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
-        main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
-        main_proxy, variant = main[self.plan.proxies[0]], variant_name({"rank": self.main_rank})
+    def _change(self, site: Site, folds: FoldCovariance, grown: tuple[Tensor, ...] | None) -> Found:
+        """What records of overlap, rotation, matching and amplification are made of, on the device of the site."""
+        main = {name: found[site] for name, found in self.fitted.items() if site in found}
+        first, found = main[self.plan.proxies[0]], {}
         if {"semi_nmf", "pca"} <= main.keys():
-            value = tangent.proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
-            yield {"metric": "proxy_overlap", "variant": variant, "value": value}
+            inside = main["semi_nmf"].basis.mT @ main["pca"].basis
+            found["overlap"] = inside.square().sum() / min(inside.shape)
         before = self.previous.get(site)
         if before is not None and grown is not None:
-            since = {"variant": variant, "note": f"since step {before.step}"}
-            turned = tangent.concept_turn(before.bases[self.plan.proxies[0]].cpu(), main_proxy.basis.cpu())
-            yield {"metric": "concept_turn", "value": turned, **since}
-            match = tangent.concept_match(before.directions, main_proxy.directions)
-            yield {"metric": "concept_match", "value": match, **since}
-            yield from self._amplification(before, folds, test, *grown)
-        bases = {name: proxy.basis for name, proxy in main.items()}
-        self.previous[site] = Kept(step, bases, main_proxy.directions, folds)
+            found |= {"basis": first.basis, "earlier basis": before.bases[self.plan.proxies[0]].to(first.basis)}
+            found |= {"concepts": first.directions, "earlier concepts": before.directions.to(first.directions)}
+            found |= self._amplified(before, folds, *grown)
+        return found
 
-    def _amplification(
-        self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
+    def _concepts(
+        self, site: Site, test: Half, step: int, folds: FoldCovariance, numbers: Mapping[str, np.ndarray]
     ) -> Iterator[Record]:
-        """The share of new variance inside the earlier proxy; the jackknife keeps the directions of growth fixed."""
+        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
+        variant, before = variant_name({"rank": self.main_rank}), self.previous.get(site)
+        if "overlap" in numbers:
+            yield {"metric": "proxy_overlap", "variant": variant, "value": float(numbers["overlap"])}
+        if before is not None and "concepts" in numbers:
+            since = {"variant": variant, "note": f"since step {before.step}"}
+            bases, concepts = (
+                [torch.from_numpy(numbers[f"{when}{what}"]) for when in ("earlier ", "")]
+                for what in ("basis", "concepts")
+            )
+            yield {"metric": "concept_turn", "value": tangent.concept_turn(*bases), **since}
+            yield {"metric": "concept_match", "value": tangent.concept_match(*concepts), **since}
+            yield from self._amplification(before, test, numbers)
+        main = {name: found[site] for name, found in self.fitted.items() if site in found}
+        bases_now = {name: proxy.basis for name, proxy in main.items()}
+        self.previous[site] = Kept(step, bases_now, main[self.plan.proxies[0]].directions, folds)
+
+    def _amplified(self, before: Kept, after: FoldCovariance, grown: Tensor, grew: Tensor) -> Found:
+        """The share of new variance inside each earlier proxy, without each fold, and beside drawn controls.
+
+        The jackknife keeps the directions of growth fixed.
+        """
         older = before.folds.to(after.n.device)
+        found: Found = {"used": after.n, "traces": torch.stack([grown.trace(), after.covariance().trace()])}
+        bases = [before.bases[proxy].to(grown) for proxy in self.plan.proxies[:2]]
+        inside = [grew @ (grew.mT @ Q) for Q in bases]
+        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
+        change = after.weighted(weights) - older.weighted(weights)
+        values = torch.stack([tangent.amplification(grown, Q) for Q in bases])
+        found["amplified"] = torch.cat([values.unsqueeze(1), change[1:] / change[0]], 1)
+        drawn = Targets([[grown]], draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
+        for i, Q in enumerate(bases):
+            mine = drawn.of(Q[None], 0, values[i : i + 1], shares=False)
+            found |= {f"{name} of {i}": x for name, x in mine.items()}
+        return found
+
+    def _amplification(self, before: Kept, test: Half, numbers: Mapping[str, np.ndarray]) -> Iterator[Record]:
         labels = [Label(proxy, self.main_rank, batch=self.source) for proxy in self.plan.proxies[:2]]
-        more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
-        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
+        more: Record = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
+        gained, whole = numbers["traces"].tolist()
+        if not gained > STILL * whole:
             more["note"] = f"since step {before.step}; the activations have not changed beyond rounding"
             for label in labels:
                 yield energy.record("amplification", {"value": math.nan} | more, label)
             return
-        bases = [before.bases[label.proxy].to(grown.device) for label in labels]
-        sizes = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
-        drawn = {rank: energy.draws_for(grown, rank, **sizes).of(grown) for rank in {Q.shape[1] for Q in bases}}
-        inside = [grew @ (grew.mT @ Q) for Q in bases]
-        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
-        change = after.weighted(weights) - older.weighted(weights)
-        values = [tangent.amplification(grown, Q) for Q in bases]
-        table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
-        used = (after.n > 0).tolist()
-        for label, Q, (value, *leave_one_out) in zip(labels, bases, table, strict=True):
+        used = (numbers["used"] > 0).tolist()
+        for i, (label, (value, *leave_one_out)) in enumerate(zip(labels, numbers["amplified"].tolist(), strict=True)):
             rest = [part for part, lives in zip(leave_one_out, used, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield energy.record("amplification", columns | more, label)
-            measured = drawn[Q.shape[1]]
-            random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
-            yield energy.record(
-                "amplification_p", {"value": tangent.amplification_p(value, random.cpu())} | more, label
-            )
-            for name, row in zip(("random", "normal"), energy.bands([random, normal]), strict=True):
-                yield energy.record("amplification", row | more, label, control=name)
+            p = (1 + int(numbers[f"reached 0 of {i}"][0])) / (self.plan.draws + 1) if value == value else value
+            yield energy.record("amplification_p", {"value": p} | more, label)
+            for name, row in zip(("random", "normal"), numbers[f"bands 0 of {i}"][0].tolist(), strict=True):
+                yield energy.record("amplification", energy.band(row) | more, label, control=name)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over unmasked rows of both halves."""
