@@ -391,15 +391,21 @@ def site_rows(
     """Rows, gradients and tokens of the sites that were seen; with `contexts` [B] bool, of these contexts only."""
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
     found: dict[Site, SiteRows] = {}
+    known: dict[tuple[int, str, torch.device], tuple[Tensor | None, Index, RowTokens]] = {}  # sites of a stack share it
     for site in sites:
         if (rows := kept.get(site)) is None:
             continue
-        x, g, index = rows.x, gradients.get(site), rows.index
-        if contexts is not None:
-            chosen = contexts[index.keep // max(1, index.length)].nonzero().squeeze(1)
-            at, index = chosen.to(x.device), index.taken(chosen)
+        x, g, key = rows.x, gradients.get(site), (id(rows.index), site.stack, rows.x.device)
+        if key not in known:
+            at, index = None, rows.index
+            if contexts is not None:
+                chosen = contexts[index.keep // max(1, index.length)].nonzero().squeeze(1)
+                at, index = chosen.to(x.device), index.taken(chosen)
+            known[key] = at, index, RowTokens.of(index, labels, reading, stack=site.stack)
+        at, index, tokens = known[key]
+        if at is not None:
             x, g = x[at], None if g is None else g[at]
-        found[site] = SiteRows(x, g, index, RowTokens.of(index, labels, reading, stack=site.stack))
+        found[site] = SiteRows(x, g, index, tokens)
     return found
 
 

@@ -24,7 +24,8 @@ FEWEST_TYPES = 8
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
 _over_types = partial(measured, *STEPS, reference=_ARTICLE, invariant=("rotation", "scale"))
 _TOGETHER = 1 << 21  # elements of resamplings held at a time
-Statistic = Callable[[Tensor, Tensor], Tensor]  # of points [draws, n]
+_NONE = 1e-14  # share of the variance
+Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # of Σ(x − x̄)², Σ(y − ȳ)² and Σ(x − x̄)(y − ȳ)
 
 
 def equal_mass_bins(counts: Tensor, *, bins: int = BINS) -> Tensor:
@@ -217,26 +218,40 @@ def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Cor
 
 
 def _resampled(statistic: Statistic, x: Tensor, y: Tensor, *, draws: int, seed: int) -> Correlation:
-    """A statistic of the points with its bootstrap interval (of the values that are finite) and its permutation p."""
-    n, value = len(x), float(statistic(x[None], y[None])[0])
+    """A statistic of the points with its bootstrap interval (of the values that are finite) and its permutation p.
+
+    It is a function of sums over the points, so that resamplings are products with their multiplicities.
+    """
+    n, a, b = len(x), x - x.mean(), y - y.mean()
+    squares, products = torch.stack([a.square().sum(), b.square().sum()]), torch.stack([a, b, a * a, b * b, a * b], 1)
+    xx, yy = squares
+    value = float(statistic(xx, yy, (a * b).sum()))
     orders = (_few_resamplings if draws * n <= _TOGETHER else _resamplings)(n, draws, seed)
-    drawn = [(statistic(x.expand(len(a), n), y[a]), statistic(x[b], y[b])) for a, b in orders]
-    null, boot = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    low, high = torch.quantile(boot[boot.isfinite()], torch.tensor([0.025, 0.975], dtype=boot.dtype)).tolist()
-    return Correlation(value, low, high, (1 + int((null.abs() >= abs(value) - 1e-12).sum())) / (draws + 1), n)
+    null, boot = [], []
+    for order, often in orders:
+        null.append(statistic(xx, yy, b[order] @ a))
+        first, second, aa, bb, ab = (often @ products).T
+        spreads = [(aa - first.square() / n) / squares[0], (bb - second.square() / n) / squares[1]]
+        same = (spreads[0] <= _NONE) | (spreads[1] <= _NONE)  # resamples without variance, but for rounding
+        drawn = statistic(spreads[0] * squares[0], spreads[1] * squares[1], ab - first * second / n)
+        boot.append(torch.where(same, torch.nan, drawn))
+    found = torch.cat(boot)
+    low, high = torch.quantile(found[found.isfinite()], torch.tensor([0.025, 0.975], dtype=found.dtype)).tolist()
+    reached = int((torch.cat(null).abs() >= abs(value) - 1e-12).sum())
+    return Correlation(value, low, high, (1 + reached) / (draws + 1), n)
 
 
-def _decay(x: Tensor, y: Tensor) -> Tensor:
-    a, b = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
-    return -((a * b).sum(1) / a.square().sum(1))
+def _decay(xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
+    return -(xy / xx)
 
 
 def _resamplings(n: int, draws: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Permutations and bootstrap samples of n points, in batches: those of a whole vocabulary would take gigabytes."""
+    """Permutations of n points, and how often each is in bootstrap samples, in batches: all would take gigabytes."""
     size, generator = max(1, _TOGETHER // n), torch.Generator().manual_seed(seed)
     for count in (min(size, draws - done) for done in range(0, draws, size)):
         order = torch.rand(count, n, generator=generator).argsort(1)
-        yield order, torch.randint(n, (count, n), generator=generator)
+        drawn, often = torch.randint(n, (count, n), generator=generator), torch.zeros(count, n, dtype=torch.float64)
+        yield order, often.scatter_add_(1, drawn, torch.ones(1, 1, dtype=torch.float64).expand(count, n))
 
 
 @lru_cache(maxsize=8)  # every layer uses the same
@@ -244,9 +259,8 @@ def _few_resamplings(n: int, draws: int, seed: int) -> list[tuple[Tensor, Tensor
     return list(_resamplings(n, draws, seed))
 
 
-def _pearson(x: Tensor, y: Tensor) -> Tensor:
-    a, b = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
-    return ((a * b).sum(1) / (a.square().sum(1) * b.square().sum(1)).sqrt()).clamp(-1.0, 1.0)
+def _pearson(xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
+    return (xy / (xx * yy).sqrt()).clamp(-1.0, 1.0)
 
 
 def _ranks(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import full_float32, norms_of, principal_angles
+from anisoscope.numerics.linalg import full_float32, leading_eigenvectors, norms_of, principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
 _ARTICLE = "Revisiting Anisotropy, arXiv:2604.08764"
@@ -194,7 +194,7 @@ def _trace(C: Tensor) -> Tensor:
 class Control:
     """The energy in random subspaces of the same rank, one value per draw; shares and gains only if requested."""
 
-    energy: Tensor  # [J]
+    energy: Tensor  # [..., J]
     share: Tensor | None = None
     gain: Tensor | None = None
 
@@ -213,18 +213,18 @@ def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tenso
 
 
 def _parts(columns: Tensor, r: int) -> Tensor:
-    """Columns [m, J·r] as blocks [J, m, r]."""
-    return columns.unflatten(1, (-1, r)).transpose(0, 1)
+    """Columns [..., m, J·r] as blocks [..., J, m, r]."""
+    return columns.unflatten(-1, (-1, r)).transpose(-2, -3)
 
 
 def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
-    """LⱼᵀRⱼ of every block of r columns: [J, r, r]."""
+    """LⱼᵀRⱼ of every block of r columns: [..., J, r, r]."""
     return _parts(left, r).mT @ _parts(right, r)
 
 
 def _whitener(gram: Tensor) -> Tensor:
     """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
-    factor = torch.linalg.cholesky(gram)
+    factor = torch.linalg.cholesky_ex(gram)[0]  # without a check, for which a device would wait
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(factor)
     return torch.linalg.solve_triangular(factor, eye, upper=False)
 
@@ -243,22 +243,22 @@ class Draws:
 
     @full_float32()
     def of(self, M: Tensor) -> Measured:
-        """The draws against one second moment."""
-        C = M / _trace(M)
+        """The draws against a second moment, or several [..., d, d]."""
+        C = M / _trace(M)[..., None, None]
         image = C.float() @ self.A
         return Measured(self, C, image, _blocks(self.A, image, self.rank))
 
     def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
         """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
         if self._beyond is None or self._beyond[0] is not Q:
-            T = _parts(Q.float().T @ self.A, self.rank)
+            T = _parts(Q.float().mT @ self.A, self.rank)
             self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
         return self._beyond[1], self._beyond[2]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Draws and their images under one normalised second moment C (trace 1).
+    """Draws and their images under a normalised second moment C (trace 1), or several with leading dimensions.
 
     In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
     its image under C is CA − KT.
@@ -284,23 +284,24 @@ class Measured:
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
-        """The control by subspaces of the orthogonal complement of Q."""
+        """The control by subspaces of the orthogonal complement of Q, or of one for each C."""
         r, (T, white) = self.draws.rank, self.draws.beyond(Q)
         Q = Q.float()
         K = self.C.float() @ Q
-        cross = _parts(K.T @ self.draws.A, r)  # QᵀCA
+        cross = _parts(K.mT @ self.draws.A, r)  # QᵀCA
         mixed = T.mT @ cross
-        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.T @ K) @ T
+        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.mT @ K).unsqueeze(-3) @ T
         if not shares:
             return self._control(inside, None, white)
-        twice = T.mT @ _parts(K.T @ self.image, r)
-        return self._control(inside, self._squares - twice - twice.mT + T.mT @ (K.T @ K) @ T, white)
+        twice = T.mT @ _parts(K.mT @ self.image, r)
+        own = T.mT @ (K.mT @ K).unsqueeze(-3) @ T
+        return self._control(inside, self._squares - twice - twice.mT + own, white)
 
     def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
         half = white @ inside
         if squares is None:
             return Control((half * white).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
-        d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum()
+        d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum((-2, -1)).unsqueeze(-1)
         compressed = half @ white.mT
         trace = _trace(compressed).double()
         own = compressed.double().square().sum((-2, -1))
@@ -308,7 +309,7 @@ class Measured:
         whole = size - 1.0 / d
         share = torch.where(whole > 1e-12 / d, deviation / whole, torch.nan)
         images = ((white @ squares) * white).sum((-2, -1)).double()
-        gain = _gain(_trace(self.C.double()), size, trace, own, images, width=d, rank=r)
+        gain = _gain(_trace(self.C.double()).unsqueeze(-1), size, trace, own, images, width=d, rank=r)
         return Control(trace.clamp_min(0.0), share, gain)
 
 
@@ -420,8 +421,7 @@ def next_components(covariance: Tensor, Q: Tensor) -> Tensor:
     inside = Q.T @ C
     rest = C - Q @ inside - inside.T @ Q.T + Q @ (inside @ Q) @ Q.T
     rest = rest - _trace(C) * (Q @ Q.T)  # gives Q the lowest eigenvalues, so that it is never chosen again
-    _, vectors = torch.linalg.eigh(rest)
-    return vectors[:, -Q.shape[1] :].flip(-1)
+    return leading_eigenvectors(rest, Q.shape[1])
 
 
 def each_decomposed(
@@ -429,9 +429,10 @@ def each_decomposed(
 ) -> list[tuple[Tensor, ...]]:
     """`act(*problem)` for several eigenproblems of float64 matrices, returned on their devices.
 
-    Narrow problems are solved on the host, one core each, because a GPU solves them one at a time and more slowly.
+    On the host one core each. On a GPU only very narrow ones go there: threads that prepare many small operations wait
+    for each other longer than the GPU takes to solve one problem after the other (4 ms each at 512 columns).
     """
-    if not problems or problems[0][0].shape[-1] > _WIDE:
+    if not problems or problems[0][0].shape[-1] > _WIDE or problems[0][0].device.type == "cuda":
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
     return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,17 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     cores = min(_LOCAL.__dict__.get("cores") or torch.get_num_threads(), len(items))
     if cores < 2:
         return [act(item) for item in items]
-    with one_thread(), ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(act, items))
+    with one_thread():
+        return list(_pool(cores).map(act, items))
+
+
+@cache
+def _pool(cores: int) -> ThreadPoolExecutor:
+    """Threads that wait for the next call: to start them takes longer than many a small problem."""
+    return ThreadPoolExecutor(cores, thread_name_prefix="anisoscope")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a forked process
 
 
 def each_on_host(act: Callable[[Item], Result], items: Sequence[Item], device: str) -> list[Result]:

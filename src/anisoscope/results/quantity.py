@@ -49,6 +49,24 @@ def jackknife(value: float, replicates: Sequence[float], *, bounds: Bounds) -> t
     return _within(value, _T95[min(len(finite) - 1, len(_T95)) - 1] * _error(finite), bounds)
 
 
+def jackknives(values: np.ndarray, replicates: np.ndarray, *, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+    """`jackknife` of many values [...] with their leave-one-fold-out values [..., G].
+
+    >>> [end.tolist() for end in jackknives(np.array([2.0]), np.array([[2.0, 2.0, np.nan]]), bounds=(None, None))]
+    [[2.0], [2.0]]
+    """
+    live = np.isfinite(replicates)
+    count = live.sum(-1)
+    folds, number = np.where(live, replicates, 0.0), np.maximum(count, 1)
+    centre = folds.sum(-1, keepdims=True) / number[..., None]
+    error = np.sqrt((number - 1) / number * np.where(live, (folds - centre) ** 2, 0.0).sum(-1))
+    half = np.array((math.nan, math.nan, *_T95))[np.minimum(count, len(_T95) + 1)] * error
+    values, (low, high) = np.where(np.isfinite(values), values, math.nan), bounds
+    lower, upper = values - half, values + half
+    lower = lower if low is None else np.maximum(lower, np.minimum(low, values))
+    return lower, upper if high is None else np.minimum(upper, np.maximum(high, values))
+
+
 def as_equal_folds(value: float, left_out: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """rⱼ: leave-one-fold-out values of folds with these numbers of contexts, as if the folds were equal.
 

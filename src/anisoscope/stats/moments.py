@@ -268,19 +268,28 @@ class FoldCovariance:
 
     @classmethod
     def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
-        rows = x.double() - x.double().mean(0)
-        fold = fold.to(x.device)
-        parts = [rows[fold == f] for f in range(FOLDS)]
-        n = torch.tensor([float(len(part)) for part in parts], dtype=torch.float64, device=x.device)
+        rows, fold = x.double(), fold.cpu()
+        rows = rows - rows.mean(0)
+        sizes = torch.bincount(fold, minlength=FOLDS)
+        parts = rows[fold.argsort(stable=True).to(x.device)].split(sizes.tolist())
+        n = sizes.to(x.device, torch.float64)
         squares = torch.stack([p.mT @ p for p in parts])
         upper = squares.triu()  # made exactly symmetric, as after a round trip through `packed`
         return cls(n, torch.stack([p.sum(0) for p in parts]), upper + upper.triu(1).mT)
 
     def covariance(self, without: int | None = None) -> Tensor:
         """The covariance of all rows, or of all but those of one fold."""
-        keep = torch.arange(FOLDS, device=self.n.device) != (-1 if without is None else without)
-        n, total = self.n[keep].sum(), self.sums[keep].sum(0)
-        return (self.squares[keep].sum(0) - torch.outer(total, total) / n) / (n - 1)
+        if without is not None:
+            return self.covariances([without])[0]
+        n, total = self.n.sum(), self.sums.sum(0)
+        return (self.squares.sum(0) - torch.outer(total, total) / n) / (n - 1)
+
+    def covariances(self, folds: Sequence[int]) -> Tensor:
+        """The covariances without each of some folds [folds, d, d]."""
+        at = torch.tensor(folds, device=self.n.device)
+        n, total = self.n.sum() - self.n[at], self.sums.sum(0) - self.sums[at]
+        scatter = self.squares.sum(0) - self.squares[at] - total.unsqueeze(-1) * (total / n[:, None]).unsqueeze(-2)
+        return scatter / (n - 1)[:, None, None]
 
     def weighted(self, W: Tensor) -> Tensor:
         """tr(CW) of the covariances without each fold in turn, for several symmetric W [k, d, d]: [k, FOLDS].
@@ -348,7 +357,9 @@ class GradientMoments(Additive):
         `fold`: the folds of the rows, on the host, if they are not those of their hashes.
         """
         rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu()) if fold is None else fold
-        folds = torch.stack([_moment(rows, fold == f) for f in range(FOLDS)])
+        by_fold = fold.argsort(stable=True).to(rows.device)
+        sizes = torch.bincount(fold, minlength=FOLDS).tolist()
+        folds = torch.stack([part.mT @ part for part in rows[by_fold].split(sizes)])
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}

@@ -10,9 +10,9 @@ reflect the variation of test contexts only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,26 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics import tangent
 from anisoscope.metrics.engine.estimation import Estimate
-from anisoscope.metrics.tangent import Draws, Measured
 from anisoscope.numerics.factors import as_matrix
 from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.host import each_on_host
 from anisoscope.numerics.linalg import orthonormal_basis
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import jackknife, jackknives
 from anisoscope.results.query import options_of, variant_name
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.proxy import Half, Label
-from anisoscope.tangent.ties import OpenPlanes, opened
+from anisoscope.tangent.together import (
+    Found,
+    MomentSums,
+    RowSums,
+    Subspaces,
+    Targets,
+    anisotropy_of,
+    chunk_size,
+    on_host,
+    ratio_columns,
+    with_planes,
+)
 
 Record = dict[str, Any]
 _ENDS = ("value", "low", "high")
@@ -52,85 +63,80 @@ class Grouping:
 class EnergyRows:
     """Energies of any subspace over the test rows of one site: of all rows, and of groups."""
 
-    def __init__(self, half: Half, groupings: Sequence[Grouping] = ()) -> None:
+    def __init__(self, half: Half, groupings: Sequence[Grouping] = (), *, like: EnergyRows | None = None) -> None:
         assert half.g is not None
         self.g, self.dropped, self.contexts = half.g, half.dropped, half.contexts
-        groupings = [Grouping([""], torch.zeros(len(half), dtype=torch.int64)), *groupings]
-        self.names = [name for grouping in groupings for name in grouping.names]
-        self.norms = half.g.double().square().sum(1)
-        fold, codes, offset = half.fold, [], 0
-        nowhere = len(self.names) * FOLDS
+        self.labels = (half.fold, *(grouping.label for grouping in groupings))
+        self.names = ["", *(name for grouping in groupings for name in grouping.names)]
+        self.member: Tensor = (
+            like.member if like is not None and self._alike(like) else self._members(half.fold, groupings)
+        )
+
+    def _alike(self, other: EnergyRows) -> bool:
+        """Whether the rows of another site are in the same groups and folds, as they are unless some are not finite."""
+        pairs = zip(self.labels, other.labels, strict=True)
+        same = self.names == other.names and self.g.device == other.g.device
+        return same and all(mine is theirs or torch.equal(mine, theirs) for mine, theirs in pairs)
+
+    def _members(self, fold: Tensor, groupings: Sequence[Grouping]) -> Tensor:
+        """[n, groups·FOLDS]: 1 where a row is in a group and fold."""
+        found = torch.zeros(len(fold), len(self.names) * FOLDS + 1, dtype=torch.float64)
+        offset, nowhere = 1, len(self.names) * FOLDS
+        found.scatter_(1, fold.unsqueeze(1), 1.0)
         for grouping in groupings:
-            codes.append(torch.where(grouping.label >= 0, (offset + grouping.label) * FOLDS + fold, nowhere))
+            place = torch.where(grouping.label >= 0, (offset + grouping.label) * FOLDS + fold, nowhere)
+            found.scatter_(1, place.unsqueeze(1), 1.0)
             offset += len(grouping.names)
-        self.codes = torch.stack(codes).to(half.g.device)  # [groupings, n]
+        return found[:, :-1].to(self.g.device)
 
     def of(self, Q: Tensor, left_out: Tensor | None = None) -> Iterator[tuple[str, str, Record]]:
         """(group, average, columns of the energy) for every group that has rows."""
-        lines = [Q.to(self.g.device), *([] if left_out is None else left_out.to(self.g.device, Q.dtype))]
-        inside = tangent.row_energies(self.g, torch.cat(lines, 1), blocks=len(lines))  # [lines, n]
-        ties = None if left_out is None else OpenPlanes.of(lines[0], torch.stack(lines[1:]))
-        if ties is not None and len(ties.turns):
-            single = ties.directions
-            inside = torch.cat([inside, tangent.row_energies(self.g, single, blocks=single.shape[1])])
-        moving = self.norms > 0
-        ratio = torch.where(moving, inside / self.norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        columns = torch.cat([torch.stack([self.norms, moving.double(), torch.ones_like(self.norms)]), inside, ratio])
-        total = columns.new_zeros(len(columns), len(self.names) * FOLDS + 1)
-        for code in self.codes:
-            total.index_add_(1, code, columns)
-        sums = total[:, :-1].unflatten(1, (-1, FOLDS)).cpu().numpy()  # [columns, groups, FOLDS]
-        (norm, nonzero, n), energy, share = sums[:3], sums[3 : 3 + len(inside)], sums[3 + len(inside) :]
-        pooled, by_row = _ratios(energy, norm, ties), _ratios(share, nonzero, ties)
+        sums, mine = RowSums(self.g[None], self.member), None if left_out is None else left_out.to(Q)[None]
+        (given,) = with_planes([(Q.to(self.g.device)[None], mine)])
+        found, sizes = on_host([sums.of(given) | given.found(), {"sizes": sums.sizes}])
+        columns = EnergyColumns.of(found, sizes["sizes"], rows=True)
         for i, name in enumerate(self.names):
-            if n[i].any():
-                counts = {"n": int(n[i].sum()), "contexts": self.contexts, "dropped": self.dropped}
-                yield name, "", pooled[i] | counts
-                yield name, "row", by_row[i] | counts
+            if columns.counts[0][i]:
+                for average in ("", "row"):
+                    yield (
+                        name,
+                        average,
+                        columns.at(0, i, average) | {"contexts": self.contexts, "dropped": self.dropped},
+                    )
 
 
-def _ratios(top: np.ndarray, bottom: np.ndarray, ties: OpenPlanes | None = None) -> list[Record]:
-    """Σtop / Σbottom of every line [groups, FOLDS] with its jackknife over folds.
+@dataclass(frozen=True)
+class EnergyColumns:
+    """Energies of one kind of subspace with their intervals, by site and group, on the host."""
 
-    The first of `top` is of the proxy; the others, if any, are those of its refits without each fold in turn, and of
-    the directions that `ties` leave open.
-    """
-    whole, single = top[0], top[1 + FOLDS :]
-    top = top[: 1 + FOLDS]
-    one = np.stack([part[:, fold] for fold, part in enumerate(top[1:])], 1) if len(top) > 1 else whole
-    every = top[1:].sum(2).T if len(top) > 1 else whole.sum(1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = whole.sum(1) / bottom.sum(1)
-        rest = (every - one) / (bottom.sum(1, keepdims=True) - bottom)
-        swings = np.zeros((0, len(value))) if ties is None else ties.swings(single.sum(2) / bottom.sum(1))
-    rest = np.where(bottom > 0, rest, np.nan)  # a fold without rows must not narrow an interval
-    columns = []
-    for one_value, replicates, mine in zip(value.tolist(), rest.tolist(), swings.T, strict=True):
-        if ties is not None:
-            replicates = opened(replicates, swings=mine, turns=ties.turns)
-        low, high = jackknife(one_value, replicates, bounds=(0.0, 1.0))
-        columns.append({"value": one_value, "low": low, "high": high, "replicates": replicates})
-    return columns
+    by_average: dict[str, dict[str, list[Any]]]
+    counts: list[list[int]]  # rows of every site and group
+
+    @classmethod
+    def of(cls, found: Mapping[str, np.ndarray], sizes: np.ndarray, *, rows: bool) -> EnergyColumns:
+        averages = {"": ratio_columns(found, sizes)} | ({"row": ratio_columns(found, sizes, row=True)} if rows else {})
+        listed = {average: {k: v.tolist() for k, v in mine.items()} for average, mine in averages.items()}
+        counts = sizes[..., 2].sum(-1) if rows else np.zeros(sizes.shape[:2])
+        return cls(listed, counts.astype(int).tolist())
+
+    def at(self, site: int, group: int, average: str) -> Record:
+        mine = {name: values[site][group] for name, values in self.by_average[average].items()}
+        return mine | {"n": self.counts[site][group]}
 
 
-def _by_fold(folds: Tensor, directions: Tensor) -> Tensor:
-    """tr QᵀMQ of each fold's second moment [folds], for a subspace [d, r] or one direction [d]."""
-    Q = directions.reshape(len(directions), -1)
-    return ((folds @ Q) * Q).sum((-2, -1))
-
-
-def bands(draws: Sequence[Tensor]) -> list[Record]:
-    """Mean, 95 % band and standard deviation of several sets of control draws, with one transfer to the host."""
-    values = torch.stack([mine.double() for mine in draws]).cpu()
-    values = torch.where(values.isfinite().all(1, keepdim=True), values, torch.nan)
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1)
-    columns = (values.mean(1), low, high, values.std(1))
-    return [dict(zip(("value", "low", "high", "sd"), row, strict=True)) for row in torch.stack(columns, 1).tolist()]
+def band(row: Sequence[float]) -> Record:
+    """Columns of a set of control draws: mean, 95 % band and standard deviation."""
+    return dict(zip(("value", "low", "high", "sd"), row, strict=True))
 
 
 def record(metric: str, columns: Record, label: Label, *, group: str = "", **more: Any) -> Record:
     """One row of the table."""
-    return {"metric": metric, "group": group, "variant": variant_name(label.options(**more)), **columns}
+    return {"metric": metric, "group": group, "variant": _variant(label, tuple(more.items())), **columns}
+
+
+@lru_cache(maxsize=4096)
+def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
+    return variant_name(label.options(**dict(more)))
 
 
 def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> Iterator[Record]:
@@ -143,40 +149,57 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
         yield record("gradient_enrichment", columns | rich, label, **where)
 
 
-def draws_for(M: Tensor, rank: int, *, draws: int, seed: int) -> Draws:
-    """Random subspaces of a proxy's rank, on the device of the second moment M."""
-    return Draws(len(M), rank, draws=draws, seed=seed, device=str(M.device))
+_DRAWN = ("gradient_energy", "gradient_share", "gradient_isoscore_gain")
 
 
 def control_records(
-    measured: Measured,
-    Q: Tensor,
+    bands: Sequence[Sequence[float]],
+    reached: float,
     label: Label,
     columns: Record,
     *,
+    draws: int,
     group: str = "",
     average: str = "",
-    shares: bool = True,
 ) -> Iterator[Record]:
-    """Records of random and normal controls of one proxy for one second moment, of the ratio and of p."""
-    shares &= not average
+    """Records of random and normal controls of one proxy for one second moment, of the ratio and of p.
+
+    `bands` are those of the random draws and then of the normal ones, `reached` how many random ones reach the value.
+    """
     more = {"n": columns["n"], "contexts": columns["contexts"], "dropped": columns.get("dropped", 0)}
     where: dict[str, Any] = {"group": group, "average": average}
-    controls = {"random": measured.random(shares=shares), "normal": measured.normal(Q, shares=shares)}
-    drawn = {(name, metric): part for name, c in controls.items() for metric, part in c.by_metric().items()}
-    summaries = dict(zip(drawn, bands(list(drawn.values())), strict=True))
+    metrics = _DRAWN[: len(bands) // 2]
+    names = [(name, metric) for name in ("random", "normal") for metric in metrics]
+    summaries = {name: band(row) for name, row in zip(names, bands, strict=True)}
     for (name, metric), columns_of in summaries.items():
         yield record(metric, columns_of | more, label, control=name, **where)
     value, edges = columns["value"], summaries["normal", "gradient_energy"]
     ends = {"value": edges["value"], "low": edges["high"], "high": edges["low"]}
     ratio = {end: tangent.gradient_ratio(value, level) for end, level in ends.items()}
     yield record("gradient_ratio", ratio | more, label, **where)
-    p = tangent.gradient_p(value, controls["random"].energy.cpu())
+    p = (1 + int(reached)) / (draws + 1) if value == value else value  # as `tangent.gradient_p`, on the device
     yield record("gradient_p", {"value": p} | more, label, **where)
 
 
 def few_rows(n: int, d: int) -> str:
     return "" if n >= FEW * d else f"fewer than {FEW} d rows ({n} of {FEW * d})"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be known of one subspace: shares, and drawn controls of so many of the targets.
+
+    A fitted control has no enrichment, and no shares of groups. `left_out` are the refits of the subspace.
+    """
+
+    Q: Tensor
+    label: Label
+    shares: bool
+    controls: int = 0
+    left_out: Tensor | None = None
+
+    def kind(self) -> tuple[Any, ...]:
+        return tuple(self.Q.shape), self.left_out is None, self.shares, self.controls, bool(self.label.control)
 
 
 class SubspaceTest:
@@ -197,138 +220,259 @@ class SubspaceTest:
         note: str = "",
     ) -> None:
         assert moments.folds is not None
-        self.moments, self.rows, self.note, whole = moments, rows, note, moments.total
+        self.moments, self.rows, self.note = moments, rows, note
         self.sizes = {"n": moments.n, "contexts": moments.contexts}
-        self._draws: dict[str, int] = {"draws": draws, "seed": seed}
-        self._drawn: dict[tuple[int, str, str], Measured] = {}  # by rank and target: subspaces of one rank share it
-        every = torch.stack([whole, *moments.folds, *(moments.groups[g] for g in groups or ())])
-        alive = (every.diagonal(dim1=-2, dim2=-1).sum(-1) > 0).tolist()
+        self.drawn: dict[str, int] = {"draws": draws, "seed": seed}
+        self.asked_groups = groups
+
+    def traces(self) -> Tensor:
+        """Of all rows, of each fold and of the groups that get controls."""
+        folds = self.moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
+        groups = [self.moments.groups[g].diagonal().sum() for g in self.asked_groups or ()]
+        return torch.cat([folds.sum(0, keepdim=True), folds, *([torch.stack(groups)] if groups else [])])
+
+    def know(self, traces: np.ndarray) -> None:
+        """Take in which folds and groups have a gradient, from `traces` on the host."""
+        alive, wanted = (traces > 0).tolist(), self.asked_groups
         self.used = [f for f in range(FOLDS) if alive[1 + f]]
-        self.groups = [g for g, lives in zip(groups or (), alive[1 + FOLDS :], strict=True) if lives]
-        self.targets = [("", "", whole)] if alive[0] or rows is None else []  # second moments that get controls
-        if groups is not None and alive[0]:
-            self.targets += [("", "row", moments.unit), *((g, "", moments.groups[g]) for g in self.groups)]
+        self.groups = [g for g, lives in zip(wanted or (), alive[1 + FOLDS :], strict=True) if lives]
+        self.targets = [("", "")] if alive[0] or self.rows is None else []  # second moments that get controls
+        if wanted is not None and alive[0]:
+            self.targets += [("", "row"), *((group, "") for group in self.groups)]
         self.lines = 1 + (len(self.used) if len(self.used) > 1 else 0)
 
-    @cached_property
-    def spread(self) -> tangent.Anisotropy:
-        """The anisotropy of all rows, without each fold in turn, and of groups."""
-        moments, whole = self.moments, self.moments.total
-        rest = [whole - moments.folds[f] for f in self.used] if self.lines > 1 else []
-        stacked = torch.stack([whole, *rest, *(moments.groups[g] for g in self.groups)])
-        return tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None])
+    def target(self, group: str, average: str) -> Tensor:
+        moments = self.moments
+        return moments.groups[group] if group else moments.unit if average else moments.total
+
+    def others(self) -> list[tuple[str, str]]:
+        """(group, average) of further energies that come from moments alone: without intervals."""
+        moments = self.moments
+        if self.rows is not None:
+            return []
+        found = [("", "row")] if moments.unit is not None else []  # not in other coordinates
+        return found + [(group, "") for group in moments.groups if group not in moments.parts]
+
+    def kind(self) -> tuple[Any, ...]:
+        """What tests that are done together have in common."""
+        rows, moments = self.rows, self.moments
+        of_rows = () if rows is None else (id(rows.member), tuple(rows.g.shape), rows.g.dtype)
+        alike = (tuple(self.used), tuple(self.groups), tuple(self.targets), tuple(self.others()))
+        return of_rows, tuple(moments.folds.shape), str(moments.folds.device), alike, tuple(self.drawn.items())
 
     def records(
         self, Q: Tensor, label: Label, *, shares: bool, controls: int = 0, left_out: Tensor | None = None
     ) -> Iterator[Record]:
-        """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets.
+        """Energy and enrichment in every group; where asked, shares, and drawn controls of so many of the targets."""
+        yield from records_of([self], [[Asked(Q, label, shares, controls, left_out)]])[0]
 
-        A fitted control has no enrichment, and no shares of groups. `left_out` are the refits of the subspace.
-        """
-        Q = Q.to(self.moments.folds.device)
-        left_out = None if left_out is None else left_out.to(Q)
-        energies = {(group, average): columns for group, average, columns in self._energies(Q, label, left_out)}
-        for (group, average), columns in energies.items():
-            if average and self.rows is None:
-                yield record("gradient_energy", columns, label, average=average)
+
+def records_of(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> list[list[Record]]:
+    """The records of each test for what is asked of it; tests of one kind are done together."""
+    if not tests:
+        return []
+    for test, traces in zip(tests, on_host([{"": test.traces()} for test in tests]), strict=True):
+        test.know(traces[""])
+    alike: dict[Any, list[list[int]]] = {}
+    device = tests[0].moments.folds.device.type
+    for i, (test, mine) in enumerate(zip(tests, asked, strict=True)):
+        rank = max((one.Q.shape[1] for one in mine), default=1)
+        most = chunk_size(test.moments.folds.shape[-1], rank, test.drawn["draws"], device)
+        chunks = alike.setdefault((test.kind(), tuple(one.kind() for one in mine)), [[]])
+        if len(chunks[-1]) >= most:
+            chunks.append([])
+        chunks[-1].append(i)
+    work = [chunk for chunks in alike.values() for chunk in chunks]
+    sums = each_on_host(lambda at: _sums([tests[i] for i in at], [asked[i] for i in at]), work, device)
+    arrays = iter(on_host([part for parts in sums for part in parts]))
+    found: list[list[Record]] = [[] for _ in tests]
+    for at, parts in zip(work, sums, strict=True):
+        sizes, *numbers = [next(arrays) for _ in parts]
+        for place, read in enumerate(numbers):
+            _add_records(found, [(i, tests[i], asked[i][place]) for i in at], read, sizes["sizes"])
+    return found
+
+
+def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> list[Found]:
+    """The sizes of tests of one kind, and the numbers of each subspace that is asked for."""
+    first, device = tests[0], tests[0].moments.folds.device
+    rows = [test.rows for test in tests if test.rows is not None]
+    sums: RowSums | MomentSums = (
+        RowSums(torch.stack([mine.g for mine in rows]), rows[0].member)
+        if rows
+        else MomentSums(torch.stack([test.moments.folds for test in tests]))
+    )
+    targets = Targets([[test.target(*t) for t in first.targets] for test in tests], **first.drawn)
+    lines = zip(*asked, strict=True)  # what is asked of every test in turn
+    given = [[(one.Q, one.left_out) for one in line] for line in lines]
+    subspaces = with_planes([_stacked(line, device) for line in given])
+    spread: tangent.Anisotropy | None = None
+    others = first.others()
+    found: list[Found] = [{"sizes": sums.sizes}]
+    for one, mine in zip(asked[0], subspaces, strict=True):
+        numbers = sums.of(mine) | mine.found()
+        for i, (group, average) in enumerate(first.targets[: one.controls]):
+            value = _value(numbers, sums, first, group, average)
+            numbers |= targets.of(mine.Q, i, value, shares=one.shares and not average)
+        if one.shares:
+            if spread is None:
+                used = first.used if first.lines > 1 else []
+                spread = anisotropy_of([test.moments for test in tests], used, first.groups)
+            numbers["shares"] = torch.stack(spread.held(_lines(mine, first)), 1)
+        if others and not one.label.control:
+            others_of = torch.stack([torch.stack([test.target(*other) for other in others]) for test in tests])
+            numbers["others"] = tangent.gradient_energy(others_of, mine.Q.unsqueeze(1))
+        found.append(numbers)
+    return found
+
+
+def _stacked(line: Sequence[tuple[Tensor, Tensor | None]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    Q = torch.stack([basis.to(device, torch.float64) for basis, _ in line])
+    refits = [left_out.to(device, torch.float64) for _, left_out in line if left_out is not None]
+    return Q, torch.stack(refits) if refits else None
+
+
+def _value(numbers: Found, sums: RowSums | MomentSums, test: SubspaceTest, group: str, average: str) -> Tensor:
+    """The energy [S] of a target, on the device."""
+    at = test.rows.names.index(group) if test.rows is not None else 0
+    energy = numbers["energy row" if average else "energy"][:, at, :, 0].sum(-1)
+    return energy / sums.sizes[:, at, :, 1 if average else 0].sum(-1)
+
+
+def _lines(given: Subspaces, test: SubspaceTest) -> Tensor:
+    """The subspace of every line of `anisotropy_of`: without a fold the refit, where there is one."""
+    if given.left_out is None:
+        return given.Q.unsqueeze(1)
+    refits = given.left_out[:, test.used] if test.lines > 1 else given.left_out[:, :0]
+    groups = [given.Q.unsqueeze(1)] * len(test.groups)
+    return torch.cat([given.Q.unsqueeze(1), refits, *groups], 1)
+
+
+def _add_records(
+    found: list[list[Record]],
+    lines: Sequence[tuple[int, SubspaceTest, Asked]],
+    numbers: Mapping[str, np.ndarray],
+    sizes: np.ndarray,
+) -> None:
+    """Add the records of one kind of subspace to those of every site."""
+    columns = EnergyColumns.of(numbers, sizes, rows=lines[0][1].rows is not None)
+    shares = _share_columns(numbers["shares"], lines[0][1]) if "shares" in numbers else None
+    listed = {name: x.tolist() for name, x in numbers.items() if name.startswith(("bands", "reached", "others"))}
+    for site, (i, test, one) in enumerate(lines):
+        out, label = found[i], one.label
+        energies = _energies_at(site, test, one, columns, listed)
+        for (group, average), mine in energies.items():
+            if average and test.rows is None:
+                out.append(record("gradient_energy", mine, label, average=average))
             else:
-                yield from energy_records(columns, Q, label, group=group, average=average)
-        for group, average, M in self.targets[:controls]:
-            measured = self._measured(M, (Q.shape[1], group, average))
-            where: dict[str, Any] = {"group": group, "average": average, "shares": shares}
-            yield from control_records(measured, Q, label, energies[group, average], **where)
-        if shares:
-            yield from self._shares(Q, label, left_out)
-        if left_out is not None and not label.control:
-            yield record("proxy_stability", {"value": tangent.proxy_stability(Q, left_out)} | self.sizes, label)
+                out += energy_records(mine, one.Q, label, group=group, average=average)
+        for place, (group, average) in enumerate(test.targets[: one.controls]):
+            drawn = listed[f"bands {place}"][site], listed[f"reached {place}"][site]
+            where: dict[str, Any] = {"group": group, "average": average, "draws": test.drawn["draws"]}
+            out += control_records(*drawn, label, energies[group, average], **where)
+        if shares is not None:
+            out += _share_records(shares, site, test, one)
+        if one.left_out is not None and not label.control:
+            alike = numbers["alike"][site]
+            value = float(alike[np.isfinite(alike)].mean()) if np.isfinite(alike).any() else math.nan
+            out.append(record("proxy_stability", {"value": value} | test.sizes, label))
 
-    def _energies(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[tuple[str, str, Record]]:
-        """(group, average, columns); means over rows except in frequency bins."""
-        moments = self.moments
-        if self.rows is not None:
-            for group, average, columns in self.rows.of(Q, left_out):
-                if not average or ":" not in group:
-                    note = self.note if columns["value"] == columns["value"] else "no gradient reaches these rows"
-                    yield group, average, columns | {"note": note}
-        elif label.control and left_out is None:
-            yield "", "", {"value": float(tangent.gradient_energy(moments.total, Q))} | self.sizes
-        else:
-            whole = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1).cpu()
-            ties = None if left_out is None else OpenPlanes.of(Q, left_out)
-            lines = [Q, *(() if left_out is None else left_out), *(() if ties is None else ties.directions.T)]
-            inside = torch.stack([_by_fold(moments.folds, one) for one in lines]).cpu()
-            yield "", "", _ratios(inside[:, None].numpy(), whole[None].numpy(), ties)[0] | self.sizes
-            if label.control:
-                return
-            others = {("", "row"): moments.unit} if moments.unit is not None else {}  # not in other coordinates
-            others |= {(group, ""): M for group, M in moments.groups.items() if group not in moments.parts}
-            parts = tangent.gradient_energy(torch.stack([*others.values()]), Q).tolist() if others else []
-            for (group, average), part in zip(others, parts, strict=True):
-                if average or part == part:  # NaN if no gradient reaches the group
-                    n = moments.counts[group] if group else moments.n
-                    yield group, average, self.sizes | {"value": part, "n": n}
 
-    def _measured(self, M: Tensor, key: tuple[int, str, str]) -> Measured:
-        if key not in self._drawn:
-            alike = next((found.draws for (rank, *_), found in self._drawn.items() if rank == key[0]), None)
-            self._drawn[key] = (alike or draws_for(M, key[0], **self._draws)).of(M)
-        return self._drawn[key]
+def _energies_at(
+    site: int, test: SubspaceTest, one: Asked, columns: EnergyColumns, listed: Mapping[str, Any]
+) -> dict[tuple[str, str], Record]:
+    """Columns of energies by (group, average); means over rows except in frequency bins."""
+    rows, found = test.rows, {}
+    if rows is None:
+        mine = columns.at(site, 0, "") | test.sizes
+        if one.label.control and one.left_out is None:
+            mine = {"value": mine["value"]} | test.sizes
+        found["", ""] = mine
+        values = listed["others"][site] if "others" in listed else ()
+        for (group, average), part in zip(test.others(), values, strict=False):
+            if average or part == part:  # NaN if no gradient reaches the group
+                n = test.moments.counts[group] if group else test.moments.n
+                found[group, average] = test.sizes | {"value": part, "n": n}
+        return found
+    about = {"contexts": rows.contexts, "dropped": rows.dropped}
+    for place, (group, average) in ((i, key) for i, g in enumerate(rows.names) for key in ((g, ""), (g, "row"))):
+        if columns.counts[site][place] and not (average and ":" in group):
+            mine = columns.at(site, place, average) | about
+            note = test.note if mine["value"] == mine["value"] else "no gradient reaches these rows"
+            found[group, average] = mine | {"note": note}
+    return found
 
-    def _shares(self, Q: Tensor, label: Label, left_out: Tensor | None) -> Iterator[Record]:
-        """Both anisotropy shares with jackknife intervals; of groups without."""
-        moments, (d, r) = self.moments, Q.shape
-        lines = Q
-        if left_out is not None:
-            refits = [left_out[fold] for fold in self.used] if self.lines > 1 else []
-            lines = torch.stack([Q, *refits, *[Q] * len(self.groups)])
-        share, level, gain = torch.stack(self.spread.held(lines)).tolist()
-        note = f"{'above' if level[0] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
-        few = few_rows(moments.n - moments.still, d)
-        both = {"gradient_share": (share, "; ".join(filter(None, (note, few)))), "gradient_isoscore_gain": (gain, few)}
-        for metric, (values, text) in both.items():
-            value, *rest = values[: self.lines]
-            low, high = jackknife(value, rest, bounds=(None, None))
-            by_fold = dict(zip(self.used, rest, strict=False))
-            replicates = [by_fold.get(f, math.nan) for f in range(FOLDS)]
-            columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
-            yield record(metric, columns | self.sizes, label)
-        for place, group in enumerate(self.groups if not label.control else (), self.lines):
-            counts = {"n": moments.counts[group], "contexts": moments.contexts}
-            for metric, (values, _) in both.items():
-                yield record(metric, {"value": values[place]} | counts, label, group=group)
+
+def _share_columns(shares: np.ndarray, test: SubspaceTest) -> dict[str, list[Any]]:
+    """Both anisotropy shares of every site with jackknife intervals, the level of the first, and all lines."""
+    found: dict[str, list[Any]] = {"level": shares[:, 1, 0].tolist()}
+    for metric, values in (("gradient_share", shares[:, 0]), ("gradient_isoscore_gain", shares[:, 2])):
+        replicates = np.full((len(values), FOLDS), math.nan)
+        if test.lines > 1:
+            replicates[:, test.used] = values[:, 1 : test.lines]
+        low, high = jackknives(values[:, 0], replicates, bounds=(None, None))
+        ends = (values[:, 0], low, high, replicates, values[:, test.lines :])
+        found[metric] = list(zip(*(x.tolist() for x in ends), strict=True))
+    return found
+
+
+def _share_records(shares: Mapping[str, list[Any]], site: int, test: SubspaceTest, one: Asked) -> Iterator[Record]:
+    """Both anisotropy shares with jackknife intervals; of groups without."""
+    moments, (d, r) = test.moments, one.Q.shape
+    few = few_rows(moments.n - moments.still, d)
+    note = f"{'above' if shares['level'][site] >= 1 else 'below'} tr(C)/d; chance is about {r * (r + 1) / d**2:.3g}"
+    notes = {"gradient_share": "; ".join(filter(None, (note, few))), "gradient_isoscore_gain": few}
+    for metric, text in notes.items():
+        value, low, high, replicates, _ = shares[metric][site]
+        columns = {"value": value, "low": low, "high": high, "replicates": replicates, "note": text}
+        yield record(metric, columns | test.sizes, one.label)
+    for place, group in enumerate(test.groups if not one.label.control else ()):
+        counts = {"n": moments.counts[group], "contexts": moments.contexts}
+        for metric in notes:
+            yield record(metric, {"value": shares[metric][site][-1][place]} | counts, one.label, group=group)
+
+
+_AT_ONCE = 1 << 27  # bytes of the covariances without a fold that are held at a time
+
+
+def alignment_numbers(spread: FoldCovariance, moments: GradientMoments, *, moved: bool = False) -> Found:
+    """Alignments of gradients with the covariance of the rows fitted on, as they are and standardised.
+
+    [1 + FOLDS + groups] each: of all rows, without each fold of contexts in both halves, of groups. `moved`: the
+    moments are of updates, which move as rows do and are divided by standard deviations where gradients are multiplied.
+    """
+    align = tangent.update_alignment if moved else tangent.gradient_alignment
+    M, groups = moments.total, list(moments.groups.values())
+    lines: list[tuple[Tensor, Tensor]] = [(spread.covariance().unsqueeze(0), M.unsqueeze(0))]
+    found: dict[bool, list[Tensor]] = {False: [], True: []}
+    step = max(1, _AT_ONCE // max(1, 8 * M.numel()))
+    for part in (range(FOLDS)[i : i + step] for i in range(0, FOLDS, step)):
+        lines.append((spread.covariances(list(part)), M - moments.folds[part.start : part.stop]))
+    lines += [(lines[0][0], torch.stack(groups[i : i + step])) for i in range(0, len(groups), step)]
+    for C, mine in lines:
+        for standardised, values in found.items():
+            values.append(align(C, mine, standardised=standardised))
+    tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
+    used = ((spread.n > 0) | (tested > 0)).double()  # a fold without rows must not narrow an interval
+    return {"plain": torch.cat(found[False]), "standardised": torch.cat(found[True]), "used": used}
 
 
 def alignment_records(
-    spread: FoldCovariance,
-    moments: GradientMoments,
-    *,
-    standardised: bool,
-    note: str = "",
-    moved: bool = False,
-    **options: str,
+    numbers: Mapping[str, np.ndarray], moments: GradientMoments, *, note: str = "", **options: str
 ) -> Iterator[Record]:
-    """The alignment of gradients with the covariance of the rows fitted on; of groups without an interval.
-
-    The jackknife leaves out one fold of contexts in both halves; standard deviations are those of the rows left.
-    `moved`: the moments are of updates, which move as rows do and are divided by these where gradients are multiplied.
-    """
-    C, M = spread.covariance(), moments.total
-    options |= {"coordinates": "standardised"} if standardised else {}
-    where = {"metric": "gradient_alignment", "variant": variant_name({k: v for k, v in options.items() if v})}
-    align = tangent.update_alignment if moved else tangent.gradient_alignment
-    align = partial(align, standardised=standardised)
-    value, rest = float(align(C, M)), []
-    tested = moments.folds.diagonal(dim1=-2, dim2=-1).sum(-1)
-    used = ((spread.n > 0) | (tested > 0)).tolist()  # a fold without rows must not narrow an interval
-    for fold, lives in enumerate(used):
-        rest.append(float(align(spread.covariance(fold), M - moments.folds[fold])) if lives else math.nan)
-    low, high = jackknife(value, rest, bounds=(0.0, None))
-    columns = {"value": value, "low": low, "high": high, "replicates": rest, "n": moments.n, "note": note}
-    yield {**where, "group": "", "contexts": moments.contexts, **columns}
-    for group, moment in moments.groups.items():
-        counts = {"n": moments.counts[group], "contexts": moments.contexts}
-        if (part := float(align(C, moment))) == part:  # NaN if no gradient reaches the group
-            yield {**where, "group": group, "value": part, **counts}
+    """Records of `alignment_numbers` on the host; of groups without an interval."""
+    for coordinates in ("", "standardised"):
+        named = {k: v for k, v in (options | {"coordinates": coordinates}).items() if v}
+        where = {"metric": "gradient_alignment", "variant": variant_name(named)}
+        value, *others = numbers[coordinates or "plain"].tolist()
+        rest = [x if lives else math.nan for x, lives in zip(others[:FOLDS], numbers["used"].tolist(), strict=True)]
+        low, high = jackknife(value, rest, bounds=(0.0, None))
+        columns = {"value": value, "low": low, "high": high, "replicates": rest, "n": moments.n, "note": note}
+        yield {**where, "group": "", "contexts": moments.contexts, **columns}
+        for group, part in zip(moments.groups, others[FOLDS:], strict=True):
+            counts = {"n": moments.counts[group], "contexts": moments.contexts}
+            if part == part:  # NaN if no gradient reaches the group
+                yield {**where, "group": group, "value": part, **counts}
 
 
 def placed(site: Site, step: int, records: Iterable[Record]) -> list[Record]:

@@ -18,7 +18,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
-from anisoscope.tangent.energy import Record, SubspaceTest
+from anisoscope.tangent.energy import Asked, Record, SubspaceTest
 from anisoscope.tangent.plan import TangentPlan, parse_window
 from anisoscope.tangent.proxy import Half, Label, Proxy
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
@@ -98,10 +98,11 @@ class FrozenProxies:
         }
         rows = {site: mine.x for site, mine in fits.items()}
         seed, labels = self.plan.seed, [self.label(proxy) for proxy in self.plan.proxies[:2]]
-        self.proxies = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
         how: dict[str, Any] = {"seed": seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
-        for label in labels:
-            self.proxies |= fitting.fit_controls(rows, label, self.proxies[label], **how)
+        fitted = [fitting.fit_with_controls(rows, label, **how) for label in labels]
+        self.proxies = {label: mine[label] for label, mine in zip(labels, fitted, strict=True)}
+        for mine in fitted:
+            self.proxies |= mine
         self.proxies = with_refits(fits, self.proxies, seed=seed)
         if self.plan.standardised:
             labels = [replace(label, coordinates=STANDARDISED) for label in labels]
@@ -114,27 +115,35 @@ class FrozenProxies:
         return records
 
     def _test(self, step: int, moments: Mapping[Site, GradientMoments], *, note: str) -> list[Record]:
-        records: list[Record] = []
+        places, tests, asked = [], [], []
         for site, moment in moments.items():
             mine = {label: proxies[site] for label, proxies in self.proxies.items() if site in proxies}
-            records += energy.placed(site, step, self._test_site(moment, mine))
-            for group, part in moment.parts.items():
-                tested = self._test_site(part, mine) if float(part.total.trace()) > 0 else ()
-                own = ({**row, "group": group} for row in tested if row["metric"] != "proxy_stability")
-                records += energy.placed(site, step, own)
+            for group, part in (("", moment), *moment.parts.items()):
+                for test, one in self._tests(part, mine):
+                    places.append((site, group))
+                    tests.append(test)
+                    asked.append(one)
+        records: list[Record] = []
+        for (site, group), found in zip(places, energy.records_of(tests, asked), strict=True):
+            lives = not group or any(
+                row["metric"] == "gradient_energy" and row["value"] == row["value"] for row in found
+            )
+            own = ({**row, "group": group} for row in found if row["metric"] != "proxy_stability")
+            records += energy.placed(site, step, found if not group else own if lives else ())
         records = [{**row, "note": "; ".join(filter(None, (row.get("note"), note)))} for row in records]
         return records + energy.holm_records(records)
 
-    def _test_site(self, moment: GradientMoments, proxies: Mapping[Label, Proxy]) -> Iterator[Record]:
-        """Records of the proxies of a site for one second moment, that of all rows or of a group."""
+    def _tests(
+        self, moment: GradientMoments, proxies: Mapping[Label, Proxy]
+    ) -> Iterator[tuple[SubspaceTest, list[Asked]]]:
+        """Tests of the proxies of a site for one second moment, that of all rows or of a group, by coordinates."""
         draws: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed}
-        tests = {"": SubspaceTest(moment, **draws)}
-        for label, proxy in proxies.items():
-            coordinates = label.coordinates
-            if coordinates not in tests and proxy.scale is not None:  # one scale for all proxies of a site
-                tests[coordinates] = SubspaceTest(proxy.scale.to(moment.folds.device).moments(moment), **draws)
-            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
-            yield from tests[coordinates].records(proxy.basis, label, shares=True, **how)
+        for space in dict.fromkeys(label.coordinates for label in proxies):
+            mine = {label: proxy for label, proxy in proxies.items() if label.coordinates == space}
+            scale = next(iter(mine.values())).scale  # one scale for all proxies of a site
+            scaled = moment if scale is None else scale.to(moment.folds.device).moments(moment)
+            wanted = [Asked(p.basis, label, True, int(not label.control), p.left_out) for label, p in mine.items()]
+            yield SubspaceTest(scaled, **draws), wanted
 
     def state(self) -> dict[str, Any]:
         """The state for saving, as plain values and tensors."""

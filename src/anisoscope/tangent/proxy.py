@@ -7,8 +7,9 @@ is the variant in the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.hashing import even_folds, half_of, row_hash
-from anisoscope.numerics.linalg import orthonormal_bases
+from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent.together import on_host
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,35 @@ class Half:
     masked: Tensor  # 1 masked, 0 not, −1 where nothing is masked by design
     dropped: int = 0  # rows with NaN or infinity
     folds: Tensor | None = None  # [n] of the jackknife, if some contexts are no longer here
+    shared: dict[Any, Any] | None = None  # what follows from the labels, kept for other sites with the same labels
 
     @classmethod
-    def joined(cls, parts: list[tuple[SiteRows, float]]) -> Half:
-        """Join the finite rows of several passes; the gradients of each are multiplied by its factor."""
+    def joined(cls, parts: list[tuple[SiteRows, float]], *, known: dict[Any, dict[str, Any]] | None = None) -> Half:
+        """Join the finite rows of several passes; the gradients of each are multiplied by its factor.
+
+        `known` keeps the labels of the rows, which are the same at most sites.
+        """
+        half, good = cls.all_of(parts, {} if known is None else known)
+        return half.finite(good, dropped=int((~good).sum()))
+
+    @classmethod
+    def all_of(cls, parts: list[tuple[SiteRows, float]], known: dict[Any, dict[str, Any]]) -> tuple[Half, Tensor]:
+        """All rows, and which of them are finite."""
         x = torch.cat([rows.x for rows, _ in parts])
-        scaled = [rows.g * factor for rows, factor in parts if rows.g is not None]
+        scaled = [rows.g if factor == 1.0 else rows.g * factor for rows, factor in parts if rows.g is not None]
         g = torch.cat(scaled) if len(scaled) == len(parts) else None
-        labels = [_labels(rows) for rows, _ in parts]
-        columns = {name: torch.cat([part[name].cpu().long() for part in labels]) for name in labels[0]}
-        columns["folds"] = even_folds(columns["context"])  # of all contexts, so that they are the same at every site
+        key = tuple((id(rows.index), id(rows.tokens)) for rows, _ in parts)
+        if key not in known:
+            labels = [_labels(rows) for rows, _ in parts]
+            columns: dict[str, Any] = {n: torch.cat([part[n].cpu().long() for part in labels]) for n in labels[0]}
+            columns["folds"] = even_folds(columns["context"])  # of all contexts, so that they are the same everywhere
+            known[key] = columns | {"shared": {}}
         good = x.isfinite().all(1) if g is None else x.isfinite().all(1) & g.isfinite().all(1)
-        if dropped := int((~good).sum()):
-            keep = good.nonzero().squeeze(1)
-            x, g = x[keep], None if g is None else g[keep]
-            columns = {name: column[keep.cpu()] for name, column in columns.items()}
-        return cls(x, g, **columns, dropped=dropped)
+        return cls(x, g, **known[key]), good
+
+    def finite(self, good: Tensor, *, dropped: int) -> Half:
+        """The rows that are finite, of which it is known how many are not."""
+        return replace(self.at(good.nonzero().squeeze(1).cpu()), dropped=dropped) if dropped else self
 
     @classmethod
     def plain(cls, rows: Tensor, context: Tensor, *, dropped: int = 0) -> Half:
@@ -65,31 +80,47 @@ class Half:
     def fold(self) -> Tensor:
         return even_folds(self.context) if self.folds is None else self.folds
 
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What follows from the labels alone, made once for all sites that share them."""
+        if self.shared is None:
+            return make()
+        if name not in self.shared:
+            self.shared[name] = make()
+        return self.shared[name]
+
     @property
     def contexts(self) -> int:
-        return int(self.context.unique().numel())
+        return int(self.once("contexts", lambda: int(self.context.unique().numel())))
 
     def order(self) -> Tensor:
         """A shuffled order of the rows that does not depend on batching."""
-        return row_hash(self.context, self.position, seed=0)
+        found: Tensor = self.once("order", lambda: row_hash(self.context, self.position, seed=0))
+        return found
 
     def few(self, most: int) -> Tensor:
         """The indices of the first `most` rows in the shuffled order, ascending."""
-        return self.order().argsort()[:most].sort().values
+        found: Tensor = self.once(("few", most), lambda: self.order().argsort()[:most].sort().values)
+        return found
 
-    def at(self, rows: Tensor) -> Half:
-        """Some of the rows, by their indices."""
-        names, there = ("context", "position", "token", "target", "masked"), rows.to(self.x.device)
-        labels = {name: getattr(self, name)[rows] for name in names} | {"folds": self.fold[rows]}
-        return replace(self, x=self.x[there], g=None if self.g is None else self.g[there], **labels)
+    def at(self, rows: Tensor, name: Any = None) -> Half:
+        """Some of the rows, by their indices; with a name they are the same at all sites that share labels."""
+
+        def labels() -> dict[str, Any]:
+            names = ("context", "position", "token", "target", "masked")
+            found: dict[str, Any] = {name: getattr(self, name)[rows] for name in names} | {"folds": self.fold[rows]}
+            return found | {"shared": None if name is None or self.shared is None else {}}
+
+        there = rows.to(self.x.device)
+        columns = labels() if name is None else self.once(("at", name), labels)
+        return replace(self, x=self.x[there], g=None if self.g is None else self.g[there], **columns)
 
     def fewer(self, most: int) -> Half:
         """The half, or the `most` of its rows with the smallest hashes: those that proxies are fitted on."""
-        return self if len(self) <= most else self.at(self.few(most))
+        return self if len(self) <= most else self.at(self.few(most), ("fewer", most))
 
     def without_first(self) -> Half:
         """The rows that are not at the first position of their context."""
-        return self.at((self.position > 0).nonzero().squeeze(1))
+        return self.at(self.once("later", lambda: (self.position > 0).nonzero().squeeze(1)), "later")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -158,19 +189,28 @@ class StepRows:
         fit, test = self.fit.values(), [[rows for rows, _ in parts] for parts in self.test.values()]
         if not all(any(len(part.x) for rows in half for part in rows) for half in (fit, test)):
             return f"all contexts of step {self.step} are in one half"
-        for site, rows in self.fit.items():
-            if not any(bool(part.x.isfinite().all(1).any()) for part in rows):
-                return f"no activation of step {self.step} is finite at {site}"
+        seen = {f"no activation of step {self.step} is finite at {site}": [rows.x for rows in mine]
+                for site, mine in self.fit.items()}  # fmt: skip
         for site, parts in self.test.items():
-            scaled = [rows.g * factor for rows, factor in parts if rows.g is not None]
-            if not any(bool(g.isfinite().all(1).any()) for g in scaled):
-                return f"no gradient of step {self.step} is finite at {site}"
-        return ""
+            scaled = [rows.g if factor == 1.0 else rows.g * factor for rows, factor in parts if rows.g is not None]
+            seen[f"no gradient of step {self.step} is finite at {site}"] = scaled
+        anywhere = [
+            {"": torch.stack([x.isfinite().all(1).any().double() for x in rows]).sum()} for rows in seen.values()
+        ]
+        counts = on_host(anywhere)
+        return next((reason for reason, count in zip(seen, counts, strict=True) if not count[""]), "")
 
     def halves(self) -> Iterator[tuple[Site, Half, Half]]:
         """(site, fit half, test half) of each site; an error if nothing of a half is finite."""
-        for site in (site for site in self.fit if site in self.test):
-            fit, test = self.fit_half(site), Half.joined(self.test[site])
+        known: dict[Any, dict[str, Any]] = {}
+        every = {
+            site: [Half.all_of(parts, known) for parts in ([(rows, 1.0) for rows in self.fit[site]], self.test[site])]
+            for site in self.fit
+            if site in self.test
+        }
+        lost_rows = on_host([{str(i): (~good).sum() for i, (_, good) in enumerate(both)} for both in every.values()])
+        for (site, both), counts in zip(every.items(), lost_rows, strict=True):
+            fit, test = (half.finite(good, dropped=int(counts[str(i)])) for i, (half, good) in enumerate(both))
             if not len(fit) or not len(test):
                 lost = f"{fit.dropped} rows to fit on and {test.dropped} to test on were not finite"
                 raise AnisoscopeError(
@@ -188,8 +228,9 @@ def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
 
 
 CONSTANT = 1e-6  # standard deviation relative to the mean, below which a coordinate is constant but for rounding
+_KEPT = 1 << 23  # elements of a random order of rows that is kept for the next step
 RANK_TOLERANCE = 1e-10  # relative, of squared singular values; rounding errors of float32 rows are far smaller
-_BYTES = 1 << 28  # of stacked activations fitted together
+_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # of stacked activations fitted together
 
 
 @dataclass(frozen=True)
@@ -276,26 +317,43 @@ class Proxy:
 
 def fit_proxies(rows: Mapping[Site, Tensor], label: Label, *, seed: int) -> dict[Site, Proxy]:
     """The same kind of proxy at every site, from its rows [n, d]; sites of one shape are fitted together."""
-    found: dict[Site, Proxy] = {}
+    return fit_alike(rows, [label], seed=seed)[label]
+
+
+def fit_alike(rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int) -> dict[Label, dict[Site, Proxy]]:
+    """As `fit_proxies` for labels of one method and rank in one batch: rows as they are, and with permuted columns."""
+    found: dict[Label, dict[Site, Proxy]] = {label: {} for label in labels}
+    first = labels[0]
     for group in _same_shape(rows):
         stacked = torch.stack([rows[site] for site in group])
-        check_rank(label.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
+        check_rank(first.rank, width=stacked.shape[-1], rows=stacked.shape[-2])
         centre = stacked.mean(-2, keepdim=True)
         centred = stacked - centre
-        for site, mine in zip(group, centred, strict=True):
-            if not bool(mine.any()):
-                raise AnisoscopeError(
-                    f"all {len(mine)} rows at {site} are equal, so they span no tangent; give more, or other, data."
-                )
-        ranks = spanned(centred, label.rank)
-        if label.control == "permuted":
-            centred = permute_columns(centred, seed=seed)
+        varied = centred.flatten(1).any(1).tolist()
+        for site in (site for site, varies in zip(group, varied, strict=True) if not varies):
+            raise AnisoscopeError(
+                f"all {len(rows[site])} rows at {site} are equal, so they span no tangent; give more, or other, data."
+            )
+        ranks = spanned(centred, first.rank)
         for rank in sorted(set(ranks)):  # rows that span fewer dimensions get a proxy and controls of lower rank
             numbers = [i for i, r in enumerate(ranks) if r == rank]
-            directions = fit_directions(centred[numbers], rank, method=label.proxy, seed=seed)
-            for i, part, basis in zip(numbers, directions, orthonormal_bases(directions), strict=True):
-                found[group[i]] = Proxy(basis, part, centre[i, 0])
-    return {site: found[site] for site in rows}
+            mine = centred if len(numbers) == len(group) else centred[numbers]
+            versions = [permute_columns(mine, seed=seed) if how.control == "permuted" else mine for how in labels]
+            batches = [torch.cat(versions)] if mine.device.type == "cuda" else versions  # the host gains nothing by one
+            directions = torch.cat([fit_directions(x, rank, method=first.proxy, seed=seed) for x in batches])
+            places = [(label, i) for label in labels for i in numbers]
+            for (label, i), part, basis in zip(places, directions, orthonormal_bases(directions), strict=True):
+                found[label][group[i]] = Proxy(basis, part, centre[i, 0])
+    return {label: {site: proxies[site] for site in rows} for label, proxies in found.items()}
+
+
+def fit_with_controls(
+    rows: Mapping[Site, Tensor], label: Label, *, seed: int, covariances: Mapping[Site, Tensor] | None = None
+) -> dict[Label, dict[Site, Proxy]]:
+    """A proxy with its fitted controls."""
+    found = fit_alike(rows, [label, replace(label, control="permuted")], seed=seed)
+    how: dict[str, Any] = {"seed": seed, "covariances": covariances, "permuted": False}
+    return found | fit_controls(rows, label, found[label], **how)
 
 
 def covariances_of(rows: Mapping[Site, Tensor]) -> dict[Site, Tensor]:
@@ -347,16 +405,18 @@ def fit_standardised(
     for label in labels[1:]:  # principal components need no further pass over the rows
         alike = found[labels[0]]
         pca = label.proxy == "pca"
-        found[label] = _principal(spread, alike, seed=seed) if pca else fit_proxies(scaled, label, seed=seed)
+        found[label] = _principal(spread, alike) if pca else fit_proxies(scaled, label, seed=seed)
     found |= fit_controls(scaled, labels[0], found[labels[0]], seed=seed, covariances=spread, permuted=False)
     return {label: {s: replace(p, scale=wide[s]) for s, p in proxies.items()} for label, proxies in found.items()}
 
 
-def _principal(covariances: Mapping[Site, Tensor], alike: Mapping[Site, Proxy], *, seed: int) -> dict[Site, Proxy]:
+def _principal(covariances: Mapping[Site, Tensor], alike: Mapping[Site, Proxy]) -> dict[Site, Proxy]:
     """PCA from covariances, with as many directions as proxies of the same rows have, and about the same centre."""
 
     def leading(C: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-        directions = fit_directions(C, len(like), method="svd", seed=seed)  # C and its root have the same axes
+        axes = leading_eigenvectors(C, len(like))
+        largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+        directions = torch.where(largest < 0, -axes, axes).mT  # signs as those of other principal components
         return directions.to(like.dtype), orthonormal_bases(directions[None])[0]
 
     problems = [(C, alike[site].directions.to(C.device)) for site, C in covariances.items()]
@@ -374,7 +434,7 @@ def spanned(centred: Tensor, most: int) -> list[int]:
     probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64)
     projected = (centred @ probes.to(centred.device, centred.dtype)).double()
     values = torch.linalg.eigvalsh(projected.mT @ projected)
-    ranks = (values > RANK_TOLERANCE * values[:, -1:]).sum(1)
+    ranks = (values > RANK_TOLERANCE * values[:, -1:]).sum(1).tolist()
     return [max(1, min(most, int(number))) for number in ranks]
 
 
@@ -383,7 +443,7 @@ def _same_shape(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
     groups: dict[tuple[int, ...], list[list[Site]]] = {}
     for site, x in rows.items():
         chunks = groups.setdefault(tuple(x.shape), [[]])
-        if len(chunks[-1]) >= max(1, _BYTES // max(1, x.nbytes)):
+        if len(chunks[-1]) >= max(1, _BYTES.get(x.device.type, _BYTES["cpu"]) // max(1, x.nbytes)):
             chunks.append([])
         chunks[-1].append(site)
     return [chunk for chunks in groups.values() for chunk in chunks]
@@ -391,9 +451,17 @@ def _same_shape(rows: Mapping[Site, Tensor]) -> list[list[Site]]:
 
 def permute_columns(x: Tensor, *, seed: int) -> Tensor:
     """Permute every column independently: keeps the marginals of the coordinates, removes their dependence."""
-    generator = torch.Generator().manual_seed(seed + 7919)
-    order = torch.rand(x.shape[-2], x.shape[-1], generator=generator).argsort(0).to(x.device)
+    n, d = x.shape[-2:]
+    order = (_column_orders if n * d <= _KEPT else _orders)(n, d, seed, str(x.device))
     return x.gather(-2, order.expand_as(x))
+
+
+def _orders(n: int, d: int, seed: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 7919)
+    return torch.rand(n, d, generator=generator).argsort(0).to(device)
+
+
+_column_orders = lru_cache(maxsize=2)(_orders)  # of the rows that are fitted on, the same at every step
 
 
 def rows_to_fit(half: Half, *, most: int) -> Tensor:
@@ -403,13 +471,16 @@ def rows_to_fit(half: Half, *, most: int) -> Tensor:
 
 def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Half | None:
     """Equally many rows of every frequency bin (those with the smallest hashes); None if a bin has too few."""
-    label, order = bin_of(half.token, bins), half.order().argsort()
-    by_bin = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
-    least = min((len(rows) for rows in by_bin), default=0)
-    least = min(least, most // max(1, len(by_bin)))
-    if least < 2:
-        return None
-    return half.at(torch.cat([rows[:least] for rows in by_bin]).sort().values)
+
+    def chosen() -> Tensor | None:
+        label, order = bin_of(half.token, bins), half.order().argsort()
+        by_bin = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
+        least = min((len(rows) for rows in by_bin), default=0)
+        least = min(least, most // max(1, len(by_bin)))
+        return None if least < 2 else torch.cat([rows[:least] for rows in by_bin]).sort().values
+
+    rows: Tensor | None = half.once(("even", most), chosen)
+    return None if rows is None else half.at(rows, ("even", most))
 
 
 def key(site: Site) -> tuple[int, str, str, str]:

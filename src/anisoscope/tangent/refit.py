@@ -11,7 +11,7 @@ T = (x − m)V with 0 for the rows left out, Z the codes of T, D = (ZᵀZ)⁻¹Z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,13 +21,13 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.numerics import factors, semi_nmf
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.numerics.linalg import orthonormal_columns
+from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = 1 << 28  # of rows fitted together
+_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # of rows and moments of the sites refitted together
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -42,6 +42,7 @@ class FitRows:
     x: Tensor  # [n, d]
     fold: Tensor  # [n], on the device of the rows
     spread: FoldCovariance
+    counts: tuple[int, ...]  # rows of each fold
 
     @classmethod
     def of(cls, half: Half, most: int | None = None) -> FitRows:
@@ -50,11 +51,13 @@ class FitRows:
 
     @classmethod
     def of_rows(cls, x: Tensor, fold: Tensor) -> FitRows:
-        return cls(x, fold.to(x.device), FoldCovariance.of(x, fold))
+        counts = torch.bincount(fold, minlength=FOLDS).tolist()
+        return cls(x, fold.to(x.device), FoldCovariance.of(x, fold), tuple(counts))
 
     def standardised(self, scale: Scale) -> FitRows:
         """The rows in standardised coordinates, whose standard deviations stay those of all rows."""
-        return FitRows(scale.rows(self.x), self.fold, self.spread.rescaled(scale.kept, scale.deviation.reciprocal()))
+        spread = self.spread.rescaled(scale.kept, scale.deviation.reciprocal())
+        return FitRows(scale.rows(self.x), self.fold, spread, self.counts)
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -62,82 +65,93 @@ class FitRows:
 
     def live(self, rank: int) -> list[int]:
         """The folds that have rows and without which there are enough to fit on."""
-        n = self.spread.n
-        return ((n > 0) & (n.sum() - n > rank)).nonzero().squeeze(1).tolist()
+        total = sum(self.counts)
+        return [fold for fold, n in enumerate(self.counts) if n and total - n > rank]
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The leading components of one site, and everything in them without each of the live folds."""
+    """The leading components of S sites of one shape, and everything in them without each of the live folds."""
 
-    rows: FitRows
+    x: Tensor  # [S, n, d]
+    keep: Tensor  # whether each row stays without each live fold: [S, live, n, 1]
+    there: Tensor  # [S, FOLDS]: whether a fold has rows
     rank: int
-    axes: Tensor  # V [d, q]
+    axes: Tensor  # V [S, d, q]
     live: list[int]
-    means: Tensor  # m [live, d], about the mean of all rows
-    images: Tensor  # (scatter of the rows left) V [live, d, q]
+    means: Tensor  # m [S, live, d], about the mean of all rows
+    images: Tensor  # (scatter of the rows left) V [S, live, d, q]
 
     @classmethod
-    def of(cls, rows: FitRows, rank: int, *, seed: int) -> Reduced:
-        spread, live = rows.spread, rows.live(rank)
-        C = rows.covariance
-        q = min(len(C), WIDER * rank)
-        axes = torch.randn(len(C), q, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(C)
+    def of(cls, fits: Sequence[FitRows], rank: int, *, seed: int) -> Reduced:
+        live = fits[0].live(rank)
+        C = torch.stack([mine.covariance for mine in fits])
+        n, sums, squares = (torch.stack([getattr(f.spread, name) for f in fits]) for name in ("n", "sums", "squares"))
+        d, q = C.shape[-1], min(C.shape[-1], WIDER * rank)
+        axes = torch.randn(d, q, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(C)
         for _ in range(_ROUNDS):
             axes = torch.linalg.qr(C @ axes)[0]
-        left = (spread.n.sum() - spread.n[live]).unsqueeze(-1)
-        total = spread.sums.sum(0) - spread.sums[live]
-        parts = spread.squares @ axes
-        images = parts.sum(0) - parts[live] - (total / left).unsqueeze(-1) * (total @ axes).unsqueeze(-2)
-        return cls(rows, rank, axes, live, total / left, images)
+        left = (n.sum(-1, keepdim=True) - n[:, live]).unsqueeze(-1)
+        total = sums.sum(1, keepdim=True) - sums[:, live]
+        parts = squares @ axes.unsqueeze(1)
+        images = parts.sum(1, keepdim=True) - parts[:, live]
+        images = images - (total / left).unsqueeze(-1) * (total @ axes).unsqueeze(-2)
+        gone = torch.tensor(live, device=C.device).view(1, -1, 1)
+        keep = (torch.stack([mine.fold for mine in fits]).unsqueeze(1) != gone).unsqueeze(-1)
+        return cls(torch.stack([mine.x for mine in fits]), keep, n > 0, rank, axes, live, total / left, images)
 
     @cached_property
     def centred(self) -> Tensor:
-        return self.rows.x - self.rows.x.mean(0, dtype=torch.float64).to(self.rows.x.dtype)
-
-    @cached_property
-    def keep(self) -> Tensor:
-        """Whether each row stays without each live fold: [live, n, 1]."""
-        gone = torch.tensor(self.live, device=self.rows.fold.device)
-        return (self.rows.fold != gone.unsqueeze(-1)).unsqueeze(-1)
+        return self.x - self.x.mean(-2, keepdim=True, dtype=torch.float64).to(self.x.dtype)
 
     def scores(self) -> Tensor:
-        """T [live, n, q]."""
-        here = self.rows.x.dtype
-        whole = self.centred @ self.axes.to(here)
+        """T [S, live, n, q]."""
+        here = self.x.dtype
+        whole = (self.centred @ self.axes.to(here)).unsqueeze(1)
         return (whole - (self.means @ self.axes).to(here).unsqueeze(-2)) * self.keep
 
+    @cached_property
     def compressed(self) -> Tensor:
-        """Vᵀ(scatter of the rows left)V [live, q, q]."""
-        return self.axes.mT @ self.images
+        """Vᵀ(scatter of the rows left)V [S, live, q, q]."""
+        return self.axes.mT.unsqueeze(1) @ self.images
 
     def leading(self) -> Tensor:
-        """Spans of the leading principal components without each fold [live, d, r]: those in V, one step further."""
-        _, turn = torch.linalg.eigh(self.compressed())
+        """Spans of the leading principal components without each fold [S, live, d, r]: those in V, one step further."""
+        _, turn = small_eigh(self.compressed)
         return orthonormal_columns(self.images @ turn[..., -self.rank :])
 
     def following(self, bases: Tensor) -> Tensor:
-        """Spans of the principal components after given ones [live, d, r], within V."""
-        inside = orthonormal_columns(self.axes.mT @ bases)
-        C = self.compressed()
+        """Spans of the principal components after given ones [S, live, d, r], within V."""
+        axes = self.axes.unsqueeze(1)
+        inside = orthonormal_columns(axes.mT @ bases)
+        C = self.compressed
         rest = C - inside @ (inside.mT @ C)
         rest = rest - (rest @ inside) @ inside.mT
-        rest = rest - C.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] * (inside @ inside.mT)
-        found = self.axes @ torch.linalg.eigh(rest)[1][..., -bases.shape[-1] :]
+        rest = rest - C.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * (inside @ inside.mT)
+        found = axes @ small_eigh(rest)[1][..., -bases.shape[-1] :]
         return orthonormal_columns(found - bases @ (bases.mT @ found))
 
     def spans(self, codes: Tensor) -> Tensor:
-        """Spans of the least squares directions of codes [live, n, r], in the full width."""
+        """Spans of the least squares directions of codes [S, live, n, r], in the full width."""
         codes = codes * self.keep
-        projected = codes.mT @ self.centred - codes.sum(-2).unsqueeze(-1) * self.means.to(codes.dtype).unsqueeze(-2)
+        shift = codes.sum(-2).unsqueeze(-1) * self.means.to(codes.dtype).unsqueeze(-2)
+        projected = codes.mT @ self.centred.unsqueeze(1) - shift
         # centroids about their mean span one dimension less than there are: redundant columns come first
         return orthonormal_columns(semi_nmf.least_squares(codes, projected).mT)[..., -self.rank :]
 
+    def refitted(self, codes_of: Codes, concepts: int, *, seed: int) -> Tensor:
+        """Refits [S, live, d, r] of a method that finds codes."""
+        with factors.exact_products(self.x.device):
+            scores = self.scores().flatten(0, 1)
+            keep = self.keep.expand(len(self.x), -1, -1, -1).flatten(0, 1)
+            codes = codes_of(scores, keep, concepts, seed)
+            return self.spans(codes.unflatten(0, (len(self.x), -1)))
+
     def placed(self, bases: Tensor, whole: Tensor) -> Tensor:
-        """Bases [FOLDS, d, r]: those of a fold without rows are the proxy's own, NaN where too little is left."""
-        there = (self.rows.spread.n > 0)[:, None, None]
-        out = torch.where(there, torch.nan, whole.to(bases).expand(FOLDS, *whole.shape))
-        out[self.live] = bases
+        """Bases [S, FOLDS, d, r]: those of a fold without rows are the proxy's own, NaN where too little is left."""
+        own = whole.to(bases).unsqueeze(1).expand(-1, FOLDS, -1, -1)
+        out = torch.where(self.there[..., None, None], torch.nan, own)
+        out[:, self.live] = bases
         return out
 
 
@@ -145,33 +159,65 @@ def with_refits(
     fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
 ) -> dict[Label, dict[Site, Proxy]]:
     """The proxies of these rows with their refits; random directions and permuted controls stay as they are."""
-    made: dict[tuple[Site, int], Reduced] = {}
-    out: dict[Label, dict[Site, Proxy]] = {}
+    out: dict[Label, dict[Site, Proxy]] = {label: dict(proxies) for label, proxies in found.items()}
+    for sites in _alike(fits, found):
+        made: dict[int, Reduced] = {}
+        mine = {label: [proxies[site] for site in sites] for label, proxies in found.items() if sites[0] in proxies}
+        for label in sorted(mine, key=lambda label: bool(label.control)):  # controls need the refits of their proxies
+            rank = mine[label][0].basis.shape[1]
+            if label.proxy == "random" or label.control == "permuted" or not fits[sites[0]].live(rank):
+                bases = None
+            else:
+                if rank not in made:
+                    made[rank] = Reduced.of([fits[site] for site in sites], rank, seed=seed)
+                before = [proxy.left_out for proxy in mine.get(replace(label, control=""), ())]
+                bases = _bases(made[rank], label, mine[label][0], before, seed=seed)
+            left = _placed(bases, made.get(rank), mine[label], label, fits[sites[0]].counts)
+            mine[label] = [replace(proxy, left_out=one) for proxy, one in zip(mine[label], left, strict=True)]
+            out[label] |= dict(zip(sites, mine[label], strict=True))
+    return {label: {site: out[label][site] for site in found[label]} for label in found}
 
-    def reduced(site: Site, proxy: Proxy) -> Reduced:
-        key = site, proxy.basis.shape[1]
-        if key not in made:
-            made[key] = Reduced.of(fits[site], key[1], seed=seed)
-        return made[key]
 
-    for label in sorted(found, key=lambda label: bool(label.control)):  # controls need the refits of their proxies
-        proxies = found[label]
-        spaces = {site: reduced(site, proxy) for site, proxy in proxies.items()}
-        if label.control == "next":
-            mine = out[replace(label, control="")]
-            bases = {site: _following(space, mine[site]) for site, space in spaces.items()}
-        elif label.control or label.proxy == "random":
-            bases = {}
-        elif label.proxy in _AXES:
-            bases = {site: space.leading() for site, space in spaces.items()}
-        else:
-            concepts = {site: len(proxy.directions) for site, proxy in proxies.items()}
-            bases = _by_codes(spaces, _CODES[label.proxy], concepts, seed=seed)
-        out[label] = {
-            site: replace(proxy, left_out=spaces[site].placed(bases[site], proxy.basis)) if site in bases else proxy
-            for site, proxy in proxies.items()
-        }
-    return {label: out[label] for label in found}
+def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor | None], *, seed: int) -> Tensor:
+    """The refits [S, live, d, r] of one kind of proxy; `before` those of the proxy that a control belongs to."""
+    if label.control == "next":
+        refits = torch.stack([one for one in before if one is not None])
+        return space.following(refits[:, space.live])
+    if label.proxy in _AXES:
+        return space.leading()
+    return space.refitted(_CODES[label.proxy], len(proxy.directions), seed=seed)
+
+
+def _placed(
+    bases: Tensor | None, space: Reduced | None, proxies: Sequence[Proxy], label: Label, counts: Sequence[int]
+) -> Sequence[Tensor | None]:
+    """`left_out` of every site: None for what is not refitted, NaN where too little is left without any fold."""
+    if bases is not None and space is not None:
+        return list(space.placed(bases, torch.stack([proxy.basis for proxy in proxies])))
+    if label.proxy == "random" or label.control == "permuted":
+        return [None] * len(proxies)
+    own = [proxy.basis for proxy in proxies]
+    return [torch.stack([torch.full_like(Q, torch.nan) if n else Q for n in counts]) for Q in own]
+
+
+def _alike(fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]]) -> list[list[Site]]:
+    """Sites whose rows and proxies have the same shapes, as many together as memory allows."""
+    groups: dict[tuple[object, ...], list[list[Site]]] = {}
+    for site in dict.fromkeys(site for proxies in found.values() for site in proxies):
+        mine, rank = fits[site], 0
+        shapes: list[object] = [tuple(mine.x.shape), mine.x.dtype]
+        for label, proxies in found.items():
+            if site in proxies:
+                shape = proxies[site].basis.shape[1], len(proxies[site].directions)
+                rank = max(rank, shape[0])
+                shapes += [label, shape, tuple(mine.live(shape[0]))]
+        n, d = mine.x.shape
+        size = mine.x.element_size() * n * (2 * d + FOLDS * min(d, WIDER * rank)) + mine.spread.squares.nbytes
+        chunks = groups.setdefault(tuple(shapes), [[]])
+        if len(chunks[-1]) >= max(1, _BYTES.get(mine.x.device.type, _BYTES["cpu"]) // size):
+            chunks.append([])
+        chunks[-1].append(site)
+    return [chunk for chunks in groups.values() for chunk in chunks]
 
 
 def standardised_refits(
@@ -183,41 +229,7 @@ def standardised_refits(
     return with_refits(scaled, found, seed=seed)
 
 
-def _following(space: Reduced, proxy: Proxy) -> Tensor:
-    assert proxy.left_out is not None
-    return space.following(proxy.left_out[space.live])
-
-
 Codes = Callable[[Tensor, Tensor, int, int], Tensor]  # scores [b, n, q], which rows stay, k, seed -> [b, n, k]
-
-
-def _by_codes(
-    spaces: Mapping[Site, Reduced], codes_of: Codes, concepts: Mapping[Site, int], *, seed: int
-) -> dict[Site, Tensor]:
-    """Refits of a method that finds codes, for sites of one shape together as memory allows."""
-    alike: dict[tuple[int, ...], list[list[Site]]] = {}
-    for site, space in spaces.items():
-        size = len(space.live) * len(space.rows.x) * space.axes.shape[1] * space.rows.x.element_size()
-        shape = len(space.rows.x), *space.axes.shape, space.rank, concepts[site], len(space.live)
-        chunks = alike.setdefault(shape, [[]])
-        if len(chunks[-1]) >= max(1, _BYTES // max(1, size)):
-            chunks.append([])
-        chunks[-1].append(site)
-    found: dict[Site, Tensor] = {}
-    for group in (group for chunks in alike.values() for group in chunks):
-        found |= _fit_together({site: spaces[site] for site in group}, codes_of, concepts[group[0]], seed=seed)
-    return found
-
-
-def _fit_together(spaces: Mapping[Site, Reduced], codes_of: Codes, concepts: int, *, seed: int) -> dict[Site, Tensor]:
-    first = next(iter(spaces.values()))
-    if not first.live:
-        return {site: space.axes.new_zeros(0, len(space.axes), space.rank) for site, space in spaces.items()}
-    with factors.exact_products(first.rows.x.device):
-        scores = torch.cat([space.scores() for space in spaces.values()])
-        keep = torch.cat([space.keep for space in spaces.values()])
-        codes = codes_of(scores, keep, concepts, seed).split(len(first.live))
-        return {site: space.spans(mine) for (site, space), mine in zip(spaces.items(), codes, strict=True)}
 
 
 def _semi_nmf_codes(scores: Tensor, keep: Tensor, concepts: int, seed: int) -> Tensor:

@@ -21,16 +21,18 @@ from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent.energy import (
+    Asked,
     EnergyRows,
     Grouping,
     Record,
     SubspaceTest,
+    alignment_numbers,
     alignment_records,
     control_records,
-    draws_for,
     energy_records,
     placed,
     record,
+    records_of,
 )
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import (
@@ -41,9 +43,11 @@ from anisoscope.tangent.proxy import (
     fit_controls,
     fit_proxies,
     fit_standardised,
+    fit_with_controls,
 )
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
-from anisoscope.tangent.ties import OpenPlanes, opened
+from anisoscope.tangent.ties import Planes, opened, swings_of
+from anisoscope.tangent.together import Targets, on_host
 
 
 def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -70,15 +74,20 @@ def table_records(
         names = [f"frequency:{b + 1}" for b in range(int(bins.max()) + 1)]
         groupings.append(Grouping(names, bin_of(types, bins)))
     rows = rows.float() if rows.dtype != torch.float64 else rows
-    tests: dict[str, SubspaceTest] = {}
-    for label, proxy in proxies.items():
-        if label.coordinates not in tests:  # one scale for all proxies
-            mine = rows if proxy.scale is None else proxy.scale.to(rows.device).rows(rows)
-            half = Half.plain(mine, types)
-            energies, moments = EnergyRows(half, groupings), _moments_of(half)
-            tests[label.coordinates] = SubspaceTest(moments, energies, draws=draws, seed=seed)
-        how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
-        yield from tests[label.coordinates].records(proxy.basis, replace(label, of=of), shares=not label.control, **how)
+    tests, asked = [], []
+    for space in dict.fromkeys(label.coordinates for label in proxies):
+        mine = {label: proxy for label, proxy in proxies.items() if label.coordinates == space}
+        scale = next(iter(mine.values())).scale  # one for all proxies
+        half = Half.plain(rows if scale is None else scale.to(rows.device).rows(rows), types)
+        tests.append(SubspaceTest(_moments_of(half), EnergyRows(half, groupings), draws=draws, seed=seed))
+        asked.append(
+            [
+                Asked(proxy.basis, replace(label, of=of), not label.control, int(not label.control), proxy.left_out)
+                for label, proxy in mine.items()
+            ]
+        )
+    for found in records_of(tests, asked):
+        yield from found
 
 
 def _moments_of(half: Half) -> GradientMoments:
@@ -103,8 +112,7 @@ class TypeFit:
         fits = {site: FitRows.of_rows(rows, even_folds(types))}
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
-            found[label] = fit_proxies({site: rows}, label, seed=seed)
-            found |= fit_controls({site: rows}, label, found[label], seed=seed)
+            found |= fit_with_controls({site: rows}, label, seed=seed, covariances={site: fits[site].covariance})
         found = with_refits(fits, found, seed=seed)
         if standardised:
             scaled = [replace(label, coordinates="standardised") for label in labels]
@@ -120,8 +128,8 @@ class TypeFit:
             return
         yield from table_records(rows, types, self.proxies, of=of, **sizes)
         moments = _moments_of(Half.plain(rows, types))
-        for standardised in (False, True):
-            yield from alignment_records(self.spread, moments, standardised=standardised, moved=True, of=of)
+        (numbers,) = on_host([alignment_numbers(self.spread, moments, moved=True)])
+        yield from alignment_records(numbers, moments, of=of)
 
 
 def weight_records(
@@ -150,8 +158,11 @@ def weight_records(
             columns = _energy_columns(folds, Q, mine.left_out) | sizes
             records = list(energy_records(columns, Q, label))
             total = folds.sum(0)
-            draws = draws_for(total.T @ total, Q.shape[1], draws=plan.draws, seed=seed)
-            records += control_records(draws.of(total.T @ total), Q, label, columns)
+            drawn = Targets([[total.T @ total]], draws=plan.draws, seed=seed)
+            reached = drawn.of(Q[None], 0, torch.tensor([columns["value"]]).to(Q), shares=True)
+            (numbers,) = on_host([reached])
+            bands, count = numbers["bands 0"][0].tolist(), float(numbers["reached 0"][0])
+            records += control_records(bands, count, label, columns, draws=plan.draws)
             for control, others in controls.items():
                 value = {"value": _energy(total, others[site].basis.to(folds.device))}
                 records.append(record("gradient_energy", value | sizes, control))
@@ -179,9 +190,12 @@ def _energy_columns(folds: Tensor, Q: Tensor, left_out: Tensor | None) -> Record
     rest = {f: _energy(total - folds[f], refits[f]) for f in used} if len(used) > 1 else {}
     replicates = [rest.get(f, math.nan) for f in range(FOLDS)] if rest else []
     if rest and left_out is not None:
-        ties = OpenPlanes.of(Q, left_out.to(Q))
-        single = np.array([_energy(total, one.unsqueeze(1)) for one in ties.directions.T])
-        replicates = opened(replicates, swings=ties.swings(single), turns=ties.turns)
+        planes = Planes.of(Q[None], left_out.to(Q)[None])
+        u, v = (total @ planes.directions[0]).chunk(2, -1)
+        products = torch.stack([u.square().sum(0), v.square().sum(0), (u * v).sum(0)]) / total.square().sum()
+        (found,) = on_host([{"products": products, "errors": planes.errors[0], "turns": planes.turns[0]}])
+        how = {"errors": found["errors"], "turns": found["turns"]}
+        replicates = opened(np.array(replicates), swings=swings_of(*found["products"]), **how).tolist()
     low, high = jackknife(value, replicates, bounds=(0.0, 1.0))
     return {"value": value, "low": low, "high": high, "replicates": replicates}
 

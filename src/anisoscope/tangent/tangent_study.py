@@ -10,11 +10,13 @@ kept until the end, when the window is known.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,16 +31,18 @@ from anisoscope.results.query import FIRST_OUTLIER, options_of, variant_name, wi
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
 from anisoscope.tangent import energy
 from anisoscope.tangent import proxy as fitting
-from anisoscope.tangent.energy import EnergyRows, Grouping, Record, SubspaceTest
+from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, Record, SubspaceTest
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
-from anisoscope.tangent.proxy import Half, Label, Proxy, StepRows
+from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
 from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.together import Found, Targets, on_host
 
 DEFAULT_RANK = 16
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 
+EVERY = 1 << 20  # controls of all targets
 STILL = 1e-6  # share of the variance below which growth is rounding
 DRAW_SEED = 104_729  # offset: control draws have a separate random stream
 
@@ -51,6 +55,21 @@ class Kept:
     bases: dict[str, Tensor]  # by proxy
     directions: Tensor  # of semi-NMF
     folds: FoldCovariance  # of the test half
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The test rows of one site as they are read: without the first position or not, and in which coordinates."""
+
+    site: Site
+    first: str
+    space: str
+    test: Half
+    proxies: Mapping[Label, Proxy]
+
+    @property
+    def scale(self) -> Scale | None:
+        return next(iter(self.proxies.values())).scale  # of the same rows, so one for all
 
 
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
@@ -81,8 +100,9 @@ class TangentStudy:
     def measure(self, rows: StepRows) -> list[Record]:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
+        apart = first_apart(halves)
         fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
-        rest = {site: halves[site][0].without_first() for site in outliers(halves)}
+        rest = {site: halves[site][0].without_first() for site in outliers(halves, apart)}
         fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
         proxies = self._fit(halves, fits[""])
         other = self._readings(fits)
@@ -92,21 +112,37 @@ class TangentStudy:
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
         grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
+        readings = [
+            Reading(site, first, space, test.without_first() if first else test, mine)
+            for site, (_, test) in halves.items()
+            for (first, space), mine in other[site].items()
+            if mine or not first  # all rows as they are: `_fit` has fitted on them
+        ]
+        moments = {(one.site, one.first): self._moments(one.test) for one in readings if not one.space}
+        energies = self._energies(readings, moments, proxies, apart)
+        numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
+        aligned = dict(zip(moments, on_host(numbers), strict=True))
+        device = next((test.x.device.type for _, test in halves.values()), "cpu")
+        changed = each_on_host(lambda site: self._change(site, folds[site], grown.get(site)), list(halves), device)
+        changes = dict(zip(halves, on_host(changed), strict=True))
 
-        def measure_site(site: Site) -> tuple[GradientMoments, list[Record]]:
-            (fit, test), local = halves[site], {label: found[site] for label, found in proxies.items() if site in found}
-            moment, found = self._site(test, local)
-            spreads = {first: mine[site].spread for first, mine in fits.items() if site in mine}
-            found += self._other_records(spreads, halves[site], moment, other.get(site, {}))
-            found += self._concepts(site, local, test, rows.step, folds[site], grown.get(site))
+        def measure_site(site: Site) -> list[Record]:
+            fit, test = halves[site]
+            found = list(energies[site, "main"])
+            for first in ("", *(["out"] if (site, "out") in moments else [])):
+                moment = moments[site, first]
+                note = self._note_of(moment, outlier=bool(first and apart[site]))
+                how: dict[str, Any] = {"first": first, "batch": self.source, "note": note}
+                found += energy.alignment_records(aligned[site, first], moment, **how)
+                found += energies[site, first]
+            found += self._concepts(site, test, rows.step, folds[site], changes[site])
             found += self._spread(fit, test)
             live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
-            return moment, energy.placed(site, rows.step, live)
+            return energy.placed(site, rows.step, live)
 
-        device = next((test.x.device.type for _, test in halves.values()), "cpu")
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
-            by_site = dict(zip(halves, each_on_host(measure_site, list(halves), device), strict=True))
-        records = [row for _, found in by_site.values() for row in found]
+            by_site = each_on_host(measure_site, list(halves), device)
+        records = [row for found in by_site for row in found]
         records += energy.holm_records(records)
         if self.frozen is not None and self.frozen.missed(rows.step):
             self._note(
@@ -121,8 +157,8 @@ class TangentStudy:
             self.frozen = None
         if self.frozen is not None:
             whole = {site: fit for site, (fit, _) in halves.items()}
-            moments = {site: moment for site, (moment, _) in by_site.items()}
-            records += self.frozen.offer(rows.step, whole, moments, rank=self.main_rank)
+            whole_moments = {site: moments[site, ""] for site in halves}
+            records += self.frozen.offer(rows.step, whole, whole_moments, rank=self.main_rank)
         return [*records, *self._at_splits(rows)]
 
     def _at_splits(self, rows: StepRows) -> Iterator[Record]:
@@ -187,40 +223,50 @@ class TangentStudy:
         found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
         return with_refits(fits, found, seed=seed)
 
-    def _other_records(
+    def _energies(
         self,
-        spreads: Mapping[str, FoldCovariance],
-        halves: tuple[Half, Half],
-        moment: GradientMoments,
-        readings: Readings,
-    ) -> Iterator[Record]:
-        """Alignments, and energies in other coordinates and without the first position."""
-        test = halves[1]
-        for first in dict.fromkeys(first for first, _ in readings):
-            tested = test.without_first() if first else test
-            whole, spread = self._moments(tested) if first else moment, spreads[first]
-            few = energy.few_rows(whole.n - whole.still, test.x.shape[1])
-            note = "; ".join(filter(None, (few, FIRST_OUTLIER if first and is_outlier(*halves) else "")))
-            for standardised in (False, True):
-                how: dict[str, Any] = {"standardised": standardised, "first": first, "batch": self.source}
-                yield from energy.alignment_records(spread, whole, note=note, **how)
-            for (mine, _), proxies in readings.items():
-                if mine == first and proxies:
-                    yield from self._reading(tested, whole, proxies, note=note)
+        readings: Sequence[Reading],
+        moments: Mapping[tuple[Site, str], GradientMoments],
+        proxies: Mapping[Label, Mapping[Site, Proxy]],
+        apart: Mapping[Site, bool],
+    ) -> dict[tuple[Site, str], list[Record]]:
+        """Records of energies by site and whether the first position is out; "main" are those of `_fit`."""
+        places, tests, asked, like = [], [], [], None
+        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
+        for one in readings:
+            test, moment = one.test, moments[one.site, one.first]
+            groupings = self.groupings(test)
+            if one.proxies:
+                scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and apart[one.site]))
+                assert test.g is not None
+                g = test.g if scale is None else scale.gradients(test.g)
+                scaled = moment if scale is None else scale.moments(moment)
+                like = EnergyRows(replace(test, g=g), groupings, like=like)
+                tests.append(SubspaceTest(scaled, like, **sizes, note=note))
+                places.append((one.site, one.first))
+                asked.append([_asked(how, proxy, controls=int(not how.control)) for how, proxy in one.proxies.items()])
+            if not one.first and not one.space:
+                plain = [name for name in moment.groups if ":" not in name]  # masked or not: these get controls
+                like = EnergyRows(test, groupings, like=like)
+                few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
+                tests.append(SubspaceTest(moment, like, groups=plain, **sizes, note=few))
+                places.append((one.site, "main"))
+                mine = {label: found[one.site] for label, found in proxies.items() if one.site in found}
+                asked.append([self._asked_of(label, proxy) for label, proxy in mine.items()])
+        found: dict[tuple[Site, str], list[Record]] = defaultdict(list)
+        for place, records in zip(places, energy.records_of(tests, asked), strict=True):
+            found[place] += records
+        return found
 
-    def _reading(
-        self, test: Half, moment: GradientMoments, proxies: Mapping[Label, Proxy], *, note: str
-    ) -> Iterator[Record]:
-        """Energies and shares in proxies of one reading of the rows, and controls of all rows."""
-        assert test.g is not None
-        scale = next(iter(proxies.values())).scale  # of the same rows, so one for all
-        if scale is not None:
-            test, moment = replace(test, g=scale.gradients(test.g)), scale.moments(moment)
-        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": note}
-        tests = SubspaceTest(moment, EnergyRows(test, self.groupings(test)), **sizes)
-        for label, proxy in proxies.items():
-            how: dict[str, Any] = {"controls": int(not label.control), "left_out": proxy.left_out}
-            yield from tests.records(proxy.basis, label, shares=True, **how)
+    def _note_of(self, moment: GradientMoments, *, outlier: bool) -> str:
+        few = energy.few_rows(moment.n - moment.still, moment.folds.shape[-1])
+        return "; ".join(filter(None, (few, FIRST_OUTLIER if outlier else "")))
+
+    def _asked_of(self, label: Label, proxy: Proxy) -> Asked:
+        main = self._is_main(label)
+        controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
+        controls = EVERY if main and label.proxy == self.plan.proxies[0] else controls
+        return _asked(label, proxy, controls=controls, shares=main or bool(label.control))
 
     def _moments(self, test: Half) -> GradientMoments:
         """The second moments of a site's gradients, by fold and in groups."""
@@ -231,37 +277,25 @@ class TangentStudy:
         parts = {name: mask for name, mask in groups.items() if ":" not in name and self.frozen is not None}
         return GradientMoments().update(test.g, context=test.context, fold=test.fold, groups=groups, parts=parts)
 
-    def _site(self, test: Half, proxies: Mapping[Label, Proxy]) -> tuple[GradientMoments, list[Record]]:
-        """The second moments of a site's gradients, and the records of its proxies."""
-        moment, groupings = self._moments(test), self.groupings(test)
-        plain = [name for name in moment.groups if ":" not in name]  # masked or not: these get controls
-        few = energy.few_rows(moment.n - moment.still, test.x.shape[1])
-        sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED, "note": few}
-        tests = SubspaceTest(moment, EnergyRows(test, groupings), groups=plain, **sizes)
-        records: list[Record] = []
-        for label, proxy in proxies.items():
-            main = self._is_main(label)
-            controls = 1 if main and label.proxy in self.plan.proxies[:2] else 0  # of all rows
-            if main and label.proxy == self.plan.proxies[0]:
-                controls = len(tests.targets)
-            how: dict[str, Any] = {"shares": main or bool(label.control), "left_out": proxy.left_out}
-            records += tests.records(proxy.basis, label, controls=controls, **how)
-        return moment, records
-
     def finish(self) -> list[Record]:
         """Records of the frozen proxy of a run that ended inside its window."""
         return self.frozen.finish() if self.frozen is not None else []
 
     def groupings(self, test: Half) -> list[Grouping]:
         """Groupings of rows: masked or not; frequency bins of the original and of the target token."""
-        found = []
-        if bool((test.masked >= 0).any()):
-            found.append(Grouping(["unmasked", "masked"], test.masked))
-        if self.bins is not None:
-            for name, token in (("frequency", test.token), ("target", test.target)):
-                names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
-                found.append(Grouping(names, frequency.bin_of(token, self.bins)))
-        return found
+
+        def made() -> list[Grouping]:
+            found = []
+            if bool((test.masked >= 0).any()):
+                found.append(Grouping(["unmasked", "masked"], test.masked))
+            if self.bins is not None:
+                for name, token in (("frequency", test.token), ("target", test.target)):
+                    names = [f"{name}:{b + 1}" for b in range(self.plan.bins)]
+                    found.append(Grouping(names, frequency.bin_of(token, self.bins)))
+            return found
+
+        groupings: list[Grouping] = test.once("groupings", made)
+        return groupings
 
     def state(self) -> dict[str, Any]:
         """What the next step needs of the last one, as plain values and tensors."""
@@ -300,16 +334,19 @@ class TangentStudy:
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= width]
         labels += [Label(proxy, r, batch=self.source) for proxy in plan.proxies[:2] for r in ranks]
         found: dict[Label, dict[Site, Proxy]] = {}
+        main = labels[0]  # fitted controls are made for the main proxy only
+        shuffled: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
+            both = [label, replace(label, control="permuted")] if label == main and plan.permuted else [label]
             try:
-                found[label] = fitting.fit_proxies(rows, label, seed=plan.seed)
+                fitted = fitting.fit_alike(rows, both, seed=plan.seed)
+                found[label], shuffled = fitted.pop(label), shuffled | fitted
             except AnisoscopeError as error:
                 if label.proxy in plan.proxies[:2] and label.rank == rank:
                     raise
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
-        main = labels[0]  # fitted controls are made for the main proxy only
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
-        found |= fitting.fit_controls(rows, main, found[main], **how, permuted=plan.permuted)
+        found |= shuffled | fitting.fit_controls(rows, main, found[main], **how, permuted=False)
         found = with_refits(fits, found, seed=plan.seed)
         if plan.balanced and self.bins is not None:
             even = {
@@ -320,8 +357,8 @@ class TangentStudy:
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
-                fitted = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
-                found |= with_refits(enough, {balanced: fitted}, seed=plan.seed)
+                even_fits = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
+                found |= with_refits(enough, {balanced: even_fits}, seed=plan.seed)
         return found
 
     def _note(self, text: str) -> None:
@@ -340,65 +377,78 @@ class TangentStudy:
             )
         return found[site].basis
 
-    def _concepts(
-        self,
-        site: Site,
-        proxies: Mapping[Label, Proxy],
-        test: Half,
-        step: int,
-        folds: FoldCovariance,
-        grown: tuple[Tensor, ...] | None,
-    ) -> Iterator[Record]:
-        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
-        main = {label.proxy: proxy for label, proxy in proxies.items() if self._is_main(label)}
-        main_proxy, variant = main[self.plan.proxies[0]], variant_name({"rank": self.main_rank})
+    def _change(self, site: Site, folds: FoldCovariance, grown: tuple[Tensor, ...] | None) -> Found:
+        """What records of overlap, rotation, matching and amplification are made of, on the device of the site."""
+        main = {name: found[site] for name, found in self.fitted.items() if site in found}
+        first, found = main[self.plan.proxies[0]], {}
         if {"semi_nmf", "pca"} <= main.keys():
-            value = tangent.proxy_overlap(main["semi_nmf"].basis, main["pca"].basis)
-            yield {"metric": "proxy_overlap", "variant": variant, "value": value}
+            inside = main["semi_nmf"].basis.mT @ main["pca"].basis
+            found["overlap"] = inside.square().sum() / min(inside.shape)
         before = self.previous.get(site)
         if before is not None and grown is not None:
-            since = {"variant": variant, "note": f"since step {before.step}"}
-            turned = tangent.concept_turn(before.bases[self.plan.proxies[0]].cpu(), main_proxy.basis.cpu())
-            yield {"metric": "concept_turn", "value": turned, **since}
-            match = tangent.concept_match(before.directions, main_proxy.directions)
-            yield {"metric": "concept_match", "value": match, **since}
-            yield from self._amplification(before, folds, test, *grown)
-        bases = {name: proxy.basis for name, proxy in main.items()}
-        self.previous[site] = Kept(step, bases, main_proxy.directions, folds)
+            found |= {"basis": first.basis, "earlier basis": before.bases[self.plan.proxies[0]].to(first.basis)}
+            found |= {"concepts": first.directions, "earlier concepts": before.directions.to(first.directions)}
+            found |= self._amplified(before, folds, *grown)
+        return found
 
-    def _amplification(
-        self, before: Kept, after: FoldCovariance, test: Half, grown: Tensor, grew: Tensor
+    def _concepts(
+        self, site: Site, test: Half, step: int, folds: FoldCovariance, numbers: Mapping[str, np.ndarray]
     ) -> Iterator[Record]:
-        """The share of new variance inside the earlier proxy; the jackknife keeps the directions of growth fixed."""
+        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
+        variant, before = variant_name({"rank": self.main_rank}), self.previous.get(site)
+        if "overlap" in numbers:
+            yield {"metric": "proxy_overlap", "variant": variant, "value": float(numbers["overlap"])}
+        if before is not None and "concepts" in numbers:
+            since = {"variant": variant, "note": f"since step {before.step}"}
+            bases, concepts = (
+                [torch.from_numpy(numbers[f"{when}{what}"]) for when in ("earlier ", "")]
+                for what in ("basis", "concepts")
+            )
+            yield {"metric": "concept_turn", "value": tangent.concept_turn(*bases), **since}
+            yield {"metric": "concept_match", "value": tangent.concept_match(*concepts), **since}
+            yield from self._amplification(before, test, numbers)
+        main = {name: found[site] for name, found in self.fitted.items() if site in found}
+        bases_now = {name: proxy.basis for name, proxy in main.items()}
+        self.previous[site] = Kept(step, bases_now, main[self.plan.proxies[0]].directions, folds)
+
+    def _amplified(self, before: Kept, after: FoldCovariance, grown: Tensor, grew: Tensor) -> Found:
+        """The share of new variance inside each earlier proxy, without each fold, and beside drawn controls.
+
+        The jackknife keeps the directions of growth fixed.
+        """
         older = before.folds.to(after.n.device)
+        found: Found = {"used": after.n, "traces": torch.stack([grown.trace(), after.covariance().trace()])}
+        bases = [before.bases[proxy].to(grown) for proxy in self.plan.proxies[:2]]
+        inside = [grew @ (grew.mT @ Q) for Q in bases]
+        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
+        change = after.weighted(weights) - older.weighted(weights)
+        values = torch.stack([tangent.amplification(grown, Q) for Q in bases])
+        found["amplified"] = torch.cat([values.unsqueeze(1), change[1:] / change[0]], 1)
+        drawn = Targets([[grown]], draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
+        for i, Q in enumerate(bases):
+            mine = drawn.of(Q[None], 0, values[i : i + 1], shares=False)
+            found |= {f"{name} of {i}": x for name, x in mine.items()}
+        return found
+
+    def _amplification(self, before: Kept, test: Half, numbers: Mapping[str, np.ndarray]) -> Iterator[Record]:
         labels = [Label(proxy, self.main_rank, batch=self.source) for proxy in self.plan.proxies[:2]]
-        more = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
-        if not float(grown.trace()) > STILL * float(after.covariance().trace()):
+        more: Record = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
+        gained, whole = numbers["traces"].tolist()
+        if not gained > STILL * whole:
             more["note"] = f"since step {before.step}; the activations have not changed beyond rounding"
             for label in labels:
                 yield energy.record("amplification", {"value": math.nan} | more, label)
             return
-        bases = [before.bases[label.proxy].to(grown.device) for label in labels]
-        sizes = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
-        drawn = {rank: energy.draws_for(grown, rank, **sizes).of(grown) for rank in {Q.shape[1] for Q in bases}}
-        inside = [grew @ (grew.mT @ Q) for Q in bases]
-        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
-        change = after.weighted(weights) - older.weighted(weights)
-        values = [tangent.amplification(grown, Q) for Q in bases]
-        table = torch.cat([torch.stack(values).unsqueeze(1), change[1:] / change[0]], 1).tolist()
-        used = (after.n > 0).tolist()
-        for label, Q, (value, *leave_one_out) in zip(labels, bases, table, strict=True):
+        used = (numbers["used"] > 0).tolist()
+        for i, (label, (value, *leave_one_out)) in enumerate(zip(labels, numbers["amplified"].tolist(), strict=True)):
             rest = [part for part, lives in zip(leave_one_out, used, strict=True) if lives]
             low, high = jackknife(value, rest, bounds=(0.0, 1.0))
             columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
             yield energy.record("amplification", columns | more, label)
-            measured = drawn[Q.shape[1]]
-            random, normal = measured.random(shares=False).energy, measured.normal(Q, shares=False).energy
-            yield energy.record(
-                "amplification_p", {"value": tangent.amplification_p(value, random.cpu())} | more, label
-            )
-            for name, row in zip(("random", "normal"), energy.bands([random, normal]), strict=True):
-                yield energy.record("amplification", row | more, label, control=name)
+            p = (1 + int(numbers[f"reached 0 of {i}"][0])) / (self.plan.draws + 1) if value == value else value
+            yield energy.record("amplification_p", {"value": p} | more, label)
+            for name, row in zip(("random", "normal"), numbers[f"bands 0 of {i}"][0].tolist(), strict=True):
+                yield energy.record("amplification", energy.band(row) | more, label, control=name)
 
     def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over unmasked rows of both halves."""
@@ -412,16 +462,28 @@ class TangentStudy:
         yield from spread_records(found, over="context", seed=self.plan.seed)
 
 
-def is_outlier(fit: Half, test: Half) -> bool:
-    """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles."""
-    first = torch.cat([fit.position, test.position]) == 0
-    squares = torch.cat([half.x.double().square().sum(1) for half in (fit, test)]).cpu()
-    return far_apart(float(squares[first].mean()), float(squares[~first].mean()))
+def _asked(label: Label, proxy: Proxy, *, controls: int, shares: bool = True) -> Asked:
+    return Asked(proxy.basis, label, shares, controls, proxy.left_out)
 
 
-def outliers(halves: Mapping[Site, tuple[Half, Half]]) -> list[Site]:
+def first_apart(halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, bool]:
+    """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles, by site."""
+    found = []
+    for both in halves.values():
+        squares = torch.cat([half.x.double().square().sum(1) for half in both])
+        first = (torch.cat([half.position for half in both]) == 0).to(squares.device, torch.float64)
+        found.append({"": torch.stack([(squares * first).sum(), squares.sum(), first.sum()])})
+    means = {}
+    for site, sums in zip(halves, on_host(found), strict=True):
+        (inside, total, count), n = sums[""].tolist(), sum(len(half) for half in halves[site])
+        pair = [top / bottom if bottom else math.nan for top, bottom in ((inside, count), (total - inside, n - count))]
+        means[site] = far_apart(*pair)
+    return means
+
+
+def outliers(halves: Mapping[Site, tuple[Half, Half]], apart: Mapping[Site, bool]) -> list[Site]:
     """All sites of the stacks in which the first position is an outlier anywhere, as in profiles."""
-    stacks = {site.stack for site, (fit, test) in halves.items() if is_outlier(fit, test)}
+    stacks = {site.stack for site in halves if apart[site]}
     rest = {site for site, both in halves.items() if all(bool((half.position > 0).any()) for half in both)}
     return [site for site in halves if site.stack in stacks and site in rest]  # some have one row per context
 

@@ -15,14 +15,13 @@ angle has λ = τ̂²/gap²: 1/(8λ) is distributed as F with 2 and G − 1 degr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.results.quantity import jackknife
+from anisoscope.results.quantity import jackknives
 
 _LEVEL = 0.05
 
@@ -38,65 +37,76 @@ def least_open(folds: int) -> float:
 
 
 @dataclass(frozen=True)
-class OpenPlanes:
-    """The open planes of a proxy: single directions whose energies give theirs, and how far each refit turns in them.
+class Planes:
+    """The plane of every direction of several proxies, on their device: nothing waits for the host.
 
     >>> Q, v = torch.eye(4)[:, :2], torch.eye(4)[:, 2]
     >>> turned = [torch.stack([Q[:, 0], math.cos(a) * Q[:, 1] + math.sin(a) * v], 1) for a in (0.2, -0.2, 0.1, -0.1)]
-    >>> found = OpenPlanes.of(Q, torch.stack(turned))
-    >>> found.directions.shape, found.swings(np.array([[0.7], [0.1], [0.4]])).round(6).tolist()
-    (torch.Size([4, 3]), [[0.6]])
+    >>> found = Planes.of(Q[None], torch.stack(turned)[None])
+    >>> found.directions.shape, [round(abs(float(x)), 2) for x in found.directions[0, :, 3]]
+    (torch.Size([1, 4, 4]), [0.0, 0.0, 1.0, 0.0])
     """
 
-    directions: Tensor  # [d, 3k]: u, v and (u + v)/√2 of each plane
-    turns: np.ndarray  # [k, folds]; NaN without a refit
+    directions: Tensor  # [b, d, 2r]: u of every direction, then v
+    errors: Tensor  # λ [b, r]
+    turns: Tensor  # [b, r, folds]: how far each refit turns in each plane
 
     @classmethod
-    def of(cls, Q: Tensor, left_out: Tensor) -> OpenPlanes:
+    def of(cls, Q: Tensor, left_out: Tensor) -> Planes:
+        """Of proxies [b, d, r] with refits [b, folds, d, r], NaN where there is none."""
         live = left_out.isfinite().all(-1).all(-1)
-        inside = Q.mT @ left_out[live]
-        moved = (left_out[live] - Q @ inside) @ inside.mT  # D [live, d, r]
-        turns = np.full((0, len(left_out)), np.nan)
-        count = len(moved)
-        if count < 2:
-            return cls(Q[:, :0], turns)
-        errors, turned = torch.linalg.eigh((count - 1) / count * (moved.mT @ moved).sum(0))
-        chosen = turned[:, errors >= least_open(count)]
-        paths = (moved @ chosen).movedim(-1, 0)  # [k, live, d]: the way of each open direction in every refit
-        v = torch.linalg.svd(paths, full_matrices=False).Vh[:, 0].T  # [d, k]
-        u = Q @ chosen
-        turns = np.full((chosen.shape[1], len(left_out)), np.nan)
-        turns[:, live.cpu().numpy()] = torch.einsum("kld,dk->kl", paths, v).cpu().numpy()
-        return cls(torch.stack([u, v, (u + v) / math.sqrt(2)], 2).flatten(1), turns)
-
-    def swings(self, energies: np.ndarray) -> np.ndarray:
-        """By how much the energy differs over the directions of each plane [k, ...], from those of `directions`."""
-        one, two, between = energies.reshape(-1, 3, *energies.shape[1:]).swapaxes(0, 1)
-        return np.hypot(one - two, 2 * between - one - two)
+        count = live.sum(-1).to(Q.dtype)
+        refits = torch.where(live[..., None, None], left_out, 0.0)
+        inside = Q.mT.unsqueeze(1) @ refits
+        moved = (refits - Q.unsqueeze(1) @ inside) @ inside.mT  # D [b, folds, d, r]
+        scale = ((count - 1) / count.clamp_min(1))[:, None, None]
+        tall = moved.flatten(1, 2)
+        errors, turned = torch.linalg.eigh(scale * (tall.mT @ tall))
+        paths = (moved @ turned.unsqueeze(1)).permute(0, 3, 1, 2)  # [b, r, folds, d]: the way in every refit
+        values, weights = torch.linalg.eigh(paths @ paths.mT)
+        size, weight = values[..., -1].clamp_min(0.0).sqrt(), weights[..., -1]  # the first singular value and vector
+        v = (weight.unsqueeze(-2) @ paths).squeeze(-2) / size.clamp_min(torch.finfo(Q.dtype).tiny).unsqueeze(-1)
+        turns = torch.where(live.unsqueeze(1), size.unsqueeze(-1) * weight, torch.nan)
+        return cls(torch.cat([Q @ turned, v.mT], -1), errors, turns)
 
 
-def opened(replicates: Sequence[float], *, swings: Sequence[float] | np.ndarray, turns: np.ndarray) -> list[float]:
-    """Leave-one-fold-out values whose interval reaches as far as the widest swing, in the pattern of its turns.
+def opened(replicates: np.ndarray, *, swings: np.ndarray, errors: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """Leave-one-fold-out values [..., folds] whose intervals reach as far as the widest swing of an open plane.
 
-    With h the half-width before, it is √(h² + swing²) at least: the pattern is added with the sign that it has in the
-    values themselves, so that numbers whose directions turn together still pair.
+    `swings` [..., r] are by how much an energy differs over the directions of each plane, with `errors` [..., r] and
+    `turns` [..., r, folds] of `Planes`. With h the half-width before, it is √(h² + swing²) at least: the pattern of the
+    turns is added with the sign that it has in the values, so that numbers whose directions turn together still pair.
 
-    >>> wider = opened([1.1, 0.9, 1.1, 0.9], swings=[2.0], turns=np.array([[0.1, -0.1, -0.1, 0.1]]))
-    >>> low, high = jackknife(1.0, wider, bounds=(None, None))
-    >>> before = jackknife(1.0, [1.1, 0.9, 1.1, 0.9], bounds=(None, None))
-    >>> round(((high - low) / 2) ** 2 - ((before[1] - before[0]) / 2) ** 2, 6)
+    >>> turns, errors = np.array([[0.1, -0.1, -0.1, 0.1]]), np.array([1.0])
+    >>> before = np.array([1.1, 0.9, 1.1, 0.9])
+    >>> wider = opened(before, swings=np.array([2.0]), errors=errors, turns=turns)
+    >>> half = [float(jackknives(np.array(1.0), x, bounds=(None, None))[1]) - 1.0 for x in (before, wider)]
+    >>> round(half[1] ** 2 - half[0] ** 2, 6)
     4.0
     """
-    given = np.asarray(replicates, dtype=float)
-    if not len(swings) or not np.isfinite(swings).all():
-        return list(replicates)
-    widest = int(np.argmax(swings))
-    turn = turns[widest]
-    live = np.isfinite(given) & np.isfinite(turn)
-    pattern = np.where(live, turn - turn[live].mean(), 0.0) if live.any() else np.zeros_like(given)
-    low, high = jackknife(0.0, pattern[np.isfinite(given)].tolist(), bounds=(None, None))
-    if not high > low:
-        return list(replicates)
-    sign = -1.0 if float((pattern[live] * given[live]).sum()) < 0 else 1.0
-    moved: list[float] = (given + sign * swings[widest] * 2 / (high - low) * pattern).tolist()
-    return moved
+    count = np.isfinite(turns[..., 0, :]).sum(-1)
+    least = np.array([math.inf, math.inf, *(least_open(n) for n in range(2, turns.shape[-1] + 1))])[count]
+    is_open = errors >= least[..., None]
+    usable = is_open.any(-1) & (np.isfinite(swings) | ~is_open).all(-1)
+    widest = np.where(is_open, swings, -math.inf).argmax(-1)[..., None]
+    swing = np.take_along_axis(swings, widest, -1)
+    turn = np.take_along_axis(turns, widest[..., None], -2).squeeze(-2)
+    there = np.isfinite(replicates)
+    live = there & np.isfinite(turn)
+    mean = np.where(live, turn, 0.0).sum(-1, keepdims=True) / np.maximum(live.sum(-1, keepdims=True), 1)
+    pattern = np.where(live, turn - mean, 0.0)
+    low, high = jackknives(np.zeros(usable.shape), np.where(there, pattern, math.nan), bounds=(None, None))
+    usable &= high > low
+    sign = np.where((pattern * np.where(live, replicates, 0.0)).sum(-1, keepdims=True) < 0, -1.0, 1.0)
+    width = np.where(usable, high - low, 1.0)[..., None]
+    return np.where(usable[..., None], replicates + sign * swing * 2 / width * pattern, replicates)
+
+
+def swings_of(one: np.ndarray, two: np.ndarray, cross: np.ndarray) -> np.ndarray:
+    """By how much an energy differs over the directions of a plane, from uᵀMu, vᵀMv and uᵀMv.
+
+    >>> float(swings_of(np.array(0.7), np.array(0.1), np.array(0.0)).round(6))
+    0.6
+    """
+    found: np.ndarray = np.hypot(one - two, 2 * cross)
+    return found
