@@ -61,7 +61,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Passage:
     """How a model is read: rows, positions of a context, contexts of a batch; numbers of its type."""
 
     tokens: int
@@ -81,7 +81,7 @@ class Costs:
 
     calibration: Calibration
     subject: ModelShape
-    reading: Reading
+    reading: Passage
     notes: list[str] = field(default_factory=list)
 
     @property

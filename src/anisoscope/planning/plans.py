@@ -22,7 +22,7 @@ from anisoscope.models.source import SHAPE
 from anisoscope.monitor.instruments import stream_kinds
 from anisoscope.monitor.schedule import parse_schedule
 from anisoscope.planning.calibration import Calibration
-from anisoscope.planning.cost import Cost, Costs, Reading, closing, map_bytes, starting
+from anisoscope.planning.cost import Cost, Costs, Passage, closing, map_bytes, starting
 from anisoscope.planning.ends import MINI
 from anisoscope.planning.stages import READING
 from anisoscope.planning.subject import ModelShape, of_model, subject_of
@@ -127,12 +127,12 @@ def cost_of_profile(spec: str, config: ProfileConfig, c: Calibration) -> tuple[C
     return costs.load().plus(text).plus(cost).plus(saved), facts, [*subject.notes, *_room(cost, c)]
 
 
-def _reading(subject: ModelShape, config: Any, c: Calibration, **more: Any) -> Reading:
+def _reading(subject: ModelShape, config: Any, c: Calibration, **more: Any) -> Passage:
     length = min(config.context or 512, subject.longest) if subject.reads_text else _positions(subject)
     dtype = precision_of(config.dtype, subject, on_host=c.device == "cpu")
     memory = getattr(config, "memory_mb", None)
     budget = memory * 2**20 if memory else 0.5 * (c.host or c.memory)  # as `plan_passes` takes it
-    return Reading(config.tokens, length, config.batch_size, dtype, memory=budget)
+    return Passage(config.tokens, length, config.batch_size, dtype, memory=budget)
 
 
 def _positions(subject: ModelShape) -> int:
@@ -147,7 +147,7 @@ def _first_stands_out(subject: ModelShape) -> bool:
     return subject.reads_text and subject.files > 0 and subject.parameters > 30e6
 
 
-def _facts(subject: ModelShape, reading: Reading) -> dict[str, str]:
+def _facts(subject: ModelShape, reading: Passage) -> dict[str, str]:
     layers = sum(stack.depth for stack in subject.layout.stacks)
     model = f"{_counted(subject.parameters)} parameters, {layers} layers of width {subject.width:,}"
     data = f"{reading.contexts:,} contexts of {reading.length:,}, {reading.batch} at a time, {reading.dtype}"
@@ -281,8 +281,10 @@ def cost_of_training(
     dtype = "float64" if config.dtype == "float64" else dtype
     contexts = int(watch.get("contexts") or 96)
     together = min(contexts, _PROBED.get(c.device, 128))
-    costs = Costs(c, subject, Reading(contexts * length, length, together, dtype))
-    total = costs.updates(config.steps, batch=config.batch_size, accumulate=config.accumulate, compiled=config.compile)
+    costs = Costs(c, subject, Passage(contexts * length, length, together, dtype))
+    total = costs.updates(
+        config.steps, batch=config.batch_size, accumulate=config.accumulate, compiled=config.compiles(c.device)
+    )
     if isinstance(config, TrainConfig):
         total = total.plus(_text(config, c))
     saved = len({*checkpoint_steps(config.checkpoints, config.steps), config.steps})
@@ -333,7 +335,7 @@ def _trainee(config: CommonTrainConfig) -> ModelShape:
 
 
 def _text(config: TrainConfig, c: Calibration) -> Cost:
-    """Reading and tokenising the text of a training."""
+    """Passage and tokenising the text of a training."""
     size = _text_bytes(config)
     kind = "corpus:bpe" if config.tokens.startswith("bpe:") else "corpus:char"
     return Cost((("text", c.seconds(kind, {"runs": size / 3e6})),), disk=size)

@@ -7,7 +7,7 @@ in its complement; both merge by addition. Of the rows h of many sites at once: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
