@@ -86,7 +86,7 @@ class GraphHook(ModuleHook):
     def __call__(self, called: nn.Module, *args: Any) -> None:
         if called is not self.module:
             return
-        if not torch.compiler.is_compiling() or any(part.gradient_checkpointing for part in self.recomputing):
+        if not torch.compiler.is_compiling() or self._recomputes():
             self.act(called, *args)
         elif self.pick is None:
             self._trace_call(*args if self.before else ())
@@ -95,9 +95,15 @@ class GraphHook(ModuleHook):
             if x is not None:
                 tap(x, ORDER, self.number, torch.is_grad_enabled(), self.learns)
 
+    def _recomputes(self) -> bool:
+        for part in self.recomputing:  # noqa: SIM110 – plain, because torch.compile traces it
+            if part.gradient_checkpointing:
+                return True
+        return False
+
     def _trace_call(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
-        named = {str(i): value for i, value in enumerate(args)} | dict(kwargs)
-        tensors = {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
+        tensors = {str(i): value.detach() for i, value in enumerate(args) if isinstance(value, Tensor)}
+        tensors |= {name: value.detach() for name, value in kwargs.items() if isinstance(value, Tensor)}
         grad = torch.is_grad_enabled()
         torch.ops.anisoscope.call(ORDER, list(tensors.values()), ",".join(tensors), self.number, grad)
 

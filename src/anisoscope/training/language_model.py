@@ -204,7 +204,7 @@ def _draw(hashed: Tensor) -> Tensor:
 class WindowStream:
     """The training batches of one run, and the held-out contexts of its probe.
 
-    On CUDA the tokens are on the device and batches are made there without synchronisation; otherwise they are
+    On CUDA the tokens are on the device and batches are cut there without synchronisation; otherwise they are
     memory-mapped from disk.
     """
 
@@ -298,20 +298,21 @@ class WindowStream:
 
     @cached_property
     def _resident(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tokens, window starts, cumulative weights and offsets, on the device where batches are made."""
+        """Tokens and offsets where batches are made; window starts and cumulative weights on the host."""
         where = self.device if self.device.type == "cuda" else _CPU
         arrays = (self.corpus.train.tokens, self.starts, draw_edges(self.weights, len(self.starts)))
-        tokens, starts, edges = (torch.from_numpy(array).to(where) for array in arrays)
-        return tokens, starts, edges, torch.arange(self.context, device=where)
+        tokens, starts, edges = (torch.from_numpy(array) for array in arrays)
+        return tokens.to(where), torch.arange(self.context, device=where), starts, edges
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         """The contexts of one micro-batch: `input_ids` and `labels`, int64 [B, T]."""
-        tokens, starts, edges, offsets = self._resident
-        key = torch.full((self.batch_size,), step * MICRO + micro, dtype=torch.int64, device=tokens.device)
-        rows = row_hash(key, torch.arange(self.batch_size, device=tokens.device), seed=self.seed)
-        window = torch.searchsorted(edges, _draw(rows), right=True)
-        ids = tokens[starts[window, None] + offsets].long()
-        return self._with_labels(ids, rows, seed=self.seed)
+        tokens, offsets, starts, edges = self._resident
+        # a few numbers for each context: drawn on the host, where that is one launch on the device and not forty
+        key = torch.full((self.batch_size,), step * MICRO + micro, dtype=torch.int64)
+        rows = row_hash(key, torch.arange(self.batch_size), seed=self.seed)
+        first = starts[torch.searchsorted(edges, _draw(rows), right=True)].to(tokens.device, non_blocking=True)
+        ids = tokens[first[:, None] + offsets].long()
+        return self._with_labels(ids, rows.to(tokens.device, non_blocking=True), seed=self.seed)
 
     def _with_labels(self, ids: Tensor, keys: Tensor, *, seed: int) -> Batch:
         batch = {"input_ids": ids, "labels": ids}  # the models shift the labels themselves
