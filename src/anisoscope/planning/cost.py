@@ -26,6 +26,8 @@ from anisoscope.tangent.plan import PLANS, TangentPlan
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _ROW = 74.0  # bytes of a row of the table on disk
+_PART = 100.0  # bytes of the same row in the table of its step
+_STATES = 3 * 19.4 * 8  # bytes of the last three states of a monitor, for each entry of a covariance
 _PAGE = 0.9e6  # bytes of a page and its figures without their numbers
 _SHOWN = 60.0  # bytes of a page for a row of the table
 _CUDA = 700 * MIB  # what CUDA's libraries take on a device
@@ -175,8 +177,7 @@ class Costs:
         weights = self.weights * 2  # with gradients
         host = c.base + (weights + kept + held if self.on_host else held)
         device = 0.0 if self.on_host else weights + kept + held + _CUDA
-        window = 0.3 * 3 * 8.0 * sum(width**2 for width in widths) if plan.frozen else 0.0
-        disk = records * _ROW + map_bytes(widths) + window
+        disk = records * (_ROW + _PART) + map_bytes(widths)
         return Cost((("measured steps", seconds),), host, device, disk, records).times(steps)
 
     def updates(self, steps: int, *, batch: int, accumulate: int = 1, compiled: bool = False) -> Cost:
@@ -189,6 +190,11 @@ class Costs:
         held = self.subject.parameters * 16.0 + found.kept + 2 * found.largest  # weights, gradients, two moments
         host = c.base + (held if self.on_host else 0.0)
         return Cost((("updates", steps * seconds),), host, 0.0 if self.on_host else held + _CUDA)
+
+
+def state_bytes(widths: Sequence[int]) -> float:
+    """Bytes of the states of a training's monitor, from which it can be resumed; measured."""
+    return _STATES * sum(width**2 for width in widths)
 
 
 def map_bytes(widths: Sequence[int]) -> float:

@@ -22,7 +22,7 @@ from anisoscope.models.source import SHAPE
 from anisoscope.monitor.instruments import stream_kinds
 from anisoscope.monitor.schedule import parse_schedule
 from anisoscope.planning.calibration import Calibration
-from anisoscope.planning.cost import Cost, Costs, Passage, closing, map_bytes, starting
+from anisoscope.planning.cost import Cost, Costs, Passage, closing, map_bytes, starting, state_bytes
 from anisoscope.planning.ends import MINI
 from anisoscope.planning.stages import READING
 from anisoscope.planning.subject import ModelShape, of_model, subject_of
@@ -298,7 +298,8 @@ def cost_of_training(
     facts["data"] = f"{config.steps:,} updates of {config.batch_size * config.accumulate} × {length:,}, {dtype}"
     if watch["monitor"] != "none":
         each = _step(costs, plan, requests, watch)
-        total = total.plus(each.times(steps))
+        widths = [subject.width] * len(subject.layout.sites(stream_kinds(subject.layout), None))
+        total = total.plus(each.times(steps)).plus(Cost(disk=state_bytes(widths) if plan is not None else 0.0))
         facts["measured"] = f"{steps} steps, about {spoken(each.seconds)} each, {contexts} contexts"
     return total, facts, _room(total, c)
 
@@ -335,7 +336,7 @@ def _trainee(config: CommonTrainConfig) -> ModelShape:
 
 
 def _text(config: TrainConfig, c: Calibration) -> Cost:
-    """Passage and tokenising the text of a training."""
+    """Reading and tokenising the text of a training."""
     size = _text_bytes(config)
     kind = "corpus:bpe" if config.tokens.startswith("bpe:") else "corpus:char"
     return Cost((("text", c.seconds(kind, {"runs": size / 3e6})),), disk=size)
