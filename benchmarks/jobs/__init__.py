@@ -4,4 +4,4 @@
 CPU = ("spectral", "average_cosine", "two_nn", "semi_nmf", "all_metrics", "startup", "growth", "profile", "monitor",
        "attention", "every_step", "run_growth", "scaling")  # fmt: skip
 CUDA = ("two_nn", "moments", "spectral", "average_cosine", "semi_nmf", "all_metrics", "profile", "monitor",
-        "every_step")  # fmt: skip
+        "every_step", "training")  # fmt: skip
