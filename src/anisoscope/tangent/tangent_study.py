@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -145,7 +146,7 @@ class TangentStudy:
                 found += energies[site, first]
             found += self._concepts(site, test, rows.step, folds[site], changes[site])
             found += self._spread(fit, test, changes[site])
-            live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
+            live = [row | {"variant": _of_batch(row["variant"], self.source)} for row in found]
             return energy.placed(site, rows.step, live)
 
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
@@ -482,6 +483,11 @@ class TangentStudy:
         distance, norm = torch.from_numpy(numbers["spread"])
         found = frequency.TypeSpread(types[0], distance, norm)
         yield from spread_records(found, over="context", seed=self.plan.seed)
+
+
+@lru_cache(maxsize=4096)  # of thousands of rows, which have few variants
+def _of_batch(variant: str, source: str) -> str:
+    return with_options(variant, batch=source or None)
 
 
 def _asked(label: Label, proxy: Proxy, *, controls: int, shares: bool = True) -> Asked:
