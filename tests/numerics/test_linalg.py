@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.numerics.hashing import FOLDS, fold_of, mix, row_hash
-from anisoscope.numerics.linalg import eigenvalues, orthonormal_basis, principal_angles, subspace_overlap
+from anisoscope.numerics.linalg import (
+    eigenvalues,
+    leading_eigenvectors,
+    orthonormal_basis,
+    principal_angles,
+    subspace_overlap,
+)
 from anisoscope.numerics.neighbours import first_equal, nearest
 
 
@@ -179,3 +185,11 @@ def test_hashes_and_folds_are_uniform_and_independent() -> None:
     small = row_hash(context, torch.zeros_like(context)).argsort()[:4000]
     counts = fold[small].bincount(minlength=FOLDS).double()
     assert float(((counts - 500) ** 2 / 500).sum()) < 25
+
+
+@pytest.mark.parametrize(("width", "count"), [(20, 3), (96, 1), (96, 16), (300, 16), (96, 90)])
+def test_leading_eigenvectors_are_the_last_of_all_of_them(width: int, count: int) -> None:
+    rows = normal(400, width, dtype=torch.float64) * torch.linspace(2.0, 0.1, width).double()
+    matrix = rows.mT @ rows - 40.0 * torch.eye(width).double()  # some eigenvalues are negative
+    found, wanted = leading_eigenvectors(matrix, count), torch.linalg.eigh(matrix)[1][:, -count:].flip(-1)
+    assert (found * wanted).sum(0).abs().tolist() == pytest.approx([1.0] * count, abs=1e-9)

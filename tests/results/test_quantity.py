@@ -11,7 +11,7 @@ import torch
 import anisoscope
 from anisoscope.metrics.catalogue import measure_rows
 from anisoscope.numerics.hashing import fold_of
-from anisoscope.results.quantity import as_equal_folds, jackknife
+from anisoscope.results.quantity import as_equal_folds, jackknife, jackknives
 
 
 def busing(value: float, left_out: list[float], sizes: list[int]) -> float:
@@ -71,3 +71,18 @@ def test_a_table_keeps_values_as_of_equal_folds() -> None:
     sizes = [len(contexts[fold == j].unique()) for j in live]
     assert list(found.replicates) == pytest.approx(as_equal_folds(found.value, left, sizes), rel=1e-9)
     assert (found.low, found.high) == pytest.approx(jackknife(found.value, found.replicates, bounds=(0.0, None)))
+
+
+def test_many_intervals_are_those_of_each() -> None:
+    """To the last digit, with folds that are missing, values that are, and ends that are cut."""
+    rng = np.random.default_rng(0)
+    replicates = rng.normal(0.5, 0.3, size=(40, 8))
+    replicates[rng.random(replicates.shape) < 0.3] = math.nan
+    replicates[0], values = math.nan, rng.normal(0.5, 0.3, size=40)
+    values[1] = math.nan
+    for bounds in ((None, None), (0.0, 1.0), (0.0, None)):
+        ends = np.stack(jackknives(values, replicates, bounds=bounds), 1)
+        wanted = [
+            jackknife(v, list(r), bounds=bounds) for v, r in zip(values.tolist(), replicates.tolist(), strict=True)
+        ]
+        assert np.array_equal(ends, np.array(wanted), equal_nan=True)

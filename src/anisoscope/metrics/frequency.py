@@ -105,6 +105,13 @@ class TypeSpread:
 
 def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tensor) -> TypeSpread:
     """The spread of every type with at least OCCURRENCES rows, over its first OCCURRENCES rows in `order`."""
+    found, at = rows_of_types(tokens, counts, order=order)
+    distance, norm = type_distances(x, at).cpu()
+    return TypeSpread(found, distance, norm)
+
+
+def rows_of_types(tokens: Tensor, counts: Tensor, *, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Log frequencies of the types that have OCCURRENCES rows, and these rows [types, OCCURRENCES]."""
     m = OCCURRENCES
     tokens, counts = tokens.cpu(), counts.cpu().double()
     usable = (tokens >= 0) & (tokens < len(counts))
@@ -114,9 +121,14 @@ def contextual_spread(x: Tensor, tokens: Tensor, counts: Tensor, *, order: Tenso
     types, number = torch.unique_consecutive(tokens[ranked], return_counts=True)
     enough = (number >= m) & (counts[types] > 0)
     start = (number.cumsum(0) - number)[enough]
-    rows = x[(ranked[start[:, None] + torch.arange(m)]).to(x.device)].double()  # [types, m, d]
-    distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (m - 1)).sqrt()
-    return TypeSpread(counts[types[enough]].log(), distance.cpu(), rows.norm(dim=-1).mean(1).cpu())
+    return counts[types[enough]].log(), ranked[start[:, None] + torch.arange(m)]
+
+
+def type_distances(x: Tensor, at: Tensor) -> Tensor:
+    """The RMS distance of the rows of each type to their centroid, and their mean norm [2, types]."""
+    rows = x[at.to(x.device)].double()  # [types, m, d]
+    distance = ((rows - rows.mean(1, keepdim=True)).square().sum((1, 2)) / (at.shape[1] - 1)).sqrt()
+    return torch.stack([distance, rows.norm(dim=-1).mean(1)])
 
 
 @dataclass

@@ -147,7 +147,7 @@ def leading_eigenvectors(matrix: Tensor, count: int) -> Tensor:
 
     with one_blas_thread() if d <= _WIDE else contextlib.nullcontext():
         _, found = eigh(matrix.double().numpy(), subset_by_index=(d - count, d - 1), driver="evr", check_finite=False)
-    return torch.from_numpy(np.ascontiguousarray(found[:, ::-1])).to(matrix.dtype)
+    return torch.from_numpy(found[:, ::-1].copy()).to(matrix.dtype)
 
 
 def orthonormal_basis(rows: Tensor) -> Tensor:

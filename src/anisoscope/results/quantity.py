@@ -20,8 +20,10 @@ the interval has G − 1 degrees of freedom, and there is none with fewer than t
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -58,8 +60,9 @@ def jackknives(values: np.ndarray, replicates: np.ndarray, *, bounds: Bounds) ->
     live = np.isfinite(replicates)
     count = live.sum(-1)
     folds, number = np.where(live, replicates, 0.0), np.maximum(count, 1)
-    centre = folds.sum(-1, keepdims=True) / number[..., None]
-    error = np.sqrt((number - 1) / number * np.where(live, (folds - centre) ** 2, 0.0).sum(-1))
+    centre = _total(np.moveaxis(folds, -1, 0)) / number
+    squares = np.where(live, (folds - np.expand_dims(centre, -1)) ** 2, 0.0)
+    error = np.sqrt((number - 1) / number * _total(np.moveaxis(squares, -1, 0)))
     half = np.array((math.nan, math.nan, *_T95))[np.minimum(count, len(_T95) + 1)] * error
     values, (low, high) = np.where(np.isfinite(values), values, math.nan), bounds
     lower, upper = values - half, values + half
@@ -98,8 +101,13 @@ def _within(value: float, half: float, bounds: Bounds) -> tuple[float, float]:
 
 def _error(folds: Sequence[float]) -> float:
     """The jackknife's standard error."""
-    n, centre = len(folds), sum(folds) / len(folds)
-    return math.sqrt((n - 1) / n * sum((fold - centre) ** 2 for fold in folds))
+    n, centre = len(folds), _total(folds) / len(folds)
+    return math.sqrt((n - 1) / n * _total((fold - centre) ** 2 for fold in folds))
+
+
+def _total(terms: Iterable[Any]) -> Any:
+    """The plain sum in order, so that one interval and many have the same digits in every version of Python."""
+    return reduce(operator.add, terms)
 
 
 @dataclass(frozen=True)

@@ -180,20 +180,34 @@ def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
     return decode
 
 
+def _encoded(fits: Mapping[Site, Half], proxies: Mapping[Site, Proxy]) -> dict[Site, Tensor]:
+    """Codes of a few rows of each site, on the host; on a device those of sites of one shape in one call."""
+    alike: dict[Any, list[tuple[Any, ...]]] = {}
+    for site, half in fits.items():
+        x, directions = half.x[half.few(ROWS).to(half.x.device)], proxies[site].directions
+        key = (x.shape, directions.shape) if x.device.type == "cuda" else site
+        alike.setdefault(key, []).append((site, x - proxies[site].centre.to(x), directions.to(x)))
+    found: dict[Site, Tensor] = {}
+    for group in alike.values():
+        rows, bases = (torch.stack([line[i] for line in group]) for i in (1, 2))
+        codes = encode_rows(rows, bases, method="semi_nmf").cpu()
+        found |= dict(zip((site for site, *_ in group), codes, strict=True))
+    return found
+
+
 def cards(
     fits: Mapping[Site, Half], proxies: Mapping[Site, Proxy], tokenizer: Any, *, earlier: dict[Site, tuple[int, Tensor]]
 ) -> list[dict[str, Any]]:
     """The cards of some sites; `earlier` holds (step, directions) of the previous measured step."""
     found: list[dict[str, Any]] = []
     decode = decoder_of(tokenizer)
+    encoded = _encoded(fits, proxies)
     for site, half in fits.items():
-        proxy, few = proxies[site], half.few(ROWS)
-        rows = half.x[few.to(half.x.device)]
-        codes = encode_rows(rows - proxy.centre.to(rows), proxy.directions.to(rows), method="semi_nmf")
+        proxy, few, codes = proxies[site], half.few(ROWS), encoded[site]
         shown = half.token[few].tolist()
         spelled = {token: decode([token]) for token in sorted(set(shown))}
         made = concept_cards(
-            codes.cpu(),
+            codes,
             proxy.directions.cpu(),
             tokens=[spelled[token] for token in shown],
             contexts=half.context[few],

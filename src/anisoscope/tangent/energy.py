@@ -143,9 +143,10 @@ def energy_records(columns: Record, Q: Tensor, label: Label, **where: str) -> It
     """The energy of a subspace, and its enrichment where it is no control."""
     yield record("gradient_energy", columns, label, **where)
     if not label.control:
-        rich: Record = {k: tangent.gradient_enrichment(columns[k], *Q.shape) for k in _ENDS if k in columns}
+        unit = tangent.gradient_enrichment(1.0, *Q.shape)
+        rich: Record = {k: columns[k] * unit for k in _ENDS if k in columns}
         if "replicates" in columns:
-            rich["replicates"] = [tangent.gradient_enrichment(value, *Q.shape) for value in columns["replicates"]]
+            rich["replicates"] = [value * unit for value in columns["replicates"]]
         yield record("gradient_enrichment", columns | rich, label, **where)
 
 

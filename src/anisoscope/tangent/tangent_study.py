@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -123,7 +124,15 @@ class TangentStudy:
         numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
         aligned = dict(zip(moments, on_host(numbers), strict=True))
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
-        changed = each_on_host(lambda site: self._change(site, folds[site], grown.get(site)), list(halves), device)
+
+        def change(site: Site) -> Found:
+            found, types = self._change(site, folds[site], grown.get(site)), self._types(*halves[site])
+            if types is None:
+                return found
+            rows = torch.cat([half.x for half in halves[site]])
+            return found | {"spread": frequency.type_distances(rows, types[1])}
+
+        changed = each_on_host(change, list(halves), device)
         changes = dict(zip(halves, on_host(changed), strict=True))
 
         def measure_site(site: Site) -> list[Record]:
@@ -136,8 +145,8 @@ class TangentStudy:
                 found += energy.alignment_records(aligned[site, first], moment, **how)
                 found += energies[site, first]
             found += self._concepts(site, test, rows.step, folds[site], changes[site])
-            found += self._spread(fit, test)
-            live = [row | {"variant": with_options(row["variant"], batch=self.source or None)} for row in found]
+            found += self._spread(fit, test, changes[site])
+            live = [row | {"variant": _of_batch(row["variant"], self.source)} for row in found]
             return energy.placed(site, rows.step, live)
 
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
@@ -450,16 +459,35 @@ class TangentStudy:
             for name, row in zip(("random", "normal"), numbers[f"bands 0 of {i}"][0].tolist(), strict=True):
                 yield energy.record("amplification", energy.band(row) | more, label, control=name)
 
-    def _spread(self, fit: Half, test: Half) -> Iterator[Record]:
+    def _types(self, fit: Half, test: Half) -> tuple[Tensor, Tensor] | None:
+        """Log frequencies of types and their rows in both halves, unmasked ones; None without tokens."""
+
+        def made() -> tuple[Tensor, Tensor] | None:
+            if self.counts is None or test.token.max() < 0:
+                return None
+            order = torch.cat([fit.order(), test.order()])
+            masked = torch.cat([fit.masked, test.masked]) == 1  # these rows show [MASK], not their own type
+            tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
+            return frequency.rows_of_types(tokens, self.counts, order=order)
+
+        if fit.shared is None:  # some rows were not finite
+            return made()
+        found: tuple[Tensor, Tensor] | None = test.once(("types", id(fit.shared)), made)
+        return found
+
+    def _spread(self, fit: Half, test: Half, numbers: Mapping[str, np.ndarray]) -> Iterator[Record]:
         """Contextual spread of types against their frequency, over unmasked rows of both halves."""
-        if self.counts is None or test.token.max() < 0:
+        types = self._types(fit, test)
+        if types is None:
             return
-        x = torch.cat([fit.x, test.x])
-        order = torch.cat([fit.order(), test.order()])
-        masked = torch.cat([fit.masked, test.masked]) == 1  # these rows show [MASK], not their own type
-        tokens = torch.cat([fit.token, test.token]).masked_fill(masked, -1)
-        found = frequency.contextual_spread(x, tokens, self.counts, order=order)
+        distance, norm = torch.from_numpy(numbers["spread"])
+        found = frequency.TypeSpread(types[0], distance, norm)
         yield from spread_records(found, over="context", seed=self.plan.seed)
+
+
+@lru_cache(maxsize=4096)  # of thousands of rows, which have few variants
+def _of_batch(variant: str, source: str) -> str:
+    return with_options(variant, batch=source or None)
 
 
 def _asked(label: Label, proxy: Proxy, *, controls: int, shares: bool = True) -> Asked:
