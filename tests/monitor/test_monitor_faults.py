@@ -247,7 +247,7 @@ PLACES: list[tuple[Any, str, tuple[str, ...]]] = [
     (MicroBatch, "receive", ("live",)),
     (StepPass, "receive", ("live",)),
     (SampledRows, "_begin", ("every",)),
-    (SampledRows, "rows", ("every",)),
+    (SampledRows, "_send", ("every",)),
     (SampledRows, "_read", ("every",)),
     (EveryStep, "end", ("every",)),
     (EveryStep, "_take", ("every",)),

@@ -40,13 +40,10 @@ class DryOptions:
     checkpoints: int | None = None
 
 
-NAMES = ("calibration", "pilot", "wanted_width", "json", "checkpoints")
-
-
 def dry(dry_run: bool, **options: Any) -> DryOptions | None:
     """The options of a dry run; None, after a check that none of them was typed, where the run is meant."""
     if not dry_run:
-        refuse_typed(filter(was_typed, NAMES), "without --dry-run")
+        refuse_typed(filter(was_typed, options), "without --dry-run")  # other commands have options of these names
         return None
     if options.get("wanted_width") and not options.get("pilot"):
         raise AnisoscopeError("--wanted-width needs a pilot; add --pilot, such as --pilot 16.")

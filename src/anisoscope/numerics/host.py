@@ -40,7 +40,7 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
 @cache
 def _pool(cores: int) -> ThreadPoolExecutor:
     """Threads that wait for the next call: to start them takes longer than many a small problem."""
-    return ThreadPoolExecutor(cores, thread_name_prefix="anisoscope")
+    return ThreadPoolExecutor(cores, thread_name_prefix="linear-algebra")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a forked process

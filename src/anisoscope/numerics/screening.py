@@ -209,7 +209,7 @@ def _largest(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Sorting short rows of numbers that hold their column in their last bits is several times quicker than `topk`.
 
     >>> [part.tolist() for part in _largest(torch.tensor([[-1.0, -3.0, -0.5]]), 2)]
-    [[-0.5, -1.0], [2, 0]]
+    [[[-0.5, -1.0]], [[2, 0]]]
     """
     if keys.device.type != "cpu":
         value, column = keys.topk(count, dim=1)

@@ -22,7 +22,8 @@ from anisoscope.stats.spectra import Spectrum, left_out_spectrum
 
 _NARROW = 384  # columns below which spectra are faster on the host
 _COLUMNS, _FEWEST_COLUMNS = 1 << 21, 256  # elements, and least columns, of wide rows that are read at a time
-_BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 25  # elements at a time; on the host their float64 copy fits into the cache
+# elements at a time; on the host their float64 copy fits into the cache, on a device it takes little memory
+_BLOCK, _BLOCK_ON_DEVICE = 3 << 19, 1 << 22
 _BLOCK_ROWS = 1024  # minimum rows of a block, because every block updates the whole d×d matrix
 
 

@@ -25,7 +25,7 @@ from anisoscope.metrics.engine.estimation import Declaration, Estimate, View, ev
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.numerics.host import room, single_steps, together
+from anisoscope.numerics.host import each_on_host, room, single_steps
 from anisoscope.stats.directions import Coherence, ContextPairs, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
@@ -210,7 +210,11 @@ def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moment
     shares = -(-torch.get_num_threads() // len(index)) if rows.device.type == "cpu" else 1
     parts = [(j, part) for j, members in index.items() for part in members.chunk(shares)]
     found: dict[int, Moments] = {}
-    for (j, _), part in zip(parts, together(lambda item: _moments(rows, item[1]), parts), strict=True):
+
+    def moments_at(item: tuple[int, Tensor]) -> Moments:
+        return _moments(rows, item[1])
+
+    for (j, _), part in zip(parts, each_on_host(moments_at, parts, rows.device.type), strict=True):
         found[j] = found[j].merge(part) if j in found else part
     return found
 
