@@ -62,7 +62,7 @@ def precision_of(name: str, subject: ModelShape, *, on_host: bool) -> str:
     """The type a model computes with: as asked, else as stored, which on a host is float32 in place of halves."""
     if name != "auto":
         return name
-    stored = getattr(subject.config, "dtype", None) or getattr(subject.config, "torch_dtype", None)
+    stored = getattr(subject.config, "dtype", None)
     word = str(stored).removeprefix("torch.") if stored is not None else "float32"
     return "float32" if on_host or word not in ("bfloat16", "float16", "float64") else word
 
