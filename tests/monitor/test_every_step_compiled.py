@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
@@ -136,3 +137,34 @@ def test_a_pass_without_gradients_does_not_count() -> None:
                 called(**batch_of("gpt2", 3, 3, seed=5))
             called(**batch).loss.backward()
     assert set(monitor.trace.arrow["n"].to_pylist()) == {sum(LENGTHS)}
+
+
+class OwnCheckpoints(GPT2Block):
+    """A block that is recomputed without telling so, as in home-made models."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(super().__call__, *args, use_reentrant=False, **kwargs)
+
+
+def test_a_model_that_calls_checkpoint_itself_trains_on() -> None:
+    def losses(how: Any) -> list[float]:
+        model, found = fresh_model("gpt2"), []
+        for block in model.transformer.h:
+            block.__class__ = OwnCheckpoints
+        with Monitor(
+            model, when=at([0]), metrics="drift", every_step=16, probe=[batch_of("gpt2", *LENGTHS)]
+        ) as monitor:
+            called = how(model)
+            for step in range(2):
+                torch.manual_seed(step)
+                with monitor.step(step):
+                    batch = batch_of("gpt2", *LENGTHS, seed=step)
+                    loss = called(**batch, use_cache=False).loss  # keys of a recomputed block would be there twice
+                    loss.backward()
+                found.append(float(loss.detach()))
+        assert monitor.trace.arrow["step"].to_pylist()
+        return found
+
+    assert losses(lambda model: compiled(model, fullgraph=False)) == pytest.approx(
+        losses(lambda model: model), rel=1e-5
+    )
