@@ -9,7 +9,7 @@ and other positions and have the part `whole`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -30,6 +30,7 @@ from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request, usable_rows
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.numerics.host import each_on_host
 from anisoscope.results.folder import replace_file
 from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, context_units
 from anisoscope.stats.moments import Moments
@@ -439,27 +440,31 @@ class Bank:
                 rows = replace(rows, x=rows.x[finite.to(rows.x.device)], index=rows.index.taken(finite))
                 split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        # statistics are independent: on the host one core each is quicker than all cores for every small operation
+        each_on_host(_act, list(self._updates(site, rows, split, wanted)), rows.x.device.type)
+
+    def _updates(
+        self, site: SiteStats, rows: Rows, split: Split, wanted: frozenset[type]
+    ) -> Iterator[Callable[[], object]]:
+        """What adds the rows to each statistic of a site."""
+        x = rows.x
         if Moments in wanted:
             for number, (key, at) in enumerate(split.cells):
                 moments = site.stat(key, Moments)
-                if rows.lasting:
-                    moments.hold(rows.x, at)
-                else:
-                    moments.update(split.pick(rows.x, number))
-        for kind in _SPLIT & wanted if len(rows.x) else ():
-            cells, _, counts = split.grid()
-            site.add(cells, kind.by_cell(rows.x, split.on(rows.x.device), len(cells)), counts)
+                yield partial(moments.hold, x, at) if rows.lasting else partial(_add_cell, moments, x, split, number)
+        for kind in _SPLIT & wanted if len(x) else ():
+            yield partial(_add_sums, site, kind, x, split)
         if Coherence in wanted:
-            _add_coherence(site, rows.x, split)
+            yield partial(_add_coherence, site, x, split)
         if ContextPairs in wanted:
-            _add_pairs(site, rows.x, split)
+            yield partial(_add_pairs, site, x, split)
         if Sample in wanted:
             if site.sample is None:
                 site.sample = Sample(self.plan.sample_size, self.plan.seed)
             index = rows.index
             labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
             labels |= {} if index.first is None else {"first": index.first}
-            site.sample.update(rows.x, **labels, lasting=rows.lasting)
+            yield partial(site.sample.update, x, **labels, lasting=rows.lasting)
 
     def _add_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
         site = self._sites.setdefault(place, SiteStats())
@@ -537,6 +542,20 @@ def _on_host(stat: Any) -> dict[str, Tensor]:
 def _queue_limit(device: torch.device) -> int:
     """Bytes that may be queued: none on the CPU, where there is no synchronisation."""
     return 0 if device.type == "cpu" else _MOST_QUEUED
+
+
+@torch.no_grad()  # another thread has modes of its own
+def _act(update: Callable[[], object]) -> None:
+    update()
+
+
+def _add_cell(moments: Moments, x: Tensor, split: Split, number: int) -> None:
+    moments.update(split.pick(x, number))
+
+
+def _add_sums(site: SiteStats, kind: Any, x: Tensor, split: Split) -> None:
+    cells, _, counts = split.grid()
+    site.add(cells, kind.by_cell(x, split.on(x.device), len(cells)), counts)
 
 
 def _add_coherence(site: SiteStats, x: Tensor, split: Split) -> None:
