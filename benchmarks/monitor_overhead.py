@@ -23,8 +23,11 @@ from anisoscope.training.config import TrainConfig
 from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.loop import make_optimizer, precision
 
-BARS = {"live_over_plain": "at most 3", "probe_over_plain": "at most 3", "live_share": "at most 0.05",
-        "probe_share": "at most 0.05"}  # fmt: skip
+SHARES = {"live_share": "at most 0.03", "probe_share": "at most 0.03"}
+BARS = {  # by whether it is a GPU
+    True: {"live_over_plain": "at most 8", "probe_over_plain": "at most 8", **SHARES},
+    False: {"live_over_plain": "at most 2.5", "probe_over_plain": "at most 2.5", **SHARES},
+}
 
 
 def options() -> argparse.Namespace:
@@ -74,14 +77,31 @@ class Loop:
             torch.cuda.synchronize()
 
 
-def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> list[float]:
-    """Seconds of steps that are all measured: on the training batch, or on a probe of as many tokens."""
-    steps = range(loop.done, loop.done + chosen.repeats + 1)
+def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> tuple[list[float], list[float]]:
+    """Seconds that measured steps add: the training waits for, and in all, while they are analysed beside it.
+
+    The training goes on until a step is analysed, and is slower while that happens; as many steps afterwards tell how
+    long they take alone.
+    """
     probe = None if live else loop.stream.probe_batches(chosen.batch, batch_size=chosen.batch)
     settings: dict[str, Any] = {"counts": torch.as_tensor(loop.stream.counts), "optimizer": loop.optimizer}
     settings |= {"tokenizer": loop.stream.corpus.tokenizer, "total_steps": chosen.steps}
-    with Monitor(loop.model, when=at(steps), metrics=chosen.preset, probe=probe, live=live, **settings) as monitor:
-        return [loop.step(monitor) for _ in steps][1:]  # the first also builds what is kept
+    due: set[int] = set()
+    with Monitor(
+        loop.model, when=due.__contains__, metrics=chosen.preset, probe=probe, live=live, **settings
+    ) as monitor:
+        waited, added = [], []
+        for _ in range(chosen.repeats + 1):  # the first also builds what is kept
+            due.add(loop.done)
+            first, beside, alone = loop.step(monitor), list[float](), list[float]()
+            while monitor.results.pending:
+                beside.append(loop.step(monitor))
+            while len(alone) < max(3, len(beside)):
+                alone.append(loop.step(monitor))
+            plain = statistics.fmean(alone)
+            waited.append(first - plain)
+            added.append(first + sum(beside) - (1 + len(beside)) * plain)
+    return waited[1:], added[1:]
 
 
 def main() -> None:
@@ -93,28 +113,29 @@ def main() -> None:
         plain = [loop.step() for _ in range(chosen.repeats)]
         with Monitor(loop.model, when=at([10**9]), metrics=chosen.preset, live=True) as idle:
             watched = [loop.step(idle) for _ in range(chosen.repeats)]
-        live = measured_steps(loop, chosen, live=True)
-        probed = measured_steps(loop, chosen, live=False)
+        found = {name: measured_steps(loop, chosen, live=name == "live") for name in ("live", "probe")}
         plain += [loop.step() for _ in range(chosen.repeats)]  # before and after, so that a drifting machine shows
     base = statistics.median(plain)
     number = sum(log_spaced(chosen.steps)(step) for step in range(chosen.steps + 1))
-    run = chosen.steps * base
+    waits = {name: statistics.median(waited) for name, (waited, _) in found.items()}
+    costs = {name: statistics.median(added) for name, (_, added) in found.items()}
     record(
         f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}",
         about=f"Decoder {chosen.layers} × {chosen.width}, {chosen.batch} contexts of {chosen.context} characters, "
-        f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. Shares are of "
-        f"a run of {chosen.steps} steps at the default schedule ({number} measured steps), from the medians.",
+        f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. A measured step "
+        "over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps beside "
+        "its analysis take longer, where that runs in the background (on a GPU). Shares are costs in a run of "
+        f"{chosen.steps} steps at the default schedule ({number} measured steps), from the medians.",
         command="python benchmarks/monitor_overhead.py " + " ".join(sys.argv[1:]),
         figures={
             "plain_step_s": base,
             "unmeasured_over_plain": statistics.median(watched) / base,
-            "live_over_plain": statistics.median(live) / base,
-            "probe_over_plain": statistics.median(probed) / base,
-            "live_share": number * (statistics.median(live) - base) / run,
-            "probe_share": number * (statistics.median(probed) - base) / run,
+            **{f"{name}_over_plain": 1 + wait / base for name, wait in waits.items()},
+            **{f"{name}_cost_in_plain_steps": cost / base for name, cost in costs.items()},
+            **{f"{name}_share": number * cost / (chosen.steps * base) for name, cost in costs.items()},
             "slowest_over_quickest_plain_step": max(plain) / min(plain),
         },
-        bars=BARS,
+        bars=BARS[chosen.device != "cpu"],
     )
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch, SampledRows, StepPass
 from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.analysis.analysis import Analysis
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.every_step import EveryStep
 from anisoscope.monitor.guard import MonitorWarning
@@ -234,8 +235,9 @@ def broken_code(*_: Any, **__: Any) -> Any:
 PLACES: list[tuple[Any, str, tuple[str, ...]]] = [
     (TangentStudy, "measure", ("live", "probe")),
     (Instruments, "bank", ("live", "probe")),
-    (Instruments, "measure", ("live", "probe")),
-    (Instruments, "concepts", ("probe",)),
+    (Instruments, "seen", ("live", "probe")),
+    (Analysis, "measure", ("live", "probe")),
+    (Analysis, "concepts", ("probe",)),
     (Probe, "run", ("probe",)),
     (RowMap, "rows", ("probe",)),
     (RowMap, "close", ("probe",)),

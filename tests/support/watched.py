@@ -17,13 +17,13 @@ from anisoscope.tangent.proxy import StepRows
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[StepRows]:
     """The rows of every measured step, as they reach the study."""
     found: list[StepRows] = []
-    measure = Instruments.measure
+    plain = Instruments.seen
 
-    def keep(self: Instruments, rows: StepRows, bank: Any) -> Any:
+    def keep(self: Instruments, rows: StepRows, *rest: Any) -> Any:
         found.append(rows)
-        return measure(self, rows, bank)
+        return plain(self, rows, *rest)
 
-    monkeypatch.setattr(Instruments, "measure", keep)
+    monkeypatch.setattr(Instruments, "seen", keep)
     return found
 
 

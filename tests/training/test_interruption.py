@@ -35,7 +35,7 @@ def same_weights(one: Path, two: Path) -> bool:
 
 
 class Kept(Seen):
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, wait: bool = True) -> None:
         (folder / "seen.json").write_text(json.dumps([self.steps, list(self.numbers.items())]))
 
     def load(self, folder: Path) -> None:

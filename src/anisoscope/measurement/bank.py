@@ -388,6 +388,10 @@ class Bank:
             stats.spread()
         return self._sites
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: everything added, without the splits of the last batch."""
+        return {**self.__dict__, "_sites": self.sites, "_queued": [], "_splits": []}
+
     @torch.inference_mode(False)  # statistics outlive the forward pass, so they must be ordinary tensors
     @torch.no_grad()
     def rows(self, rows: Rows) -> None:

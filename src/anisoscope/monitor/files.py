@@ -14,7 +14,6 @@ from anisoscope.monitor.sink import MonitorStore
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.row_map import RowMap, write_map
-from anisoscope.tangent.tangent_study import TangentStudy
 
 WRITE = "write results; they wait in memory for the next step"
 
@@ -24,7 +23,7 @@ class MonitorFiles:
     """The files of a monitored run; without a store nothing is written and everything stays in memory."""
 
     guard: FaultGuard
-    studies: Mapping[str, TangentStudy]
+    windows: Callable[[], Mapping[int, dict[str, Any]]]  # moments of all steps inside open windows, by study
     describe: Callable[[str], None]  # writes run.json with a status
     store: MonitorStore | None = None
     every: EveryStep | None = None
@@ -75,27 +74,21 @@ class MonitorFiles:
 
     def _go_on_in(self, folder: Path | None) -> int:
         """Have everything that is in memory saved in this folder; returns how many steps the map has lost."""
-        frozen = [study.frozen for study in self.studies.values() if study.frozen is not None]
-        for step in sorted({step for proxies in frozen for step in proxies.window}):
-            if folder is not None and self.store is not None:
-                self.store.keep_window(step, self._window(step))
+        if folder is not None and self.store is not None:
+            for step, found in self.windows().items():
+                self.store.keep_window(step, found)
         if self.every is not None:
             self.every.rewrite(folder)
         return self.map.rewrite(folder) if self.map is not None else 0
 
-    def _window(self, step: int) -> dict[str, Any]:
-        """The moments of a step inside an open window, by study."""
-        frozen = {name: study.frozen for name, study in self.studies.items()}
-        return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
-
-    def write(self, step: int, table: Table, part: str, state: Callable[[], dict[str, Any]]) -> None:
-        """Write the table of a measured step and the state after it, or a later part of the table."""
+    def write(self, step: int, table: Table, part: str, after: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+        """Write the table of a measured step and the state and window after it, or a later part of the table."""
         if self.store is None:
             return
         with self.guard.catching(WRITE):
             self.store.put_part(part or f"step-{step:09d}", table)
-            if not part:
-                self.store.put_state(step, state(), self._window(step))
+            if after is not None:
+                self.store.put_state(step, *after)
         if self.reach():
             with self.guard.catching(WRITE):
                 self.store.flush()

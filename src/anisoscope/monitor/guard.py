@@ -67,6 +67,15 @@ class FaultGuard:
             self.caught(what, error)
 
     @contextlib.contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Around what belongs to another place than where the monitor is."""
+        here, self.place = self.place, place
+        try:
+            yield
+        finally:
+            self.place = here
+
+    @contextlib.contextmanager
     def reaching(self, what: str) -> Iterator[None]:
         """Around the use of a run folder before the training begins: a disk is noted, a wrong argument is raised."""
         try:

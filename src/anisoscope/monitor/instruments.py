@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,21 +32,19 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LossScale, MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
-from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
-from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns, loss_records
+from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns
 from anisoscope.numerics.hashing import even_folds, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
-from anisoscope.tangent.concepts import card_sites, cards
-from anisoscope.tangent.energy import Record, holm_records, placed
-from anisoscope.tangent.proxy import Label, StepRows, take
-from anisoscope.tangent.tables import TypeFit, input_role, table_records, weight_records
+from anisoscope.tangent.energy import Record
+from anisoscope.tangent.proxy import StepRows, take
+from anisoscope.tangent.tables import weight_gradients
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
@@ -69,8 +67,6 @@ class Instruments:
     layers: Sequence[int] | None = None  # of the stream; None = all
     readers: dict[Site, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # step and concepts before this one
-    row_count: int = 0  # of the site that saw most, at the last measured step
     halves: bool = False  # dimensions of the stream also on two disjoint halves of the contexts
     rows: Rule | None = None  # which rows are data, if the arguments of the model do not tell
     kept: PositionChoice | None = None  # which of them are measured; None = all
@@ -98,33 +94,35 @@ class Instruments:
         weight = weight_of(self.model, "get_output_embeddings")
         return next((n for n, p in self.model.named_parameters() if p is weight and p.requires_grad), None)
 
-    def measure(self, rows: StepRows, bank: Bank | None) -> list[Record]:
-        """All records of one step."""
-        records: list[Record] = []
-        place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
-        if bank is not None:
-            measured, counts = evaluate_pass(bank, self.requests, self.setup, progress=self.progress)
-            self.row_count = counts["row_count"]
-            for note in counts["notes"]:
-                self.note(f"step {rows.step}: {note}")
-            records += [{**row, "step": rows.step} for row in measured]
-        if self.study is None or not self.study.source:  # not for training batches
-            records += loss_records(rows, self.constants)
-        if self.study is None or self.left_out(rows):
-            return records
-        if rows.unreached:
-            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
-        records += self.study.measure(rows)
-        if self.study.counts is not None:
-            weights = None if self.targets is None else self.targets.weights
-            entropies = {"unigram_entropy": unigram_entropy(self.study.counts)}
-            entropies["target_entropy"] = target_entropy(self.study.counts, weights)
-            records += [{**place, "metric": name, "value": bits, "layer": 0} for name, bits in entropies.items()]
-        beside = self._tables(rows)
+    def analysis(self, studies: dict[str, TangentStudy] | None = None, *, tokenizer: Any = None) -> Analysis:
+        """What analyses the steps of this model: with its study, or with these."""
+        mine = {} if self.study is None else {"study": self.study}
+        setup = replace(self.setup, layout=None)  # of the modules nothing is needed
+        weights = None if self.targets is None else self.targets.weights
+        more: dict[str, Any] = {"target_weights": weights, "tokenizer": tokenizer, "progress": self.progress}
+        return Analysis(setup, self.requests, studies or mine, self.sites, self.seed, **more)
+
+    def seen(self, rows: StepRows, bank: Bank | None, study: str = "study") -> Seen:
+        """What the analysis reads of one step: rows and statistics, and what it needs of the model's own tensors."""
+        found = Seen(rows, bank, study, self.constants)
+        if self.study is None or study != "study":
+            return found
+        found.table = self._table()
         if self.readers and rows.weights:
-            sizes: dict[str, Any] = {"plan": self.study.plan, "rank": self.study.main_rank, "seed": self.seed}
-            beside += weight_records(self.model, self.readers, rows, **sizes)
-        return [*records, *beside, *holm_records(beside)]
+            found.weights = weight_gradients(self.model, self.readers, rows)
+            found.readers = self.readers
+        output = None if found.table is None else found.table.output
+        rows.weights = [(fold, {n: g for n, g in parts.items() if n == output}) for fold, parts in rows.weights]
+        return found
+
+    def _table(self) -> TableSeen | None:
+        """The embedding table and its updates since the last measured step, if they are measured."""
+        study, watch = self.study, self.watch
+        if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
+            return None
+        name = self.output_weight
+        tied = name is not None and dict(self.model.named_parameters())[name] is table
+        return TableSeen(len(table), table.shape[1], name, tied, watch.step, list(watch.updates()))
 
     def live_rows(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
         """The rows of a training step: into the bank, and, for a study, with gradients of the summed loss.
@@ -161,79 +159,9 @@ class Instruments:
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return rows
 
-    def left_out(self, rows: StepRows) -> bool:
-        """Whether a step has nothing to test; adds a note instead of stopping the training."""
-        reason = rows.lacking()
-        if reason:
-            self.note(f"{reason}, so its gradients were left out")
-        return bool(reason)
-
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    def concepts(self, rows: StepRows, tokenizer: Any) -> list[dict[str, Any]]:
-        """Concept cards of a few sites at one step."""
-        if self.study is None or self.study.plan.proxies[0] != "semi_nmf" or rows.lacking():
-            return []
-        proxies = self.study.fitted["semi_nmf"]
-        sites = [site for site in card_sites(self.sites) if site in proxies]
-        fits = {site: rows.fit_half(site) for site in sites}
-        found = cards(fits, proxies, tokenizer, earlier=self.earlier)
-        self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
-        return [{"step": rows.step, **card} for card in found]
-
-    def _tables(self, rows: StepRows) -> list[Record]:
-        study, watch = self.study, self.watch
-        if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
-            return []
-        embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
-        if embed is None:  # not among the requested layers, or frozen, which is noted
-            return []
-        if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.shape[1]:
-            self.note("the embedding table has another width than the stream, so its gradients are left out")
-            return []
-        sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
-        records: list[Record] = []
-        for site, of, found in self._roles(study, rows, embed, table):
-            types = found.abs().sum(1).nonzero().squeeze(1)
-            mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
-            records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
-        updates = list(watch.updates())  # since the last measured step
-        if not updates:
-            return records
-        labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
-        how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
-        fitted = TypeFit.of(rows.fit_half(embed), labels, **how)
-        if fitted is None:
-            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
-            return records
-        for of, types, change in updates:
-            tested = fitted.records(change, types, of=of, **sizes)
-            records += placed(embed, rows.step, [{**r, "note": f"since step {watch.step}"} for r in tested])
-        return records
-
-    def _roles(
-        self, study: TangentStudy, rows: StepRows, embed: Site, table: Tensor
-    ) -> Iterator[tuple[Site, str, Tensor]]:
-        """(site, name, gradient [V, d]) of the table as input embedding and of the output head.
-
-        Of a tied table the output part is the total gradient minus the input part.
-        """
-        inside = input_role(rows.embedded, len(table)) if rows.embedded else None
-        if inside is not None:
-            yield embed, "embedding_in", inside
-        name = self.output_weight
-        parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
-        last = [s for s in study.previous if s.stack == embed.stack or s.stack == "decoder"]
-        tied = name is not None and dict(self.model.named_parameters())[name] is table
-        if not parts or not last or (tied and inside is None):
-            return
-        site = max(last, key=lambda s: (s.layer, s.kind == "final"))
-        whole = torch.stack(parts).sum(0)
-        outside = whole - inside if tied and inside is not None else whole
-        if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
-            yield site, "embedding_out", outside
 
 
 @dataclass(frozen=True)

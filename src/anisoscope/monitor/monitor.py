@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,12 @@ from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import prepare
+from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
+from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.description import data_entry, model_entry, shared_options
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.every_step import ROWS, EveryStep
@@ -45,9 +49,9 @@ from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
 from anisoscope.monitor.open_step import (
     OpenStep,
+    attach_again,
     check_arguments,
     nothing_measured,
-    part_name,
     refuse_unlearnable,
     step_number,
     with_splits,
@@ -59,9 +63,11 @@ from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
+from anisoscope.tangent.proxy import StepRows
 from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
+_SAVE = "save its state with a checkpoint"
 SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
 
 
@@ -94,7 +100,9 @@ class Monitor:
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
     `strict` raises what otherwise is noted with a warning: a full disk, a step in which nothing was seen.
     `sinks` receive every row as well, for experiment trackers: see `monitor.sink`. `progress` is called with
-    ("metrics", sites done, sites in all) while the metrics of a measured step are computed.
+    ("metrics", sites done, sites in all) while the metrics of a measured step are computed in this process.
+    `background` analyses steps in a process of its own while the training goes on: results come some steps later, all
+    of them by the end of the `with` block. By default (None) that is done on a GPU with cores and memory to spare.
     """
 
     @takes_plain
@@ -134,6 +142,7 @@ class Monitor:
         resume: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        background: bool | None = None,
     ) -> None:
         check_arguments(Monitor.__init__, locals())
         self.guard = FaultGuard(strict)
@@ -166,12 +175,10 @@ class Monitor:
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
-        self.sinks = list(sinks)
+        self.sinks, self.background = list(sinks), background
         self.temporal = TemporalSpread()
-        self.tables: list[Table] = []
-        self.concepts: list[dict[str, Any]] = []
-        self.done: set[int] = set()
-        self.logged: set[tuple[int, str]] = set()  # (step, name) of training numbers kept already
+        self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
+        self.tables, self.concepts, self.done = self.results.tables, self.results.concepts, self.results.done
         self.resumed = self._next = -1
         self.seconds = 0.0
         self.shown = 0  # the sum of hashes of all contexts of measured training batches
@@ -217,7 +224,8 @@ class Monitor:
                 self.guard.caught(WRITE, store.unusable)
         folder = store.folder.path / "state" if store is not None else None
         run = folder.parent.name if folder is not None else ""
-        self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed}
+        data = "live" if self.probe is None else "probe"
+        self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed, "data": data}
         sites, self.every, self.map = self.instruments.sites, None, None
         if rows_taken:
             i = self.instruments
@@ -229,7 +237,8 @@ class Monitor:
             self.map = RowMap(sites=sites, folder=folder)
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
         parts: dict[str, Any] = {"store": store, "every": self.every, "map": self.map}
-        self.files = MonitorFiles(self.guard, self.studies, self._describe, **parts)
+        self.analyst: Analyst = HereAnalyst(self.instruments.analysis(self.studies, tokenizer=self.tokenizer))
+        self.files = MonitorFiles(self.guard, lambda: self.analyst.ask("windows"), self._describe, **parts)
 
     def __enter__(self) -> Monitor:
         try:
@@ -237,12 +246,15 @@ class Monitor:
         except BaseException:
             for hooks in self._hooks:
                 hooks.__exit__()
+            self.guard.call("end the analysis", self._end_analysis)
             self.files.end()
             raise
         self._entered = True
         return self
 
     def _begin(self) -> None:
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.analyst = choose_analyst(self.analyst.analysis, device, background=self.background)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
         if note := self.files.begin():
@@ -276,11 +288,13 @@ class Monitor:
         try:
             for detach in attached:
                 self.guard.call("take its hooks off", detach)
+            self._collect(wait=True)
             if kind is None:
                 self.guard.call("finish", self._finish)
             status = "complete" if kind is None else "interrupted"
+            self.guard.call("end the analysis", self._end_analysis)
             entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
-            self.entry["row_count"] = self.instruments.row_count
+            self.entry["row_count"] = self.results.row_count
             self.files.write_end(lambda: self.table, self._trace, done=self.done)
             if kind is None:
                 entries |= self.files.write_map(model=self.name, seed=self.seed, counts=self.counts)
@@ -306,9 +320,7 @@ class Monitor:
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
-        studies = self.studies.values()
-        still_open = any(study.frozen is not None and study.frozen.window for study in studies)
-        records = [record for study in studies for record in study.finish()]
+        records, still_open = self.analyst.ask("finish")
         if not still_open:  # otherwise the last state still refers to these files
             self.files.drop_window()
         counts = self.counts if self.plan is not None else None
@@ -317,7 +329,7 @@ class Monitor:
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
             records += [{**place, **row} for row in found]
         if records:
-            self._keep(last, records, "finish")
+            self.results.keep(last, records, "finish")
 
     @contextlib.contextmanager
     def step(
@@ -371,7 +383,8 @@ class Monitor:
             self.files.reach()
             guard.call("close the interval of the embedding table", self.watch.close)
             if self.probe is not None:
-                opened.add(guard.call("measure the probe", self._timed, self._measure_probe, step))
+                what = "measure the probe"
+                opened.expect(what, guard.call(what, self._timed, self._measure_probe, step))
         for hooks in [hooks for hooks in self._hooks if opened.due or hooks is self.every]:
             guard.call("go on reading the training", self._mend, hooks)
         with guard.catching("record the training batch"):
@@ -388,30 +401,27 @@ class Monitor:
         if self.every is not None and self.every in self._hooks:
             guard.call("follow every step", self.every.end, step, scale=scale.scale)
         if opened.due and self.live in self._hooks and not self.live.failed:
-            opened.add(guard.call("measure the training batch", self._timed, self._measure_live, opened, scale))
+            what = "measure the training batch"
+            opened.expect(what, guard.call(what, self._timed, self._measure_live, opened, scale))
         if opened.due and self.every is not None:
             opened.add(guard.call("follow every step", self._timed, self._trace_records, step))
         if opened.measured:
-            guard.call("keep its results", self._timed, self._keep, step, opened.records)
+            guard.call("keep its results", self._timed, self._close, opened)
+        self._collect()
         if guard.fresh:
             guard.call("write run.json", self._describe, "running")
 
     def _mend(self, hooks: LiveGradients | EveryStep) -> None:
         """Attach hooks again that somebody removed, or whose module was replaced; without them nothing is seen."""
-        lost = hooks.lost()
-        if not lost:
-            return
-        named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-        what = f"hooks were removed, or modules replaced, at {named}"
         try:
-            hooks.reattach()
-        except Exception as error:
+            said = attach_again(hooks)
+        except AnisoscopeError:
             self._hooks.remove(hooks)
-            hooks.__exit__()
-            raise AnisoscopeError(f"{what}, and the model has changed: {error}; this part is switched off") from error
-        if self.guard.strict:
-            raise AnisoscopeError(f"{what}; leave the hooks of a monitored model alone.")
-        self.guard.note(f"{what}; they were attached again")
+            raise
+        if said and self.guard.strict:
+            raise AnisoscopeError(f"{said}; leave the hooks of a monitored model alone.")
+        if said:
+            self.guard.note(f"{said}; they were attached again")
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
@@ -420,7 +430,24 @@ class Monitor:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _measure_probe(self, step: int) -> list[Record]:
+    def _analyse(self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool) -> Future[Found]:
+        """Have a step analysed; by this process if the other one is gone."""
+        if isinstance(self.analyst, BackgroundAnalyst) and self.analyst.ended:
+            self._collect(wait=True)
+            self._end_analysis()
+            if self.results.newest:
+                self.analyst.ask("load", *self.results.newest)
+            self.guard.note("steps are analysed in the training process from here on")
+        seen = self.instruments.seen(rows, bank, study)
+        seen.described, seen.saved = described, self.store is not None
+        return self.analyst.submit(seen)
+
+    def _end_analysis(self) -> None:
+        """End the process of the analysis, if it has one; what is asked afterwards is answered by this one."""
+        analyst, self.analyst = self.analyst, HereAnalyst(self.analyst.analysis)
+        analyst.end()
+
+    def _measure_probe(self, step: int) -> Future[Found]:
         assert self.probe is not None
         bank = self.instruments.bank()
         self.watch.paused = True
@@ -435,25 +462,18 @@ class Monitor:
         if self.map is not None:
             with self.guard.catching("keep rows for the map"):
                 self.map.close(step, tokenizer=self.tokenizer)
-        found = self.instruments.measure(rows, bank)
-        with self.guard.catching("describe concepts"):
-            cards = [{"model": self.name, **card} for card in self.instruments.concepts(rows, self.tokenizer)]
-            self.concepts += cards
-            if self.store is not None:
-                self.store.put_concepts(step, cards)
-        return found
+        return self._analyse(rows, bank, described=True)
 
-    def _measure_live(self, opened: OpenStep, scale: LossScale) -> list[Record]:
+    def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
         self.shown = (self.shown + hash_sum(seen)) % (1 << 64)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
-            return []
+            return None
         rows = self.instruments.live_rows(step, seen, opened.bank, scale)
         if self.probe is None:
-            return self.instruments.measure(rows, opened.bank)
-        study = self.studies.get("live")
-        return [] if study is None or self.instruments.left_out(rows) else study.measure(rows)
+            return self._analyse(rows, opened.bank, described=False)
+        return self._analyse(rows, None, "live", described=False) if "live" in self.studies else None
 
     def _trace_records(self, step: int) -> list[Record]:
         rows = self._trace(step).records()
@@ -468,39 +488,30 @@ class Monitor:
         with self.guard.catching("log numbers"):
             step = step_number(step)
             place = {"variant": "", "group": "", "kind": "training", "step": step}
-            self._log_records(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
+            self.results.log(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
 
-    def _log_records(self, step: int, records: list[Record]) -> None:
-        fresh = [row for row in records if (step, row["metric"]) not in self.logged]
-        names = sorted({row["metric"] for row in fresh})
-        if step in self.done and fresh:
-            self.logged |= {(step, name) for name in names}
-            self._keep(step, fresh, part_name(names, step))
+    def _close(self, opened: OpenStep) -> None:
+        """End a measured step for the training; its results may come later."""
+        self.done.add(opened.step)
+        self.watch.remember(opened.step)
+        opened.state = self._state(opened.step) if self.store is not None else {}
+        self.results.expect(opened)
 
-    def _keep(self, step: int, records: list[Record], part: str = "") -> None:
-        """Add the records of a measured step, or a later part of them, to the table, the folder and the sinks."""
-        columns, complete = self._columns | {"data": "probe" if self.probe else "live"}, []
-        for row in records:
-            layer, deep = row.get("layer"), self.depths.get(row.get("stack", "single"), 0)
-            more = {"depth": layer / deep} if layer is not None and deep else {}
-            complete.append({**columns, "stack": "single", **more, **row})
-        table = Table.from_records(complete)
-        self.tables.append(table)
-        if not part:
-            self.done.add(step)
-            self.watch.remember(step)
-        self.files.write(step, table, part, partial(self._state, step))
-        self._send("write", table, step)
+    def _collect(self, *, wait: bool = False) -> None:
+        """Keep the results that have come, or all."""
+        self._timed(partial(self.results.collect, wait=wait))
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
         if self.instruments.study is None:
             raise AnisoscopeError("this monitor has no tangent study, so no proxies; add tangent to its metrics.")
-        return self.instruments.study.basis(site, proxy=proxy, fit=fit)
+        found: Tensor = self.analyst.ask("basis", site, proxy=proxy, fit=fit)
+        return found
 
     @property
     def table(self) -> Table:
-        """Everything measured so far."""
+        """Everything measured so far; waits for steps that are being analysed."""
+        self._collect(wait=True)
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
         return in_order(Table.concat(self.tables, about))
 
@@ -523,11 +534,10 @@ class Monitor:
         return [*self.guard.notes, *self.instruments.notes, *beside]
 
     def _state(self, step: int) -> dict[str, Any]:
-        """The state that later steps need, for saving."""
+        """The state of the monitor that later steps need, for saving; that of the studies comes from the analysis."""
         return {
             "step": step,
             "done": sorted(self.done),
-            **{name: study.state() for name, study in self.studies.items()},
             "watch": {name: value.cpu() for name, value in self.watch.state().items()},
             "watched": self.watch.step,
             "temporal": asdict(self.temporal),
@@ -538,15 +548,15 @@ class Monitor:
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Restore a state; tables of later steps are dropped."""
-        self.tables = self.store.tables(set(state["done"])) if self.store is not None else []
-        self.done = set(state["done"])
-        logs = [row for table in self.tables for row in table.where(kind="training").records()]
-        self.logged = {(row["step"], row["metric"]) for row in logs}
-        for name, study in self.studies.items():
-            if state.get(name) is not None:
-                frozen = state[name]["frozen"]
-                window = self.store.window(frozen["window"] if frozen else []) if self.store is not None else {}
-                study.load(state[name], {step: found[name] for step, found in window.items()})
+        done = set(state["done"])
+        self.results.restore(done, self.store.tables(done) if self.store is not None else [])
+        states = {name: state[name] for name in self.studies if state.get(name) is not None}
+        inside = {step for saved in states.values() if saved["frozen"] for step in saved["frozen"]["window"]}
+        windows = self.store.window(sorted(inside)) if self.store is not None else {}
+        self.analyst.ask("load", states, windows)
+        self.results.newest = (states, windows) if self.store is not None else None
+        for name, saved in states.items():
+            self.studies[name].notes = list(saved["notes"])
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
         self.shown = state.get("shown", 0)
@@ -554,13 +564,26 @@ class Monitor:
             self.map.load(state["map"])
         self.seconds = state["seconds"]
 
-    def save(self, folder: Path) -> None:
-        """Write the state into a folder, for training loops that store it with their own checkpoints."""
-        with self.guard.catching("save its state with a checkpoint"):
+    def save(self, folder: Path, *, wait: bool = True) -> None:
+        """Write the state into a folder, for training loops that store it with their own checkpoints.
+
+        Without `wait` it is written when all steps so far have been analysed, unless the folder is gone by then.
+        """
+        with self.guard.catching(_SAVE):
             if self.every is not None:
                 self.every.flush()
-            state: dict[str, Any] = self._state(max(self.done, default=-1)) | {"next": self._next}
-            replace_file(Path(folder) / "monitor.pt", lambda path: torch.save(state, path))
+            if wait or self.store is None:  # only a store has the states of the studies after each step
+                self._collect(wait=True)
+            state = self._state(max(self.done, default=-1)) | {"next": self._next}
+            self.results.then(partial(self.guard.call, _SAVE, self._write_state, Path(folder), state))
+            self._collect()
+
+    def _write_state(self, folder: Path, state: dict[str, Any]) -> None:
+        newest = self.results.newest
+        studies = newest[0] if newest is not None else self.analyst.ask("state")
+        state |= {"done": [step for step in state["done"] if step in self.done], **studies}
+        if folder.is_dir():
+            replace_file(folder / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""

@@ -6,14 +6,18 @@ import hashlib
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from anisoscope.capture.step_capture import LiveGradients
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.monitor.every_step import EveryStep
 from anisoscope.option import check_values, refuse_arguments, seeds_of
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import TangentPlan
@@ -28,14 +32,27 @@ class OpenStep:
     step: int
     due: bool = False  # whether it is measured
     records: list[Record] = field(default_factory=list)
+    parts: list[tuple[str, Future[Found]]] = field(default_factory=list)  # what is analysed, in words, and its results
     measured: bool = False  # whether anything of it was, be it only with a note
     bank: Bank | None = None  # of the geometry of a training batch
+    state: dict[str, Any] = field(default_factory=dict)  # of the monitor when the step ended, for saving
 
     def add(self, records: list[Record] | None) -> None:
         """Add what a measurement gave; None if it failed."""
         if records is not None:
             self.records += records
             self.measured = True
+
+    def expect(self, what: str, part: Future[Found] | None) -> None:
+        """Add what is analysed, here or elsewhere; None if that failed already."""
+        if part is not None:
+            self.parts.append((what, part))
+            self.measured = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything is analysed."""
+        return all(part.done() for _, part in self.parts)
 
 
 def step_number(step: Any) -> int:
@@ -102,6 +119,21 @@ def refuse_unlearnable(model: nn.Module, plan: TangentPlan | None, *, learns: bo
         config = getattr(model, "config", None)
         width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
         check_rank(plan.rank, width=int(width or _NO_WIDTH))
+
+
+def attach_again(hooks: LiveGradients | EveryStep) -> str:
+    """Attach hooks that were removed; returns which, in words, or "". Where that fails they are all taken off."""
+    lost = hooks.lost()
+    if not lost:
+        return ""
+    named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
+    what = f"hooks were removed, or modules replaced, at {named}"
+    try:
+        hooks.reattach()
+    except Exception as error:
+        hooks.__exit__()
+        raise AnisoscopeError(f"{what}, and the model has changed: {error}; this part is switched off") from error
+    return what
 
 
 def nothing_measured(steps: int, due: int, when: Any) -> AnisoscopeError:

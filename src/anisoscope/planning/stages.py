@@ -275,7 +275,7 @@ def _tangent(machine: Machine, preset: str, known: Calibration) -> dict[str, Any
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         words: dict[str, Any] = {"metrics": preset, "counts": counts, "optimizer": optimizer, "total_steps": _STEPS}
         took, batch = 0.0, ids[:4]
-        with Monitor(model, when=every(1), probe=probe, **words) as monitor:
+        with Monitor(model, when=every(1), probe=probe, background=False, **words) as monitor:
             for step in range(_STEPS):
                 start = machine.now()
                 with monitor.step(step):

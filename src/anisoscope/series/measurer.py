@@ -138,15 +138,16 @@ class CheckpointMeasurer:
         if bank is not None:
             feed_tables(bank, model, setup)
         rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
-        for row in instruments.measure(rows, bank):
+        analysis = instruments.analysis(tokenizer=loaded.tokenizer)
+        for row in analysis.measure(instruments.seen(rows, bank)):
             layer, last = row.get("layer"), setup.depths.get(row.get("stack", "single"), 0)
             place: dict[str, Any] = {"step": None} if step is None else {}
             place |= {"depth": layer / last if layer is not None and last else math.nan}
             found.records.append({"stack": "single", **row, **place})
-        found.cards = [{**card, "step": step} for card in instruments.concepts(rows, loaded.tokenizer)]
+        found.cards = [{**card, "step": step} for card in analysis.concepts(rows)]
         if watch.table is not None and step is not None:
             self.table_before = step, watch.table.detach().double().cpu()
-        found.notes += [*instruments.notes, *study.notes, *setup.notes]
+        found.notes += [*instruments.notes, *analysis.notes, *study.notes, *setup.notes]
         tell("gradients", 1, 1)
 
     def tangent(self, plan: TangentPlan) -> TangentStudy:

@@ -92,7 +92,7 @@ def training_monitor(
     options |= {"metrics": monitor, "rank": rank, "split": split, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
     options["strict"] = True  # this training is ours: it goes on with --resume, and its table is to be whole
-    options |= {"frozen_window": frozen_window}
+    options |= {"frozen_window": frozen_window, "background": training.background}
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}
@@ -133,7 +133,7 @@ class CleanMonitor(Monitor):
         """As in Monitor; a measured step also logs the mean cross-entropy of the masked tokens as `probe_loss`."""
         with super().step(step, **words) as monitor:
             yield monitor
-        if step not in self.done or (step, "probe_loss") in self.logged:
+        if step not in self.done or (step, "probe_loss") in self.results.logged:
             return
         rows = StepRows(step)
         with untouched(self.model), torch.inference_mode():
@@ -142,7 +142,7 @@ class CleanMonitor(Monitor):
                 rows.add_loss(float(output.loss) * count, count, None)
                 if (found := IN_PLACE.by_context(output.logits, batch["labels"])) is not None:
                     rows.by_context.append((contexts, *found))
-        self._log_records(step, loss_records(rows, self.constants))
+        self.results.log(step, loss_records(rows, self.constants))
 
 
 def unmasked(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -133,7 +133,13 @@ class TypeFit:
 
 
 def weight_records(
-    model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows, *, plan: TangentPlan, rank: int, seed: int
+    gradients: Mapping[Site, Tensor],
+    readers: Mapping[Site, Sequence[str]],
+    rows: StepRows,
+    *,
+    plan: TangentPlan,
+    rank: int,
+    seed: int,
 ) -> Iterator[Record]:
     """Energy of weight gradients in proxies of the inputs of the linears that read each site, with controls.
 
@@ -143,13 +149,12 @@ def weight_records(
     used = {site: FitRows.of(fit, plan.fit_rows) for site, fit in fits.items()}
     inputs = {site: mine.x for site, mine in used.items()}
     seen = torch.cat([part.index.context.cpu() for parts in rows.test.values() for part, _ in parts]).unique()
-    gradients = {site: _fold_gradients(model, readers[site], rows) for site in inputs}
     for proxy in plan.proxies[:2]:
         label = Label(proxy, rank, of="weight")
         found = with_refits(used, {label: fit_proxies(inputs, label, seed=seed)}, seed=seed)[label]
         controls = fit_controls(inputs, label, found, seed=seed) if proxy == plan.proxies[0] else {}
         for site, mine in found.items():
-            folds = gradients[site]
+            folds = gradients.get(site)
             if folds is None or not bool(folds.any()):
                 continue
             Q, folds = mine.basis.to(folds.device), folds.double()
@@ -167,6 +172,12 @@ def weight_records(
                 value = {"value": _energy(total, others[site].basis.to(folds.device))}
                 records.append(record("gradient_energy", value | sizes, control))
             yield from placed(site, rows.step, records)
+
+
+def weight_gradients(model: nn.Module, readers: Mapping[Site, Sequence[str]], rows: StepRows) -> dict[Site, Tensor]:
+    """By site the gradients [FOLDS, out, d] of all weights that read it, on the test contexts of each fold."""
+    found = {site: _fold_gradients(model, names, rows) for site, names in readers.items()}
+    return {site: folds for site, folds in found.items() if folds is not None}
 
 
 def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:

@@ -105,6 +105,10 @@ class CommonTrainConfig(ABC):
         bool | None,
         Option("torch.compile the training, or not; default: language models on CUDA.", name="--compile/--no-compile"),
     ] = None
+    background: Annotated[
+        bool | None,
+        Option("Analyse measured steps in another process; default: on CUDA.", name="--background/--no-background"),
+    ] = None
     dtype: Annotated[str, Option("auto (bfloat16 autocast on CUDA), float32, float64, bfloat16.")] = "auto"
     device: Device = "auto"
     seed: Seed = 0

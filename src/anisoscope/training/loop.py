@@ -37,8 +37,9 @@ from anisoscope.training.run_files import WAIT, Checkpoints, TrainingLog, Traini
 class StepMonitor(Protocol):
     """The interface of a monitor.
 
-    A resumable one also has `save(folder)`, which writes its state before a step into an empty folder, and
-    `load(folder)`, which restores it: the state is stored with the checkpoint of the same step.
+    A resumable one also has `save(folder, wait=)`, which writes its state before a step into an empty folder (with
+    wait=False at the latest when the monitor ends), and `load(folder)`, which restores it: the state is stored with the
+    checkpoint of the same step.
     """
 
     def step(self, step: int) -> AbstractContextManager[Any]:
@@ -148,6 +149,7 @@ def _run(
                     trainer.run(stop)
             finally:
                 record.note_measuring(step_monitor)
+        trainer.checkpoints.tidy(config.steps)  # the last state of the monitor is there now
 
 
 def make_optimizer(model: nn.Module, config: CommonTrainConfig) -> torch.optim.AdamW:

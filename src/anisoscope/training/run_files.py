@@ -114,7 +114,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def options_of(config: CommonTrainConfig, watch: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options that a resumed run must share with the original one, those of its monitor included."""
     # not asked for is not compiled here, as in records of earlier versions; the entry `compiled` says what was done
-    return {**asdict(config), "compile": bool(config.compile), **(watch or {})}
+    shared = {name: value for name, value in asdict(config).items() if name != "background"}
+    return {**shared, "compile": bool(config.compile), **(watch or {})}
 
 
 @dataclass
@@ -256,15 +257,22 @@ class Checkpoints:
                 torch.save(optimizer.state_dict(), training / "optimizer.pt")
                 if hasattr(monitor, "save"):
                     (training / "monitor").mkdir()
-                    monitor.save(training / "monitor")
                 (training / "state.json").write_text(json.dumps({"step": step, **state}) + "\n", encoding="utf-8")
             _rename_synced(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # an incomplete checkpoint
-        for at, path in self.by_step().items():
-            if at != step:
-                shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
+        if hasattr(monitor, "save"):  # written when its steps have been analysed; the training does not wait for that
+            monitor.save(target / "training" / "monitor", wait=False)
+        self.tidy(step)
         return target
+
+    def tidy(self, step: int) -> None:
+        """Keep what can be resumed at this step, and scheduled weights; delete everything else."""
+        found = self.by_step()
+        complete = [at for at, path in found.items() if at <= step and _complete(path)]
+        for at, path in found.items():
+            if at not in (step, *complete[-1:]):
+                shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
 
     def by_step(self) -> dict[int, Path]:
         """Complete checkpoints by step, in order."""
@@ -275,8 +283,14 @@ class Checkpoints:
         """The checkpoint to resume from, or None; removes incomplete ones."""
         for path in self.path.glob(".checkpoint-*"):
             shutil.rmtree(path, ignore_errors=True)
-        usable = [path for path in self.by_step().values() if (path / "training" / "state.json").is_file()]
+        usable = [path for path in self.by_step().values() if _complete(path)]
         return usable[-1] if usable else None
+
+
+def _complete(path: Path) -> bool:
+    """Whether a training can go on from a checkpoint: the state of its monitor comes later than the rest."""
+    monitor = path / "training" / "monitor"
+    return (path / "training" / "state.json").is_file() and (not monitor.is_dir() or any(monitor.iterdir()))
 
 
 def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any = None) -> int:

@@ -8,11 +8,13 @@ report and the contract tests read the declaration.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pickle import PicklingError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +54,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @dataclass(frozen=True)
 class Metric(Declaration):
     """A declared metric; call it on an n×d array to get an Estimate."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process finds it where it was declared."""
+        home = (self.batch or self.function).__module__
+        if home == "__main__":
+            raise PicklingError(f"the metric {self.name} is declared in the script itself")
+        return _declared, (home, self.name)
 
     @torch.inference_mode(False)  # threads of the pool know nothing of the caller's mode
     @torch.no_grad()
@@ -114,6 +123,12 @@ def measured(*commands: str, **about: Any) -> Callable[[Function], Function]:
         return function
 
     return declare
+
+
+def _declared(module: str, name: str) -> Metric:
+    """The metric of that name, which a module declares."""
+    importlib.import_module(module)
+    return REGISTRY[name]
 
 
 def _register(declared: Callable[..., Any], **fields: Any) -> Metric:

@@ -1,0 +1,246 @@
+"""What is computed from the rows of a measured step; it needs no model, so that any process can do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture.sites.site import Site
+from anisoscope.measurement.bank import Bank, Setup
+from anisoscope.measurement.evaluation import evaluate_pass
+from anisoscope.metrics.engine.metric import Request
+from anisoscope.metrics.frequency import target_entropy, unigram_entropy
+from anisoscope.monitor.held_out import loss_records
+from anisoscope.option import Progress
+from anisoscope.tangent.concepts import card_sites, cards
+from anisoscope.tangent.energy import Record, holm_records, placed
+from anisoscope.tangent.proxy import Label, StepRows
+from anisoscope.tangent.tables import TypeFit, input_role, table_records, weight_records
+from anisoscope.tangent.tangent_study import TangentStudy
+
+
+@dataclass
+class TableSeen:
+    """The input embedding table of the model at one step."""
+
+    size: int
+    width: int
+    output: str | None = None  # the name of the output head's weight
+    tied: bool = False  # whether that is the table itself
+    since: int | None = None  # the step that updates are counted from
+    updates: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # name, types, rows of the change
+
+
+@dataclass
+class Seen:
+    """What the passes of one step gave: everything that the analysis of the step reads."""
+
+    rows: StepRows
+    bank: Bank | None = None
+    study: str = "study"  # which of the studies tests its gradients
+    constants: list[Record] = field(default_factory=list)  # columns of the best constant's loss
+    table: TableSeen | None = None
+    readers: dict[Site, list[str]] = field(default_factory=dict)  # weights that read a site
+    weights: dict[Site, Tensor] = field(default_factory=dict)  # their gradients by fold [FOLDS, out, d]
+    described: bool = False  # whether concepts get cards
+    saved: bool = False  # whether the state after it is wanted
+
+
+@dataclass
+class Found:
+    """What the analysis of one step gives."""
+
+    records: list[Record] = field(default_factory=list)
+    cards: list[dict[str, Any]] = field(default_factory=list)
+    fault: str = ""  # why there are no cards
+    notes: list[str] = field(default_factory=list)
+    study_notes: dict[str, list[str]] = field(default_factory=dict)  # by study
+    row_count: int = 0
+    state: dict[str, Any] = field(default_factory=dict)  # by study
+    window: dict[str, Any] = field(default_factory=dict)  # moments of the step for the frozen proxy, by study
+    seconds: float = 0.0
+
+
+@dataclass
+class Analysis:
+    """The analysis of one model over its steps; without studies there is only the geometry."""
+
+    setup: Setup
+    requests: Sequence[Request]
+    studies: dict[str, TangentStudy]  # `study`, and `live` for training batches beside a probe
+    sites: list[Site]
+    seed: int = 0
+    target_weights: Tensor | None = None  # weights of the training loss by target token
+    tokenizer: Any = None
+    notes: list[str] = field(default_factory=list)
+    earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # step and concepts before this one
+    row_count: int = 0  # of the site that saw most, at the last measured step
+    progress: Progress | None = None  # called after the metrics of each site
+
+    def run(self, seen: Seen) -> Found:
+        """Everything of one step."""
+        start = time.perf_counter()
+        found = Found(self.measure(seen))
+        if seen.described:
+            try:
+                found.cards = self.concepts(seen.rows)
+            except Exception as error:  # cards are a description: the numbers of the step stand without them
+                found.fault = f"{type(error).__name__}: {error}"
+        found.notes, found.row_count = list(self.notes), self.row_count
+        found.study_notes = {name: list(study.notes) for name, study in self.studies.items()}
+        if seen.saved:
+            found.state, found.window = self.state(), self.window(seen.rows.step)
+        found.seconds = time.perf_counter() - start
+        return found
+
+    def measure(self, seen: Seen) -> list[Record]:
+        """All records of one step."""
+        rows, study, records = seen.rows, self.studies.get(seen.study), []
+        if seen.bank is not None:
+            measured, counts = evaluate_pass(seen.bank, self.requests, self.setup, progress=self.progress)
+            self.row_count = counts["row_count"]
+            for note in counts["notes"]:
+                self.note(f"step {rows.step}: {note}")
+            records += [{**row, "step": rows.step} for row in measured]
+        if study is None or not study.source:  # not for training batches
+            records += loss_records(rows, seen.constants)
+        if study is None or self.left_out(rows):
+            return records
+        if seen.study != "study":
+            return records + study.measure(rows)
+        return records + self._gradients(study, seen)
+
+    def _gradients(self, study: TangentStudy, seen: Seen) -> list[Record]:
+        """Gradients of the rows, of the embedding table and of weights."""
+        rows = seen.rows
+        place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
+        if rows.unreached:
+            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+        records = study.measure(rows)
+        if study.counts is not None:
+            entropies = {"unigram_entropy": unigram_entropy(study.counts)}
+            entropies["target_entropy"] = target_entropy(study.counts, self.target_weights)
+            records += [{**place, "metric": name, "value": bits, "layer": 0} for name, bits in entropies.items()]
+        beside = self._tables(study, seen)
+        if seen.weights:
+            sizes: dict[str, Any] = {"plan": study.plan, "rank": study.main_rank, "seed": self.seed}
+            beside += weight_records(seen.weights, seen.readers, rows, **sizes)
+        return [*records, *beside, *holm_records(beside)]
+
+    def left_out(self, rows: StepRows) -> bool:
+        """Whether a step has nothing to test; adds a note instead of stopping the training."""
+        reason = rows.lacking()
+        if reason:
+            self.note(f"{reason}, so its gradients were left out")
+        return bool(reason)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def concepts(self, rows: StepRows) -> list[dict[str, Any]]:
+        """Concept cards of a few sites at one step."""
+        study = self.studies.get("study")
+        if study is None or study.plan.proxies[0] != "semi_nmf" or rows.lacking():
+            return []
+        proxies = study.fitted["semi_nmf"]
+        sites = [site for site in card_sites(self.sites) if site in proxies]
+        fits = {site: rows.fit_half(site) for site in sites}
+        found = cards(fits, proxies, self.tokenizer, earlier=self.earlier)
+        self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
+        return [{"step": rows.step, **card} for card in found]
+
+    def _tables(self, study: TangentStudy, seen: Seen) -> list[Record]:
+        rows, table = seen.rows, seen.table
+        embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
+        if table is None or embed is None:  # not among the requested layers, or frozen, which is noted
+            return []
+        if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.width:
+            self.note("the embedding table has another width than the stream, so its gradients are left out")
+            return []
+        sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
+        records: list[Record] = []
+        for site, of, found in self._roles(study, rows, embed, table):
+            types = found.abs().sum(1).nonzero().squeeze(1)
+            mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
+            records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
+        if not table.updates:
+            return records
+        labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
+        how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
+        fitted = TypeFit.of(rows.fit_half(embed), labels, **how)
+        if fitted is None:
+            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
+            return records
+        for of, types, change in table.updates:
+            tested = fitted.records(change, types, of=of, **sizes)
+            records += placed(embed, rows.step, [{**r, "note": f"since step {table.since}"} for r in tested])
+        return records
+
+    def _roles(
+        self, study: TangentStudy, rows: StepRows, embed: Site, table: TableSeen
+    ) -> Iterator[tuple[Site, str, Tensor]]:
+        """(site, name, gradient [V, d]) of the table as input embedding and of the output head.
+
+        Of a tied table the output part is the total gradient minus the input part.
+        """
+        inside = input_role(rows.embedded, table.size) if rows.embedded else None
+        if inside is not None:
+            yield embed, "embedding_in", inside
+        name = table.output
+        parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
+        last = [s for s in study.previous if s.stack == embed.stack or s.stack == "decoder"]
+        if not parts or not last or (table.tied and inside is None):
+            return
+        site = max(last, key=lambda s: (s.layer, s.kind == "final"))
+        whole = torch.stack(parts).sum(0)
+        outside = whole - inside if table.tied and inside is not None else whole
+        if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
+            yield site, "embedding_out", outside
+
+    def finish(self) -> tuple[list[Record], bool]:
+        """Records that need the whole training, and whether a window is still open, so that its files are needed."""
+        frozen = [study.frozen for study in self.studies.values() if study.frozen is not None]
+        still_open = any(proxies.window for proxies in frozen)
+        return [record for study in self.studies.values() for record in study.finish()], still_open
+
+    def basis(self, site: Site, *, proxy: str, fit: str) -> Tensor:
+        """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
+        return self.studies["study"].basis(site, proxy=proxy, fit=fit)
+
+    def state(self) -> dict[str, Any]:
+        """The state that later steps need, by study."""
+        return {name: study.state() for name, study in self.studies.items()}
+
+    def load(self, states: Mapping[str, Any], windows: Mapping[int, Any]) -> None:
+        """Restore what `state` and `windows` gave."""
+        for name, study in self.studies.items():
+            if states.get(name) is not None:
+                study.load(states[name], {step: found[name] for step, found in windows.items()})
+
+    def window(self, step: int) -> dict[str, Any]:
+        """The moments of a step inside an open window, by study."""
+        frozen = {name: study.frozen for name, study in self.studies.items()}
+        return {name: f.window_state(step) if f is not None else None for name, f in frozen.items()}
+
+    def windows(self) -> dict[int, dict[str, Any]]:
+        """The moments of all steps inside open windows."""
+        frozen = [study.frozen for study in self.studies.values() if study.frozen is not None]
+        return {step: self.window(step) for step in sorted({step for proxies in frozen for step in proxies.window})}
+
+    def proxies(self) -> dict[str, tuple[Any, Any]]:
+        """What was fitted, by study: the proxies of the last step, and the frozen ones."""
+        return {name: (s.fitted, s.frozen.proxies if s.frozen else None) for name, s in self.studies.items()}
+
+    def take_proxies(self, found: Mapping[str, tuple[Any, Any]]) -> None:
+        """Take over what another process has fitted."""
+        for name, (fitted, frozen) in found.items():
+            study = self.studies[name]
+            study.fitted = fitted
+            if study.frozen is not None and frozen is not None:
+                study.frozen.proxies = frozen

@@ -1,0 +1,201 @@
+"""Where steps are analysed: in the training process, or in one of its own while the training goes on.
+
+On a GPU the analysis of a step is thousands of small operations, most of whose time the host spends; a second process
+spends it beside the training, whose kernels leave gaps enough. The training then waits only until the rows are copied.
+Results come in the order of the steps, some steps later. Nothing is analysed in two places: the studies, which compare
+a step with those before it, live where the analysis runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pickle
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import psutil
+import torch
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.analysis import transport
+from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
+from anisoscope.monitor.analysis.transport import Parcel
+
+_CORES = 4  # of the machine, from which on a second process is no burden
+_ROOM = 4 << 30  # bytes of a GPU that must be free for it
+_SHARE = 4  # of the host's free memory, one part in so many may hold steps that wait
+_START = """
+import sys
+sys.path[:] = {path!r}
+from anisoscope.monitor.analysis.worker import serve
+serve({line})
+"""
+
+
+class HereAnalyst:
+    """Analyses each step at once, in this process."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    def submit(self, seen: Seen) -> Future[Found]:
+        """The results of a step."""
+        future: Future[Found] = Future()
+        future.set_result(self.analysis.run(seen))
+        return future
+
+    def ask(self, name: str, *args: Any, **options: Any) -> Any:
+        """The result of a method of the analysis, after all steps submitted so far."""
+        return getattr(self.analysis, name)(*args, **options)
+
+    def end(self) -> None:
+        """Nothing is submitted after this."""
+
+
+class BackgroundAnalyst:
+    """Analyses steps in a process of its own, one after the other."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis  # as it was at the start; at the end with the proxies that were fitted
+        parcel = Parcel.of(analysis)
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 – read when the process has ended
+        code = _START.format(path=sys.path, line=theirs.fileno())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self._errors
+            )
+        self._waiting: collections.OrderedDict[int, tuple[Future[Any], int]] = collections.OrderedDict()
+        self._number, self._lock = 0, threading.Lock()
+        self._outgoing: queue.SimpleQueue[tuple[int, Parcel] | None] = queue.SimpleQueue()
+        self._room = int(psutil.virtual_memory().available) // _SHARE
+        self.ended = False
+        for act in (self._listen, self._speak):
+            threading.Thread(target=act, name="anisoscope-analysis", daemon=True).start()
+        self._post(parcel)
+
+    def submit(self, seen: Seen) -> Future[Found]:
+        """The future results of a step; waits while the steps before it fill the memory set aside for them."""
+        return self._post(Parcel.of(("run", (seen,), {})))
+
+    def ask(self, name: str, *args: Any, **options: Any) -> Any:
+        """The result of a method of the analysis, after all steps submitted so far."""
+        return self._post(Parcel.of((name, args, options))).result()
+
+    def end(self) -> None:
+        """Wait for everything, bring the fitted proxies home and end the process."""
+        try:
+            if not self.ended:
+                self.analysis.take_proxies(self.ask("proxies"))
+        finally:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # to close it alone would not wake the thread that listens
+            self._outgoing.put(None)
+            self._process.wait()
+
+    def _post(self, parcel: Parcel) -> Future[Any]:
+        self._make_room(parcel.size)
+        future: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            self._waiting[self._number] = future, parcel.size
+            self._outgoing.put((self._number, parcel))
+            ended = self.ended
+        if ended:
+            self._fail()
+        return future
+
+    def _speak(self) -> None:
+        """Copy and send what is posted, beside the training."""
+        while (message := self._outgoing.get()) is not None:
+            try:
+                transport.send(self._line, *message)
+            except Exception as error:  # no memory, or the other process has ended, which `_listen` sees
+                self._settle(message[0], good=False, value=error)
+            message = None  # not held while waiting for the next one
+
+    def _settle(self, number: int, *, good: bool, value: Any) -> None:
+        with self._lock:
+            future, _ = self._waiting.pop(number, (None, 0))
+        if future is not None:
+            future.set_result(value) if good else future.set_exception(value)
+
+    def _make_room(self, size: int) -> None:
+        while True:
+            with self._lock:
+                waiting = list(self._waiting.values())
+            if not waiting or sum(held for _, held in waiting) + size <= self._room:
+                return
+            waiting[0][0].exception()  # waits
+
+    def _listen(self) -> None:
+        """Receive results until the process ends."""
+        while True:
+            try:
+                message = transport.receive(self._line)
+            except OSError:
+                message = None
+            if message is None:
+                return self._fail()
+            number, file, size = message
+            try:
+                good, value = transport.unpack(file, size)
+            except Exception as error:  # such as an error that cannot be unpickled
+                good, value = False, AnisoscopeError(f"its results could not be read ({error})")
+            self._settle(number, good=good, value=value)
+
+    def _fail(self) -> None:
+        """The process has ended: nothing that waits for it will come."""
+        with self._lock:
+            self.ended, waiting = True, [future for future, _ in self._waiting.values()]
+            self._waiting.clear()
+        if not waiting:
+            return
+        code = self._process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        words = f": {said[-1][:200]}" if said else ""
+        error = AnisoscopeError(f"the process that analyses measured steps has ended ({how}{words})")
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+Analyst = HereAnalyst | BackgroundAnalyst
+
+
+def choose_analyst(analysis: Analysis, device: torch.device, *, background: bool | None) -> Analyst:
+    """In the background if asked for; by default where the model is on a GPU and there is room for another process."""
+    if background is None:
+        background = device.type == "cuda" and _roomy(device)
+        if not background:
+            return HereAnalyst(analysis)
+        try:
+            return BackgroundAnalyst(analysis)
+        except (pickle.PicklingError, AttributeError, TypeError, OSError):  # a metric or tokenizer of the user's own
+            return HereAnalyst(analysis)
+    if not background:
+        return HereAnalyst(analysis)
+    if not hasattr(os, "memfd_create"):
+        raise AnisoscopeError("background=True needs Linux; leave it out, and steps are analysed in this process.")
+    try:
+        return BackgroundAnalyst(analysis)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AnisoscopeError(
+            f"background=True needs metrics and a tokenizer that can be pickled ({error}); define them in a module, or "
+            "leave background out."
+        ) from error
+
+
+def _roomy(device: torch.device) -> bool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    return cores >= _CORES and hasattr(os, "memfd_create") and torch.cuda.mem_get_info(device)[0] >= _ROOM

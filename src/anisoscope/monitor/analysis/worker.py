@@ -1,0 +1,75 @@
+"""The process that analyses measured steps in the background: receives them, and sends back what it found."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+from typing import Any
+
+import torch
+
+from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.analysis import transport
+
+_PATIENCE = 10.0  # seconds between looks for the training process
+_KINDNESS = 5  # of 19: the training goes first where cores are few
+
+
+def serve(file: int) -> None:
+    """Answer the messages of one training until it ends; the first one is the analysis."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training, which then tells us when to end
+    os.nice(_KINDNESS)
+    line, parent = socket.socket(fileno=file), os.getppid()
+    line.settimeout(_PATIENCE)
+    analysis: Any = None
+    answer: Any
+    while (message := _next(line, parent)) is not None:
+        number, memory, size = message
+        try:
+            value = transport.unpack(memory, size)
+            if analysis is None:
+                analysis, answer = value, (True, None)
+            else:
+                answer = True, _answer(analysis, *value)
+            value = None  # the rows are not needed any more
+        except Exception as error:
+            answer = False, _told(error)
+        try:
+            transport.send(line, number, transport.Parcel.of(answer))
+        except (BrokenPipeError, ConnectionError):
+            return
+        answer = None
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the training may need it
+
+
+def _next(line: socket.socket, parent: int) -> tuple[int, int, int] | None:
+    """The next message; None when the training has ended, of which others that it forked may hold the line open."""
+    while True:
+        try:
+            return transport.receive(line)
+        except TimeoutError:
+            if os.getppid() != parent:
+                return None
+        except OSError:
+            return None
+
+
+def _answer(analysis: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The result of a method of the analysis."""
+    try:
+        return getattr(analysis, name)(*args, **options)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        raise
+
+
+def _told(error: Exception) -> Exception:
+    """The error itself where the other process can read it, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return AnisoscopeError(f"{type(error).__name__}: {error}")
+    return error
