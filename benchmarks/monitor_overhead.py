@@ -86,6 +86,7 @@ def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> tup
     probe = None if live else loop.stream.probe_batches(chosen.batch, batch_size=chosen.batch)
     settings: dict[str, Any] = {"counts": torch.as_tensor(loop.stream.counts), "optimizer": loop.optimizer}
     settings |= {"tokenizer": loop.stream.corpus.tokenizer, "total_steps": chosen.steps}
+    settings["frozen_window"] = f"steps:{(loop.done + 0.5) / chosen.steps}"  # the first measured step alone
     due: set[int] = set()
     with Monitor(
         loop.model, when=due.__contains__, metrics=chosen.preset, probe=probe, live=live, **settings
@@ -122,8 +123,8 @@ def main() -> None:
     record(
         f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}",
         about=f"Decoder {chosen.layers} × {chosen.width}, {chosen.batch} contexts of {chosen.context} characters, "
-        f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. A measured step "
-        "over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps beside "
+        f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. A measured "
+        "step over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps beside "
         "its analysis take longer, where that runs in the background (on a GPU). Shares are costs in a run of "
         f"{chosen.steps} steps at the default schedule ({number} measured steps), from the medians.",
         command="python benchmarks/monitor_overhead.py " + " ".join(sys.argv[1:]),
