@@ -124,8 +124,8 @@ def main() -> None:
         f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}",
         about=f"Decoder {chosen.layers} × {chosen.width}, {chosen.batch} contexts of {chosen.context} characters, "
         f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. A measured "
-        "step over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps beside "
-        "its analysis take longer, where that runs in the background (on a GPU). Shares are costs in a run of "
+        "step over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps "
+        "beside its analysis take longer, where that runs in the background (on a GPU). Shares are costs in a run of "
         f"{chosen.steps} steps at the default schedule ({number} measured steps), from the medians.",
         command="python benchmarks/monitor_overhead.py " + " ".join(sys.argv[1:]),
         figures={
