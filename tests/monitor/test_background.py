@@ -193,7 +193,7 @@ def test_an_error_of_the_analysis_is_noted_at_its_step_or_raised(monkeypatch: py
         assert any(note.startswith("step 0: could not measure the probe (TypeError") for note in training.monitor.notes)
 
 
-def test_the_process_ends_with_the_monitor_and_with_the_training(tmp_path: Path) -> None:
+def test_the_process_ends_with_the_monitor_also_after_an_interruption() -> None:
     training = Training(background=True)
     training.monitor.__enter__()
     process = worker(training)
@@ -201,6 +201,10 @@ def test_the_process_ends_with_the_monitor_and_with_the_training(tmp_path: Path)
     training.monitor.__exit__(KeyboardInterrupt)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     assert training.monitor.done == {0}, "what was seen before an interruption is kept"
+
+
+@pytest.mark.slow
+def test_the_process_ends_with_a_training_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, time\nsys.path[:0] = ['tests']\n"
@@ -215,9 +219,10 @@ def test_the_process_ends_with_the_monitor_and_with_the_training(tmp_path: Path)
     until = time.monotonic() + 60
     while psutil.pid_exists(number) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not psutil.pid_exists(number), "nobody is left behind by a training that was killed"
+    assert not psutil.pid_exists(number), "nobody is left behind"
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

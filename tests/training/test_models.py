@@ -240,3 +240,34 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
 def test_checkpoint_schedules_join() -> None:
     assert checkpoint_steps("log,every:6,7", 20) == (0, 1, 2, 4, 6, 7, 8, 12, 16, 18, 20)
     assert checkpoint_steps("none", 20) == (20,) and checkpoint_steps("99", 20) == (20,)
+
+
+def test_checkpoints_whose_monitor_is_still_being_saved_are_kept_until_they_are_complete(
+    embedded: Corpus, tmp_path: Path
+) -> None:
+    class Late:
+        """A monitor that saves its state later."""
+
+        def __init__(self) -> None:
+            self.asked: list[Path] = []
+
+        def save(self, folder: Path, *, wait: bool = True) -> None:
+            assert not wait and folder.is_dir()
+            self.asked.append(folder)
+
+    model = build_model(TrainConfig(layers=1, width=8, heads=1, context=8, device="cpu"), vocab_size=16)
+    optimizer, monitor = torch.optim.AdamW(model.parameters()), Late()
+    keep = Checkpoints(tmp_path, embedded.path / "tokenizer", (4,))
+    for step in (0, 2, 4, 6):
+        keep.save(step, model, optimizer, state={}, monitor=monitor)
+        if step == 0:
+            (monitor.asked[0] / "monitor.pt").touch()
+    assert list(keep.by_step()) == [0, 2, 4, 6] and keep.newest() == tmp_path / "checkpoint-0"
+    (monitor.asked[2] / "monitor.pt").touch()
+    assert keep.newest() == tmp_path / "checkpoint-4"
+    keep.tidy(6)
+    assert list(keep.by_step()) == [4, 6]
+    (monitor.asked[3] / "monitor.pt").touch()
+    keep.tidy(6)
+    assert keep.newest() == tmp_path / "checkpoint-6" and list(keep.by_step()) == [4, 6], "4 is scheduled"
+    assert not (tmp_path / "checkpoint-4" / "training").exists()

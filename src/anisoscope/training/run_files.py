@@ -267,11 +267,11 @@ class Checkpoints:
         return target
 
     def tidy(self, step: int) -> None:
-        """Keep what can be resumed at this step, and scheduled weights; delete everything else."""
+        """Keep what can be resumed at this step, or soon can be, and scheduled weights; delete everything else."""
         found = self.by_step()
-        complete = [at for at, path in found.items() if at <= step and _complete(path)]
+        newest = max((at for at, path in found.items() if at <= step and _complete(path)), default=0)
         for at, path in found.items():
-            if at not in (step, *complete[-1:]):
+            if not newest <= at <= step:
                 shutil.rmtree(path if at not in self.scheduled else path / "training", ignore_errors=True)
 
     def by_step(self) -> dict[int, Path]:
