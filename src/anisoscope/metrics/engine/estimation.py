@@ -76,6 +76,7 @@ class Declaration:
     bounds: Bounds = (None, None)
     needs: tuple[type, ...] = ()
     instead: Mapping[tuple[str, Any], tuple[type, ...]] = field(default_factory=dict)  # needs with a value of an option
+    sums: frozenset[str] | None = None  # of the costly sums of its statistics those that it reads; None: all
     default: bool = False
     beside: Mapping[str, Any] = field(default_factory=dict)  # options of a variant measured beside it by default
     kinds: frozenset[str] = frozenset()  # kinds of sites where it is measured unless it is requested by name
