@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from anisoscope.numerics.host import cores, float64_copy, together
-from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.linalg import has_float64, lengths
 
 UNSET: Any = None  # a sum before the first rows
 
@@ -116,14 +115,6 @@ def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
     return torch.zeros(tuple(shape), dtype=torch.float64, device=cell.device)
 
 
-def _lengths(rows: Tensor) -> Tensor:
-    """‖x‖ of float64 rows [..., d]; on the host NumPy's dot products take half the time of a norm."""
-    if rows.device.type != "cpu" or not hasattr(np, "vecdot"):
-        return torch.linalg.vector_norm(rows, dim=-1)
-    wide = rows.numpy()
-    return torch.from_numpy(np.sqrt(np.vecdot(wide, wide)))
-
-
 def _inverse(norms: Tensor) -> Tensor:
     """1/‖x‖; large but finite for a zero row, so that its product with the row is 0."""
     return norms.clamp_min(1e-300).reciprocal_()
@@ -193,14 +184,14 @@ class Directions(Sums):
         total, units = (_zeros((cells, *x.shape[1:]), cell) if name in read else UNSET for name in ("total", "units"))
         norms = _zeros(x.shape[:-1], cell)
         for here, rows in _chunks(x):
-            norms[here] = _lengths(rows)
+            norms[here] = lengths(rows)
             if total is not None:
                 _add_cells(total, cell[here], rows)
             if units is not None:
                 _add_weighted(units, cell[here], rows, _inverse(norms[here]))
         of_norms = torch.stack((norms, norms.square(), (norms == 0).to(norms)), 1)
-        lengths, squares, zeros = _cell_sums(cell, cells, of_norms).unbind(1)
-        return cls(len(x), total, units, lengths, squares, zeros, _cell_largest(cell, cells, norms))
+        sizes, squares, zeros = _cell_sums(cell, cells, of_norms).unbind(1)
+        return cls(len(x), total, units, sizes, squares, zeros, _cell_largest(cell, cells, norms))
 
 
 class Keys(Directions):
@@ -223,7 +214,7 @@ class Coordinates(Sums):
     def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
         squares, largest = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
         for here, rows in _chunks(x):
-            inverse = _inverse(_lengths(rows))
+            inverse = _inverse(lengths(rows))
             torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
             _add_cells(squares, cell[here], rows.mul_(inverse.unsqueeze(-1)).square_())
         return cls(len(x), squares, largest)

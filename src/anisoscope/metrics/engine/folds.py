@@ -309,19 +309,19 @@ def widening(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> float:
     linked is added, because the ψ sum to 0. √(1 + both), at least 1; ψ of several batches are summed by context.
     `parts` are ψ [n] (NaN: row not used), contexts [n] and neighbours read [n, k] of each batch.
     """
-    sums: dict[int, float] = {}
     shared = links = apart = 0.0
+    terms, homes = [], []
     for contributions, contexts, index in parts:
         used = contributions.isfinite()
         n = int(used.sum())
         psi = torch.where(used, contributions - contributions[used].mean(), 0.0) / max(1, n)
-        kinds, place, sizes = torch.unique(contexts[used], return_inverse=True, return_counts=True)
-        for kind, total in zip(kinds.tolist(), psi.new_zeros(len(kinds)).index_add_(0, place, psi[used]).tolist()):
-            sums[kind] = sums.get(kind, 0.0) + total
+        terms.append(psi[used])
+        homes.append(contexts[used])
         i, k = _links(index, used, contexts)
         shared, links = shared + 2.0 * float((psi[i] * psi[k]).sum()), links + 2.0 * len(i)
-        apart += n * n - float(sizes.square().sum())
-    within = sum(total * total for total in sums.values())
+        apart += n * n - float(torch.unique(homes[-1], return_counts=True)[1].square().sum())
+    kinds, place = torch.unique(torch.cat(homes), return_inverse=True)
+    within = float(terms[0].new_zeros(len(kinds)).index_add_(0, place, torch.cat(terms)).square().sum())
     return max(1.0, 1.0 + shared / within + links / apart) ** 0.5 if within and apart else 1.0
 
 
