@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from anisoscope.stats.sample import Sample
 
 REGISTRY: dict[str, Metric] = {}
 """What has been declared so far; `metrics.catalogue.registry` holds everything."""
+_WIDE = 2048  # columns from which several threads make a single spectrum faster
 _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
 GREATEST = 1e60  # of numbers whose fourth powers do not overflow float64
@@ -63,7 +65,8 @@ class Metric(Declaration):
         chosen, rows = self.check(options), array_rows(x)
         with single_steps():
             view = self._view(rows, chosen, (contexts, tokens), seed=seed, interval=interval)
-        return evaluate(self, view, chosen)
+        with small_steps(rows):
+            return evaluate(self, view, chosen)
 
     def _view(self, rows: Tensor, options: dict[str, Any], labels: tuple[Any, Any], **how: Any) -> View:
         """The statistics of an array's finite rows.
@@ -122,6 +125,11 @@ def _register(declared: Callable[..., Any], **fields: Any) -> Metric:
     object.__setattr__(made, "__doc__", made.description)
     REGISTRY[made.name] = made
     return made
+
+
+def small_steps(rows: Tensor) -> AbstractContextManager[None]:
+    """One thread for each operation of an evaluation, unless a wide spectrum gains by several."""
+    return single_steps() if rows.shape[1] <= _WIDE else nullcontext()
 
 
 def finite_rows(x: Any, name: str, contexts: Any = None, tokens: Any = None, *, trusted: bool = False) -> FiniteRows:
