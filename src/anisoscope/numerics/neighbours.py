@@ -33,6 +33,7 @@ _WIDE_ELEMENTS = 1 << 22  # of a block of rows in float64
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
 _DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
 _PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into the cache
+_DENSE_BYTES = 1 << 21  # the same of rows with equally long lists, whose few steps are done sooner
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
@@ -317,7 +318,7 @@ def _dense_distances(x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return _distances(x, rows.repeat_interleave(index.shape[1]), index.flatten()).view(index.shape)
     found, d, k = torch.empty(index.shape, dtype=torch.float64), x.shape[1], index.shape[1]
-    step = max(1, _PAIR_BYTES // (8 * d * max(1, k)))
+    step = max(1, _DENSE_BYTES // (8 * d * max(1, k)))
     wide = room("wide", x.shape, torch.float64).copy_(x) if x.numel() <= 2 * len(rows) * d else x  # if it pays
 
     def some(start: int) -> None:
