@@ -149,7 +149,7 @@ WAYS = {
 }
 HOST = ("anisoscope", "nearest", "alone", "scikit_dimension", "dadapy", "scikit_learn", "faiss", "cdist")
 CUDA = ("anisoscope", "nearest", "alone", "cdist", "tf32")
-SMALLER = ((1000, 768), (3000, 1024), (12_000, 512), (30_000, 300))
+SMALLER = ((1000, 768), (2000, 300), (2500, 1024), (3000, 1024), (12_000, 512), (30_000, 300))
 USUAL, FAR = "Falling spectrum and a common mean", "The same under a common mean of norm 3000"
 
 

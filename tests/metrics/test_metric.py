@@ -13,7 +13,7 @@ import torch
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.metrics.catalogue import parse_requests, registry
 from anisoscope.metrics.engine import metric as arrays
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.numerics.host import room
@@ -286,3 +286,22 @@ def test_sums_that_are_not_finite_tell_of_rows_that_are_not(name: str, bad: floa
     assert found.dropped == 1
     assert found.value == expected.value
     assert found.replicates == expected.replicates
+
+
+def test_metrics_say_truly_which_sums_they_read() -> None:
+    rows, contexts = cloud(300, 12), torch.arange(300)
+    told = [metric for metric in registry().values() if metric.sums is not None]
+    assert {"average_cosine", "drift", "mean_norm"} <= {metric.name for metric in told}
+    for metric in told:
+        alone = metric(rows, contexts=contexts)
+        beside = anisoscope.measure_rows(rows, [metric.name, "average_cosine", "drift"], contexts=contexts)
+        assert alone.replicates == beside[metric.name].replicates and alone.value == beside[metric.name].value
+
+
+def test_the_average_cosine_of_float32_rows_is_that_of_float64_ones() -> None:
+    x = torch.randn(3000, 96, generator=torch.Generator().manual_seed(6)) + torch.linspace(0.0, 1.0, 96)
+    wide = x.double()
+    units = (wide / wide.norm(dim=1, keepdim=True)).sum(0)
+    brute = float((units.square().sum() - 3000) / (3000 * 2999))
+    for interval in (True, False):
+        assert anisoscope.average_cosine(x, interval=interval).value == pytest.approx(brute, rel=1e-12)

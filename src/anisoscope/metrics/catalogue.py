@@ -20,8 +20,17 @@ from anisoscope.metrics import (
     tangent,
     training,
 )
-from anisoscope.metrics.engine.estimation import Estimate, evaluate, missing_estimate
-from anisoscope.metrics.engine.metric import REGISTRY, Metric, Request, array_view, finite_rows, is_of_rows
+from anisoscope.metrics.engine.estimation import Estimate, View, evaluate, missing_estimate
+from anisoscope.metrics.engine.metric import (
+    REGISTRY,
+    Metric,
+    Request,
+    array_view,
+    finite_rows,
+    is_of_rows,
+    small_steps,
+)
+from anisoscope.numerics.host import single_steps
 
 _OF_ROWS = (attention, anisotropy, dimension, similarity, spectrum)
 _MODULES = (*_OF_ROWS, tangent, frequency, training, curvature, performance)
@@ -88,13 +97,21 @@ def measure_rows(
     if not requests:
         raise AnisoscopeError(f"metrics is {metrics!r}; expected at least one name, or None for the default ones")
     wanted = [(request.metric, request.options) for request in requests]
-    view = array_view(wanted, finite_rows(x, "measure_rows", contexts, tokens), seed=seed, interval=interval)
-    found: dict[str, Estimate] = {}
-    for request in requests:
-        options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
-        word = ":".join([request.metric.name, *options])
-        try:
-            found[word] = evaluate(request.metric, view, request.options)
-        except TooFewRows as error:
-            found[word] = missing_estimate(view, error)
-    return found
+    with single_steps():
+        given_rows = finite_rows(x, "measure_rows", contexts, tokens)
+        view = array_view(wanted, given_rows, seed=seed, interval=interval)
+    with small_steps(given_rows[0]):
+        return {_word(request): _evaluated(request, view) for request in requests}
+
+
+def _word(request: Request) -> str:
+    options = (f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in request.options.items())
+    return ":".join([request.metric.name, *options])
+
+
+def _evaluated(request: Request, view: View) -> Estimate:
+    """The estimate, or one without a value whose note says why."""
+    try:
+        return evaluate(request.metric, view, request.options)
+    except TooFewRows as error:
+        return missing_estimate(view, error)

@@ -225,9 +225,10 @@ def _two_nn(neighbours: Neighbours, *, method: str, keep: float) -> tuple[Tensor
     log_mu = (near[..., 1] / near[..., 0]).log()
     if method == "ml":
         return _quotient(count, torch.where(usable, log_mu, 0.0).sum(-1)), count
-    log_mu = torch.where(usable, log_mu, torch.inf).sort(-1).values  # unusable rows are sorted to the end
-    order = torch.arange(1, log_mu.shape[-1] + 1, dtype=torch.float64, device=log_mu.device)
-    kept = order <= torch.minimum((keep * count).floor(), count - 1).unsqueeze(-1)
+    log_mu, place = log_mu.sort()  # once for all lines, which leave some out
+    usable = usable[..., place]
+    order = usable.cumsum(-1).double()  # i among those of the line
+    kept = usable & (order <= torch.minimum((keep * count).floor(), count - 1).unsqueeze(-1))
     x = torch.where(kept, log_mu, 0.0)
     y = torch.where(kept, -torch.log1p(-order / count.unsqueeze(-1)), 0.0)
     return _quotient((x * y).sum(-1), x.square().sum(-1)), count

@@ -55,10 +55,10 @@ PARTITIONS = ("clusters", "random", "none")
 Stretches = tuple[Tensor, Tensor, list[int]]  # σ₁²/Σσ² and rows of every part [K, 1 + folds], the folds left out
 
 
-def _spectrum(moments: Moments, *, centred: bool) -> Spectrum:
+def _spectrum(moments: Moments, *, centred: bool, entropy: bool = False) -> Spectrum:
     """Sums over λ; NaN, or an error for a single spectrum, if there is no variance."""
     there = _varied(moments, moments.spectrum(centred=centred).top, centred=centred)
-    return moments.spectrum(centred=centred).defined(there)
+    return moments.spectrum(centred=centred, entropy=entropy).defined(there)
 
 
 def _varied(moments: Moments, top: Tensor, *, centred: bool) -> Tensor:
@@ -266,7 +266,7 @@ def iso_score_star(moments: Moments, *, zeta: float = 0.2) -> Tensor:
 )
 def effective_rank(moments: Moments, *, centred: bool = True) -> Tensor:
     """Number of directions, counted by the entropy of the singular values."""
-    return _spectrum(moments, centred=centred).entropy().exp()
+    return _spectrum(moments, centred=centred, entropy=True).entropy().exp()
 
 
 @_rank(
@@ -306,7 +306,7 @@ def stable_rank(moments: Moments, *, centred: bool = True) -> Tensor:
 )
 def singular_entropy(moments: Moments, *, centred: bool = False) -> Tensor:
     """How far the singular values are from equal, in nats: 0 for a round cloud; made for the output head."""
-    return (math.log(moments.width) - _spectrum(moments, centred=centred).entropy()).clamp_min(0.0)
+    return (math.log(moments.width) - _spectrum(moments, centred=centred, entropy=True).entropy()).clamp_min(0.0)
 
 
 class Clusters(SampleLines):

@@ -22,6 +22,15 @@ _MOST = 4 << 20  # elements of the largest buffer kept for reuse, which saves th
 _LOCAL = threading.local()
 
 
+def cores() -> int:
+    """How many cores `together` uses when it is called from this thread.
+
+    >>> cores() >= 1
+    True
+    """
+    return _LOCAL.__dict__.get("cores") or torch.get_num_threads()
+
+
 def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`act(item)` for each item, in order, by a thread pool with one core per item.
 
@@ -30,17 +39,17 @@ def together(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
     >>> together(lambda n: n + 1, [1, 2, 3])
     [2, 3, 4]
     """
-    cores = min(_LOCAL.__dict__.get("cores") or torch.get_num_threads(), len(items))
-    if cores < 2:
+    workers = min(cores(), len(items))
+    if workers < 2:
         return [act(item) for item in items]
     with one_thread():
-        return list(_pool(cores).map(act, items))
+        return list(_pool(workers).map(act, items))
 
 
 @cache
-def _pool(cores: int) -> ThreadPoolExecutor:
+def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that wait for the next call: to start them takes longer than many a small problem."""
-    return ThreadPoolExecutor(cores, thread_name_prefix="linear-algebra")
+    return ThreadPoolExecutor(workers, thread_name_prefix="linear-algebra")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a forked process
@@ -70,7 +79,7 @@ def single_steps() -> Iterator[None]:
     Threads that wait for each other after every small operation cost more than they gain, most on a busy machine.
     """
     outer = _LOCAL.__dict__.get("cores")
-    _LOCAL.cores = outer or torch.get_num_threads()
+    _LOCAL.cores = cores()
     try:
         with one_thread():
             yield

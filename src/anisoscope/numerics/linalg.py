@@ -71,6 +71,18 @@ def row_norms(rows: Tensor) -> Tensor:
     return found
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """‖x‖ of float64 rows [..., d]; on the host NumPy's dot products take half the time of a norm.
+
+    >>> lengths(torch.tensor([[3.0, 4.0]]).double()).tolist()
+    [5.0]
+    """
+    if rows.device.type != "cpu" or not hasattr(np, "vecdot"):
+        return torch.linalg.vector_norm(rows, dim=-1)
+    wide = rows.numpy()
+    return torch.from_numpy(np.sqrt(np.vecdot(wide, wide)))
+
+
 def norms_of(rows: Tensor) -> Tensor:
     """Norms [..., n, 1] by which rows [..., n, d] can be divided: 1 where a row is zero."""
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)

@@ -7,14 +7,16 @@ Notation: n rows, k neighbours."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.host import float64_copy, room, single_steps, together
+from anisoscope.numerics.host import cores, float64_copy, room, single_steps, together
 from anisoscope.numerics.linalg import has_float64
 from anisoscope.numerics.screening import (
     PLACES,
@@ -31,10 +33,12 @@ _WIDE_ELEMENTS = 1 << 22  # of a block of rows in float64
 _BLOCK = (512, 4096)  # rows and columns of a block of distances in float64
 _DEVICE_BLOCK = (4096, 32768)  # the same on a GPU, where few large blocks are quicker
 _PAIR_BYTES = 1 << 20  # differences computed at a time, which should fit into the cache
+_DENSE_BYTES = 1 << 21  # the same of rows with equally long lists, whose few steps are done sooner
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
-_TRIED_FROM = 2048  # rows from which bfloat16 gains more than its longer lists and the trial cost
+_FEW = 2560  # rows up to which all products at once take less time than lists of groups
+_IN_TURN, _IN_TURN_ROWS = 16, 512  # largest keys that are found one after the other, and rows at a time
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
@@ -70,18 +74,31 @@ def first_equal(x: Tensor) -> Tensor:
     [0, 0, 2]
     """
     weights = torch.arange(1, x.shape[1] + 1, dtype=x.dtype, device=x.device).sqrt()
-    # summed in the same order for each row, so that equal rows have bit-equal projections; different rows rarely have
-    projection = x.new_empty(len(x))
-    for part in blocks(x):
-        projection[part] = (x[part] * weights).sum(1)
-    _, inverse, counts = torch.unique(projection, return_inverse=True, return_counts=True)
-    candidates = (counts[inverse] > 1).nonzero().squeeze(1)
     found = torch.arange(len(x), device=x.device)
+    candidates = found[_shared(x.sum(1))]  # of rows that agree in their sum few have a projection in common as well
+    if len(candidates):
+        candidates = candidates[_shared(_projections(x, candidates, weights))]
     if len(candidates):
         _, inverse = torch.unique(x[candidates], dim=0, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1,), len(x), dtype=torch.int64, device=x.device)
         first.scatter_reduce_(0, inverse, candidates, reduce="amin")
         found[candidates] = first[inverse]
+    return found
+
+
+def _projections(x: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Of some rows, summed in the same order for each, so that equal rows have bit-equal ones; others rarely have."""
+    step = next(blocks(x)).stop
+    return torch.cat([(x[part] * weights).sum(1) for part in rows.split(step)])
+
+
+def _shared(values: Tensor) -> Tensor:
+    """Which values occur more than once."""
+    ordered, order = values.sort()
+    same = ordered[1:] == ordered[:-1]
+    found = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    found[order[1:]] = same
+    found[order[:-1]] |= same
     return found
 
 
@@ -118,6 +135,8 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
 def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
     """Search with plain matrix products for the screening; few rows need none."""
     shift = centre(x)
+    if precision is None and len(x) <= _FEW:
+        return _all_products(x, k, shift=shift)
     chosen, wanted = _plan(x, k, precision, shift=shift)
     if len(x) < _CROWD * (wanted + 1):
         everyone = torch.arange(len(x), device=x.device)
@@ -126,6 +145,69 @@ def _by_products(x: Tensor, k: int, precision: str | None) -> Search:
     side = block_side(len(x), x.device.type)
     candidates = screen(rounded(x, chosen, shift=shift, pad=side), side=side, k=k, wanted=wanted)
     return Search.among(x, candidates, chosen, k=k)
+
+
+def _all_products(x: Tensor, k: int, *, shift: Tensor) -> Search:
+    """Search of few rows: all float32 products at once; the largest are candidates, and more where these are close."""
+    low = rounded(x, "float32", shift=shift, pad=1, fused=True)
+    low = replace(low, gamma=low.gamma + 2.0**-23)  # N²/2 is subtracted after the product
+    keys = _symmetric_keys(low.rows, low.half)
+    rows = torch.arange(len(x), device=x.device)
+    found = Search(low.norm.new_empty(len(x), k), rows.new_empty(len(x), k), rows < 0, "float32")
+    listed = rows.unsqueeze(1)[:, :0]
+    for more in (k, k + 4, 4 * k + 28):
+        value, column = _largest_keys(keys, min(more + 1, len(x) - 1 - listed.shape[1]))
+        listed, left = torch.cat([listed, column], 1), value.shape[1] > more  # the last only bounds what is left
+        near = listed[:, :-1] if left else listed
+        distance, index = _smallest(_dense_distances(x, rows, near), near, k)
+        reach = low.norm[rows].square() - 2.0 * value[:, -1].double()
+        sure = Candidates(rows, rows[:0], rows[:0], reach, low).suffice(distance[:, -1]) if left else rows >= 0
+        found.distance[rows], found.index[rows], found.sure[rows] = distance, index, sure
+        rows, listed, keys = rows[~sure], listed[~sure], keys[~sure]
+        if not len(rows):
+            break
+    return found
+
+
+def _symmetric_keys(rows: Tensor, half: Tensor) -> Tensor:
+    """yᵢ·yⱼ − Nⱼ²/2 [n, n]; −inf on the diagonal."""
+    if rows.device.type != "cpu":
+        return (rows @ rows.T).sub_(half).fill_diagonal_(-torch.inf)
+    keys, wide, number = room("keys", (len(rows), len(rows)), torch.float32), rows.numpy(), 1 if cores() < 2 else 2
+    parts = [slice(*pair) for pair in pairwise(round(len(rows) * i / number) for i in range(number + 1))]
+
+    def product(pair: tuple[slice, slice]) -> None:
+        one, two = pair
+        np.matmul(wide[one], wide[two].T, out=keys[one, two].numpy())  # of rows and themselves by half the work (syrk)
+        if one != two:
+            keys[two, one] = keys[one, two].T
+
+    together(product, [*combinations(parts, 2), *((part, part) for part in parts)])
+    return keys.sub_(half).fill_diagonal_(-torch.inf)
+
+
+def _largest_keys(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest keys of each row, descending, and their columns; −inf is written in their place.
+
+    NumPy finds a maximum at the speed of the memory, so that a few of them, one after the other, take less than `topk`.
+    """
+    if keys.device.type != "cpu" or count > _IN_TURN:
+        value, column = keys.topk(count, dim=1)
+        keys.scatter_(1, column, -torch.inf)
+        return value, column
+    value, column = torch.empty(len(keys), count), torch.empty(len(keys), count, dtype=torch.int64)
+
+    def some(start: int) -> None:
+        part = keys[start : start + _IN_TURN_ROWS].numpy()
+        lines = np.arange(len(part))
+        for place in range(count):
+            at = part.argmax(1)
+            column[start : start + len(part), place] = torch.from_numpy(at)
+            value[start : start + len(part), place] = torch.from_numpy(part[lines, at])
+            part[lines, at] = -np.inf
+
+    together(some, range(0, len(keys), _IN_TURN_ROWS))
+    return value, column
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
@@ -170,7 +252,7 @@ def _plan(x: Tensor, k: int, precision: str | None, *, shift: Tensor) -> tuple[s
     plain, most = ("float32", k + 8), _LISTED * k + 14
     if precision:
         return (precision, most) if precision != "float32" else plain
-    if x.device.type != "cpu" or len(x) <= _TRIED_FROM or quick_precision() == "float32":
+    if x.device.type != "cpu" or quick_precision() == "float32":
         return plain
     rows = torch.arange(0, len(x), len(x) // _TRIED)
     squared, _ = _nearest_products(x, rows, most + 1, shift=shift.float())
@@ -231,18 +313,46 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return found[place]
 
 
+def _dense_distances(x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
+    """‖x_i − x_j‖ in float64 of some rows to the rows at `index` [rows, k], from differences."""
+    if x.device.type != "cpu":
+        return _distances(x, rows.repeat_interleave(index.shape[1]), index.flatten()).view(index.shape)
+    found, d, k = torch.empty(index.shape, dtype=torch.float64), x.shape[1], index.shape[1]
+    step = max(1, _DENSE_BYTES // (8 * d * max(1, k)))
+    wide = room("wide", x.shape, torch.float64).copy_(x) if x.numel() <= 2 * len(rows) * d else x  # if it pays
+
+    def some(start: int) -> None:
+        at = index[start : start + step]
+        near = _wide_taken(wide, at.flatten(), "one").view(-1, k, d).numpy()
+        np.subtract(near, _wide_taken(wide, rows[start : start + step], "two").unsqueeze(1).numpy(), out=near)
+        np.sqrt(np.vecdot(near, near), out=found[start : start + step].numpy())
+
+    together(some, range(0, len(rows), step))
+    return found
+
+
+def _wide_taken(x: Tensor, at: Tensor, name: str) -> Tensor:
+    """x[at] in float64, in a buffer of this thread."""
+    taken = _taken(x, at, name)
+    return taken if x.dtype is torch.float64 else room(f"wide {name}", taken.shape, torch.float64).copy_(taken)
+
+
 def _taken(x: Tensor, at: Tensor, name: str) -> Tensor:
     """x[at], on the host in a buffer of this thread: new memory for each of many small blocks scatters the heap."""
     if x.device.type != "cpu":
         return x[at]
-    return torch.index_select(x, 0, at, out=room(f"rows {name}", (len(at), x.shape[1]), x.dtype))
+    taken = room(f"rows {name}", (len(at), x.shape[1]), x.dtype)
+    if x.dtype is torch.bfloat16:  # which NumPy does not have
+        return torch.index_select(x, 0, at, out=taken)
+    np.take(x.numpy(), at.numpy(), axis=0, out=taken.numpy(), mode="clip")
+    return taken
 
 
 def _redone(x: Tensor, rows: Tensor, *, k: int, shift: Tensor) -> tuple[Tensor, Tensor]:
     """The k nearest of some rows by float64 products, or by differences where these are not precise enough."""
     wanted = min(k + 7, len(x))  # includes the row itself
     squared, index = _nearest_products(x, rows, wanted, shift=shift)
-    far = _distances(x, rows.repeat_interleave(wanted), index.flatten()).view(index.shape)
+    far = _dense_distances(x, rows, index)
     far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)
     norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
     error = (x.shape[1] + 8) * 2.0**-53 * (2.0 * norm + far[:, -1]).square()

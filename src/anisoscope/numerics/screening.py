@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations_with_replacement
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.host import each_on_host, one_thread, room
+from anisoscope.numerics.host import each_on_host, float64_copy, one_thread, room
+from anisoscope.numerics.linalg import lengths
 
 PLACES = 16  # columns of a group
 LOWEST = -1.0e38  # key of padding and of a row with itself; finite, because last bits would make a NaN of an infinity
@@ -35,6 +37,8 @@ _DEVICE_WIDENED = 1 << 26
 _SEEN = 128  # rows that the centre is computed from
 _MOST_GROUPS = 8  # whole groups that a row may have as candidates; with more the row is searched again
 _BFLOAT = 2.0**-8  # rounding unit
+_MODERATE = 16  # powers of two up to which the largest entry needs no scaling
+_TINY = torch.finfo(torch.float64).tiny
 _PACKED = PLACES * 2.0**-22  # change of a key by the bits that hold the place
 _STRIP = 16384  # rows per `Candidates` object
 _SORTED = 256  # columns sorted at a time: more are several times slower
@@ -111,7 +115,11 @@ def blocks(x: Tensor) -> Iterator[slice]:
 
 def centre(x: Tensor) -> Tensor:
     """The coordinate-wise median of some rows, in float64, which is robust to a few rows of huge norm."""
-    return x[:: -(-len(x) // _SEEN)].T.double().contiguous().median(1).values
+    some = x[:: -(-len(x) // _SEEN)].T.contiguous()
+    if x.device.type != "cpu":
+        return some.double().median(1).values
+    short = some.numpy() if some.dtype.itemsize >= 4 else some.float().numpy()
+    return torch.from_numpy(np.sort(short, axis=1)[:, (some.shape[1] - 1) // 2]).double()  # several times quicker
 
 
 def rounded(x: Tensor, precision: str, *, shift: Tensor, pad: int, width: int = 1, fused: bool = False) -> Rounded:
@@ -120,20 +128,31 @@ def rounded(x: Tensor, precision: str, *, shift: Tensor, pad: int, width: int = 
     Without `fused` they have the additional columns of which `Rounded.keys` are made."""
     n, d = x.shape
     top = torch.stack([torch.stack(x[part].aminmax()).abs().amax() for part in blocks(x)]).amax()
-    scale = 2.0 ** -math.frexp(float(top))[1]  # scales the largest entry to about 1, exactly
+    power = math.frexp(float(top))[1]
+    scale = 1.0 if abs(power) <= _MODERATE else 2.0**-power  # scales the largest entry to about 1, exactly
     parts = 0 if fused else 3 if precision == "bfloat16" else 1  # bfloat16 has a third of the digits of float32
     tall, wide = -(-n // pad) * pad, -(-d // width) * width + 2 * parts
     rows = torch.zeros(tall, wide, dtype=DTYPES[precision], device=x.device)
     norm = torch.empty(n, dtype=torch.float64, device=x.device)
     lost = torch.zeros(n, dtype=torch.float64, device=x.device)
 
+    near = shift.float() if precision == "float32" and x.dtype is torch.float32 and scale == 1.0 else None
+
     def some(part: slice) -> None:
-        centred = x[part].to(torch.float64, copy=True).sub_(shift).mul_(scale)
+        if near is not None:  # the median is one of the float32 numbers: their difference is rounded once
+            torch.sub(x[part], near, out=rows[part, :d])
+            norm[part] = lengths(float64_copy(rows[part, :d]))
+            return
+        centred = x[part].to(torch.float64, copy=True).sub_(shift)
+        if scale != 1.0:
+            centred.mul_(scale)
         torch.linalg.vector_norm(centred, dim=1, out=norm[part])
         if precision == "tfloat32":  # float32 rounded to the 10 mantissa bits that TF32 products use
             rows[part, :d] = ((centred.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
         else:
             rows[part, :d] = centred
+        if precision == "float32":  # rounded by at most 2⁻²⁴; what underflows is within the bound for that
+            return
         torch.linalg.vector_norm(centred.sub_(rows[part, :d]), dim=1, out=lost[part])
 
     each_on_host(some, list(blocks(x)), x.device.type)
@@ -147,7 +166,8 @@ def rounded(x: Tensor, precision: str, *, shift: Tensor, pad: int, width: int = 
     # the fused kernel accumulates in float32
     out = 0.0 if fused else _PACKED + (_BFLOAT / (1.0 - _BFLOAT) if rows.dtype == torch.bfloat16 else 0.0)
     # tensor cores truncate instead of rounding and align 16 products at a time: at most twice the error
-    eps = float((lost / norm.clamp_min(torch.finfo(torch.float64).tiny)).max())
+    eps = 2.0**-24 if precision == "float32" else float((lost / norm.clamp_min(_TINY)).max())
+    eps *= 1.0 if near is None else 2.0  # the norms are those of the rounded rows
     sums = (wide + 8) * (2.0**-24 if x.device.type == "cpu" else 2.0**-23)
     gamma = eps + 1.5 * eps**2 + sums * (1 + eps) ** 2 + 2.0**-23
     return Rounded(rows, norm, gamma, out, (wide + 8) * 2.0**-124, scale, parts)

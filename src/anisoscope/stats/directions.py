@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.host import float64_copy, together
-from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.host import cores, float64_copy, together
+from anisoscope.numerics.linalg import has_float64, lengths
 
 UNSET: Any = None  # a sum before the first rows
 
@@ -70,23 +69,27 @@ class Additive:
 class Sums(Additive, ABC):
     """Sums over rows [n, …, d]; `split` computes them for each cell of a partition of the rows."""
 
+    costly: ClassVar[frozenset[str]] = frozenset()  # sums that are left out where nobody reads them
+
     @classmethod
     @abstractmethod
-    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        """The sums for all cells; every tensor has a leading dimension of `cells`."""
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
+        """The sums for all cells; every tensor has a leading dimension of `cells`. Of `costly` ones those in `read`."""
 
     @classmethod
-    def split(cls, x: Tensor, cell: Tensor, cells: int) -> list[Self]:
+    def split(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str] | None = None) -> list[Self]:
         """The sums of the rows of each cell 0…cells−1; `cell` [n] is the cell of each row."""
-        return cls.by_cell(x, cell, cells).heads(torch.bincount(cell, minlength=cells).tolist())
+        return cls.by_cell(x, cell, cells, read=read).heads(torch.bincount(cell, minlength=cells).tolist())
 
     @classmethod
-    def by_cell(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+    def by_cell(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str] | None = None) -> Self:
         """The sums of all cells in one pass over the rows; every tensor has a leading dimension of `cells`."""
         cell = cell.to(x.device if has_float64(x.device) else "cpu")
-        shares = torch.get_num_threads() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
+        shares = cores() if x.device.type == "cpu" and x.numel() >= _SHARED else 1
         step = max(1, -(-len(x) // shares))
-        parts = together(lambda i: cls._walk(x[i : i + step], cell[i : i + step], cells), range(0, len(x), step))
+        chosen = cls.costly if read is None else cls.costly & read
+        shared = [slice(start, start + step) for start in range(0, len(x), step)]
+        parts = together(lambda part: cls._walk(x[part], cell[part], cells, read=chosen), shared)
         return reduce(lambda a, b: a.merge(b), parts, cls())
 
     def update(self, x: Tensor) -> Self:
@@ -95,7 +98,7 @@ class Sums(Additive, ABC):
         return self
 
 
-_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
+_CHUNK, _CHUNK_ON_DEVICE = 3 << 18, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
 _MANY = 1024  # cells from which a matrix product that adds to them would be too large
 _FEW = 1 << 18  # elements whose maxima by cell are one operation on a GPU
 _SHARED = 1 << 22  # elements from which the work is divided among the cores
@@ -112,17 +115,9 @@ def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
     return torch.zeros(tuple(shape), dtype=torch.float64, device=cell.device)
 
 
-def _lengths(rows: Tensor) -> Tensor:
-    """‖x‖ of float64 rows [..., d]; on the host NumPy's dot products take half the time of a norm."""
-    if rows.device.type != "cpu" or not hasattr(np, "vecdot"):
-        return torch.linalg.vector_norm(rows, dim=-1)
-    wide = rows.numpy()
-    return torch.from_numpy(np.sqrt(np.vecdot(wide, wide)))
-
-
 def _inverse(norms: Tensor) -> Tensor:
-    """1/‖x‖ [..., 1]; large but finite for a zero row, so that its product with the row is 0."""
-    return norms.clamp_min(1e-300).reciprocal_().unsqueeze(-1)
+    """1/‖x‖; large but finite for a zero row, so that its product with the row is 0."""
+    return norms.clamp_min(1e-300).reciprocal_()
 
 
 def _add_cells(out: Tensor, cell: Tensor, values: Tensor) -> Tensor:
@@ -134,6 +129,14 @@ def _add_cells(out: Tensor, cell: Tensor, values: Tensor) -> Tensor:
     else:  # on a GPU index_add_ serialises additions to the same few cells; a matrix product does not
         out += (_members(cell, len(out)).to(values).T @ values.reshape(len(values), -1)).view(out.shape)
     return out
+
+
+def _add_weighted(out: Tensor, cell: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """Add rows [n, …, d] times weights [n, …] to the sums [C, …, d] of their cells; the rows may be overwritten."""
+    if len(out) == 1 and rows.ndim == 2 and rows.device.type == "cpu":  # NumPy's product is quicker than torch's
+        out += torch.from_numpy(weights.numpy() @ rows.numpy())
+    else:
+        _add_cells(out, cell, rows.mul_(weights.unsqueeze(-1)))
 
 
 def _cell_sums(cell: Tensor, cells: int, values: Tensor) -> Tensor:
@@ -168,6 +171,7 @@ class Directions(Sums):
     """
 
     largest = frozenset({"largest_norm"})
+    costly = frozenset({"total", "units"})
     total: Tensor = UNSET  # Σ x             [..., d]
     units: Tensor = UNSET  # Σ u             [..., d]
     norms: Tensor = UNSET  # Σ ‖x‖           [...]
@@ -176,16 +180,18 @@ class Directions(Sums):
     largest_norm: Tensor = UNSET  # max ‖x‖  [...]
 
     @classmethod
-    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
-        total, units = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
+        total, units = (_zeros((cells, *x.shape[1:]), cell) if name in read else UNSET for name in ("total", "units"))
         norms = _zeros(x.shape[:-1], cell)
         for here, rows in _chunks(x):
-            norms[here] = _lengths(rows)
-            _add_cells(total, cell[here], rows)
-            _add_cells(units, cell[here], rows.mul_(_inverse(norms[here])))
+            norms[here] = lengths(rows)
+            if total is not None:
+                _add_cells(total, cell[here], rows)
+            if units is not None:
+                _add_weighted(units, cell[here], rows, _inverse(norms[here]))
         of_norms = torch.stack((norms, norms.square(), (norms == 0).to(norms)), 1)
-        lengths, squares, zeros = _cell_sums(cell, cells, of_norms).unbind(1)
-        return cls(len(x), total, units, lengths, squares, zeros, _cell_largest(cell, cells, norms))
+        sizes, squares, zeros = _cell_sums(cell, cells, of_norms).unbind(1)
+        return cls(len(x), total, units, sizes, squares, zeros, _cell_largest(cell, cells, norms))
 
 
 class Keys(Directions):
@@ -205,12 +211,12 @@ class Coordinates(Sums):
     largest_value: Tensor = UNSET  # max |x|   [..., d]
 
     @classmethod
-    def _walk(cls, x: Tensor, cell: Tensor, cells: int) -> Self:
+    def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
         squares, largest = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
         for here, rows in _chunks(x):
-            inverse = _inverse(_lengths(rows))
+            inverse = _inverse(lengths(rows))
             torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
-            _add_cells(squares, cell[here], rows.mul_(inverse).square_())
+            _add_cells(squares, cell[here], rows.mul_(inverse.unsqueeze(-1)).square_())
         return cls(len(x), squares, largest)
 
 
@@ -251,7 +257,7 @@ def context_units(x: Tensor, place: Tensor, number: int) -> tuple[Tensor, Tensor
     for here, rows in _chunks(x):
         norms = torch.linalg.vector_norm(rows, dim=-1)
         _add_cells(directed, place[here], (norms > 0).to(rows))
-        _add_cells(units, place[here], rows.mul_(_inverse(norms)))
+        _add_weighted(units, place[here], rows, _inverse(norms))
     return units, directed
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.numerics.host import float64_copy
+from anisoscope.numerics.host import float64_copy, together
 from anisoscope.numerics.linalg import add_gram, eigenvalues, has_float64
 from anisoscope.stats.directions import UNSET, Additive
-from anisoscope.stats.spectra import Spectrum, left_out_spectrum
+from anisoscope.stats.left_out import LeftOutSpectra, enough_rows
+from anisoscope.stats.spectra import DeviceSpectra, Spectrum
 
 _NARROW = 384  # columns below which spectra are faster on the host
 _COLUMNS, _FEWEST_COLUMNS = 1 << 21, 256  # elements, and least columns, of wide rows that are read at a time
@@ -58,7 +59,8 @@ class Moments:
         self._n, self._mean, self._scatter = n, mean, scatter
         self._pending: list[HeldRows] = []
         self.spectra: dict[bool, Tensor] = {}  # eigenvalues of all lines, by whether rows are centred
-        self._sums: dict[bool, tuple[Spectrum, Tensor]] = {}
+        self._sums: dict[tuple[bool, bool], Spectrum] = {}  # by whether rows are centred, and an entropy is wanted
+        self._left_out: dict[bool, LeftOutSpectra | DeviceSpectra] = {}
 
     def update(self, x: Tensor) -> Moments:
         if not len(x):
@@ -78,8 +80,8 @@ class Moments:
         return self
 
     def _forget(self) -> None:
-        self.spectra.clear()
-        self._sums.clear()
+        for known in (self.spectra, self._sums, self._left_out):
+            known.clear()
 
     def _wait(self, rows: HeldRows) -> None:
         self._pending.append(rows)
@@ -155,30 +157,45 @@ class Moments:
     def eigenvalues(self, *, centred: bool = True) -> Tensor:
         """Squared singular values of the rows, descending; cached."""
         if centred not in self.spectra:
-            self.spectra[centred] = eigenvalues(self.matrix(centred=centred))
+            matrix = self.matrix(centred=centred)
+            wide = matrix.ndim == 3 and self.width >= _NARROW and matrix.device.type == "cpu"
+            self.spectra[centred] = torch.stack(together(eigenvalues, list(matrix))) if wide else eigenvalues(matrix)
         return self.spectra[centred]
 
-    def spectrum(self, *, centred: bool = True) -> Spectrum:
-        """Sums over the eigenvalues; cached. On a device, lines without a fold need no eigenvalue problem each."""
-        return self._summed(centred)[0]
+    def spectrum(self, *, centred: bool = True, entropy: bool = False) -> Spectrum:
+        """Sums over the eigenvalues, those of logarithms where an `entropy` is wanted; cached.
+
+        Of many rows, lines without a fold need no eigenvalue problem each.
+        """
+        if (centred, entropy) not in self._sums:
+            if entropy:
+                self.spectrum(centred=centred)  # so that what is asked first changes nothing
+            self._sums[centred, entropy] = self._summed(centred, entropy=entropy)
+        return self._sums[centred, entropy]
 
     def whole_spectrum(self, *, centred: bool = True) -> Tensor:
         """The eigenvalues [d] of the first line."""
-        return self._summed(centred)[1]
+        if centred in self._left_out and centred not in self.spectra:
+            return self._left_out[centred].values
+        values = self.eigenvalues(centred=centred)
+        return values if values.ndim == 1 else values[0]
 
     def solved(self, *, centred: bool) -> bool:
         """Whether the eigenvalues of the first line are there."""
-        return centred in self.spectra or centred in self._sums
+        return centred in self.spectra or centred in self._left_out
 
-    def _summed(self, centred: bool) -> tuple[Spectrum, Tensor]:
-        if centred not in self._sums:
-            lines = self.mean.ndim == 2 and self.mean.device.type != "cpu" and self.width >= _NARROW
-            if lines and len(self.mean) > 2 and centred not in self.spectra:
-                self._sums[centred] = left_out_spectrum(self.matrix(centred=centred))
-            else:
-                values = self.eigenvalues(centred=centred)
-                self._sums[centred] = Spectrum.of(values), values if values.ndim == 1 else values[0]
-        return self._sums[centred]
+    def spares_spectra(self, *, centred: bool) -> bool:
+        """Whether these are lines whose spectra without a fold need not be solved one by one."""
+        if self.mean.ndim != 2 or self.width < _NARROW or len(self.mean) <= 2 or centred in self.spectra:
+            return False
+        return self.mean.device.type != "cpu" or enough_rows(self.n.flatten(), self.width)
+
+    def _summed(self, centred: bool, *, entropy: bool) -> Spectrum:
+        if centred not in self._left_out and self.spares_spectra(centred=centred):
+            kind = LeftOutSpectra if self.mean.device.type == "cpu" else DeviceSpectra
+            self._left_out[centred] = kind(self.matrix(centred=centred))
+        found = self._left_out[centred].spectrum(entropy=entropy) if centred in self._left_out else None
+        return Spectrum.of(self.eigenvalues(centred=centred)) if found is None else found
 
     def head(self, index: int) -> Moments:
         return Moments(self.n, self.mean[index], self.scatter[index])

@@ -62,6 +62,17 @@ class Spectrum:
         return self.roots.log() - self.logs / self.roots
 
 
+class DeviceSpectra:
+    """Sums over the spectra of lines [L, d, d] on a device, the first of all rows, the others without a fold."""
+
+    def __init__(self, lines: Tensor) -> None:
+        self.sums, self.values = left_out_spectrum(lines)
+
+    def spectrum(self, *, entropy: bool) -> Spectrum:
+        """All of the sums, with those for an `entropy` in any case."""
+        return self.sums
+
+
 def left_out_spectrum(lines: Tensor) -> tuple[Spectrum, Tensor]:
     """The sums of scatter matrices [L, d, d], the first of all rows, and the eigenvalues [d] of the first, descending.
 

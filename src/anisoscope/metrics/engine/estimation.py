@@ -76,6 +76,7 @@ class Declaration:
     bounds: Bounds = (None, None)
     needs: tuple[type, ...] = ()
     instead: Mapping[tuple[str, Any], tuple[type, ...]] = field(default_factory=dict)  # needs with a value of an option
+    sums: frozenset[str] | None = None  # of the costly sums of its statistics those that it reads; None: all
     default: bool = False
     beside: Mapping[str, Any] = field(default_factory=dict)  # options of a variant measured beside it by default
     kinds: frozenset[str] = frozenset()  # kinds of sites where it is measured unless it is requested by name
@@ -350,6 +351,9 @@ def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
             elif lines is not None and centred not in lines.spectra and lines.width >= _WIDE:
                 found[id(lines), centred] = lines
     hosted = [(centred, lines) for (_, centred), lines in found.items() if lines.mean.device.type == "cpu"]
+    spared = [pair for pair in hosted if pair[1].spares_spectra(centred=pair[0])]
+    together(lambda pair: pair[1].spectrum(centred=pair[0]), spared)
+    hosted = [pair for pair in hosted if pair not in spared]
     matrices = [matrix for centred, lines in hosted for matrix in lines.matrix(centred=centred)]
     values = iter(together(eigenvalues, matrices))
     for centred, lines in hosted:

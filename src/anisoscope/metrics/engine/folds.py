@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import TooFewRows
+from anisoscope.numerics.host import each_on_host
 from anisoscope.numerics.linalg import as_float64, row_norms
 from anisoscope.numerics.neighbours import first_equal, nearest
 from anisoscope.stats.gram import GramMoments
@@ -23,6 +24,7 @@ from anisoscope.stats.sample import Sample
 
 Part = tuple[int, Any]  # fold, statistic
 _READ = 4  # neighbours that the warning in the note of TwoNN reads
+_AT_ONCE = 1 << 16  # elements of a matrix that are summed over folds at a time, so that they stay in the cache
 _ROUNDS = 8  # rounds of removing near-duplicates; each finds at most as many per row as it has neighbours
 
 
@@ -88,6 +90,8 @@ def _sum(w: Tensor, parts: Tensor) -> Tensor:
 
 def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> Moments:
     """Chan, Golub and LeVeque (1983) for all lines at once: Σ Sₚ + Σ nₚ (mₚ − m)(mₚ − m)ᵀ over the parts of a line."""
+    home = parts[0].rows[0].source if parts[0].rows else parts[0].mean
+    each_on_host(lambda part: part.scatter, parts, home.device.type)  # products of rows that wait
     device = parts[0].mean.device
     heads = parts[0].mean.ndim - 1
     n = torch.tensor([float(part.n) for part in parts], dtype=torch.float64, device=device)
@@ -97,23 +101,36 @@ def _moment_lines(parts: Sequence[Moments], w: Tensor, counts: Tensor) -> Moment
     gaps = means - mean.unsqueeze(1)  # [L, P, ..., d]
     weighted = gaps * (w * n).view(*w.shape, *[1] * (heads + 1))
     scatter = _left_out_sums([part.scatter for part in parts], w)
-    scatter += weighted.movedim(1, -1) @ gaps.movedim(1, -2)  # [L, ..., d, P] @ [L, ..., P, d]
+    if heads:
+        scatter += weighted.movedim(1, -1) @ gaps.movedim(1, -2)  # [L, ..., d, P] @ [L, ..., P, d]
+    else:
+        each_on_host(lambda line: scatter[line].addmm_(weighted[line].T, gaps[line]), range(len(w)), device.type)
     return Moments(counts.reshape(-1, *[1] * heads), mean, scatter)
 
 
 def _left_out_sums(parts: Sequence[Tensor], w: Tensor) -> Tensor:
-    """w @ parts for lines of all parts or all but one, without stacking the (large) parts."""
-    out = parts[0].new_zeros(len(w), *parts[0].shape)
+    """w @ parts for lines of all parts or all but one, without stacking the (large) parts; few of their rows a time."""
+    out = parts[0].new_empty(len(w), *parts[0].shape)
     lacking = [row.index(0.0) if 0.0 in row else -1 for row in w.tolist()]
-    for places in (range(len(parts)), range(len(parts) - 1, -1, -1)):  # sums of the parts before, then after each part
-        run = torch.zeros_like(parts[0])
-        for p in places:
-            if p in lacking:
-                out[lacking.index(p)] += run
-            run += parts[p]
-    for line, p in enumerate(lacking):
-        if p < 0:
-            out[line] = run
+    place = {p: line for line, p in enumerate(lacking) if p >= 0}
+    flat = [part.flatten(0, -2) for part in parts]
+    into, step = out.flatten(1, -2), max(1, _AT_ONCE // out.shape[-1]) if out.device.type == "cpu" else len(flat[0])
+
+    def some(start: int) -> None:
+        here = slice(start, start + step)
+        for places in (range(len(parts)), range(len(parts) - 1, -1, -1)):  # sums of the parts before and after each
+            run = torch.zeros_like(flat[0][here])
+            for p in places:
+                if p in place and places[0] == 0:
+                    into[place[p], here] = run
+                elif p in place:
+                    into[place[p], here] += run
+                run += flat[p][here]
+        for line, p in enumerate(lacking):
+            if p < 0:
+                into[line, here] = run
+
+    each_on_host(some, range(0, len(flat[0]), step), out.device.type)
     return out
 
 
@@ -309,19 +326,19 @@ def widening(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> float:
     linked is added, because the ψ sum to 0. √(1 + both), at least 1; ψ of several batches are summed by context.
     `parts` are ψ [n] (NaN: row not used), contexts [n] and neighbours read [n, k] of each batch.
     """
-    sums: dict[int, float] = {}
     shared = links = apart = 0.0
+    terms, homes = [], []
     for contributions, contexts, index in parts:
         used = contributions.isfinite()
         n = int(used.sum())
         psi = torch.where(used, contributions - contributions[used].mean(), 0.0) / max(1, n)
-        kinds, place, sizes = torch.unique(contexts[used], return_inverse=True, return_counts=True)
-        for kind, total in zip(kinds.tolist(), psi.new_zeros(len(kinds)).index_add_(0, place, psi[used]).tolist()):
-            sums[kind] = sums.get(kind, 0.0) + total
+        terms.append(psi[used])
+        homes.append(contexts[used])
         i, k = _links(index, used, contexts)
         shared, links = shared + 2.0 * float((psi[i] * psi[k]).sum()), links + 2.0 * len(i)
-        apart += n * n - float(sizes.square().sum())
-    within = sum(total * total for total in sums.values())
+        apart += n * n - float(torch.unique(homes[-1], return_counts=True)[1].square().sum())
+    kinds, place = torch.unique(torch.cat(homes), return_inverse=True)
+    within = float(terms[0].new_zeros(len(kinds)).index_add_(0, place, torch.cat(terms)).square().sum())
     return max(1.0, 1.0 + shared / within + links / apart) ** 0.5 if within and apart else 1.0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pickle import PicklingError
@@ -27,16 +27,16 @@ from anisoscope.metrics.engine.estimation import Declaration, Estimate, View, ev
 from anisoscope.metrics.engine.folds import Graph, Neighbours, on_sample, sample_graphs
 from anisoscope.numerics.factors import as_floats
 from anisoscope.numerics.hashing import FOLDS, fold_of
-from anisoscope.numerics.host import each_on_host, room, single_steps
+from anisoscope.numerics.host import cores, each_on_host, room, single_steps
 from anisoscope.stats.directions import Coherence, ContextPairs, Coordinates, Directions, Sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
 REGISTRY: dict[str, Metric] = {}
 """What has been declared so far; `metrics.catalogue.registry` holds everything."""
+_WIDE = 2048  # columns from which several threads make a single spectrum faster
 _INNER = frozenset({"attn_in", "attn_out", "mlp_in", "mlp_out"})
 STREAM_KINDS = frozenset({"embed", "resid", "stage", "stage_mean", "cls", "final", "module", "rows"}) | _INNER
-_SMALL = 1 << 22  # numbers of an array below which threads cost more than they gain
 GREATEST = 1e60  # of numbers whose fourth powers do not overflow float64
 WEIGHT_KINDS = frozenset({"unembed", "embed_weight"})
 HEAD_KINDS = frozenset({"query", "key", "query_unrotated", "key_unrotated", "cross_query", "cross_key"})
@@ -72,9 +72,10 @@ class Metric(Declaration):
         `interval=False` skips the interval, which is faster. Rows that are not finite are left out and counted.
         """
         chosen, rows = self.check(options), array_rows(x)
-        with single_steps() if rows.numel() < _SMALL else nullcontext():
+        with single_steps():
             view = self._view(rows, chosen, (contexts, tokens), seed=seed, interval=interval)
-        return evaluate(self, view, chosen)
+        with small_steps(rows):
+            return evaluate(self, view, chosen)
 
     def _view(self, rows: Tensor, options: dict[str, Any], labels: tuple[Any, Any], **how: Any) -> View:
         """The statistics of an array's finite rows.
@@ -141,6 +142,11 @@ def _register(declared: Callable[..., Any], **fields: Any) -> Metric:
     return made
 
 
+def small_steps(rows: Tensor) -> AbstractContextManager[None]:
+    """One thread for each operation of an evaluation, unless a wide spectrum gains by several."""
+    return single_steps() if rows.shape[1] <= _WIDE else nullcontext()
+
+
 def finite_rows(x: Any, name: str, contexts: Any = None, tokens: Any = None, *, trusted: bool = False) -> FiniteRows:
     """The finite rows of an array; an error that names the metric if there are none. `trusted` rows are not read."""
     rows = array_rows(x)
@@ -190,9 +196,10 @@ def array_view(
             raise AnisoscopeError(f"{metric.name} reads attention, not plain rows; use anisoscope.measure on a model")
     needs = {need for metric, options in wanted for need in metric.reads(options)}
     folds: list[dict[type, Any]] = [{} for _ in range(FOLDS)]
-    fold = fold_of(contexts) if interval else torch.zeros_like(contexts)
+    home = fold_of(contexts)
+    fold = home if interval else torch.zeros_like(contexts)
     for need in needs & _BY_FOLD:
-        for j, found in _by_fold(need, rows, fold, contexts).items():
+        for j, found in _by_fold(need, rows, fold, contexts, read=_sums_read(wanted)).items():
             folds[j][need] = found
     sample = graphs = None
     if any(map(on_sample, needs)):
@@ -201,16 +208,28 @@ def array_view(
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
         graphs = _graph_maker(sample, max(read, default=0))
     # numbers in rising order, as of rows that are a context each, need no sorting
-    kinds = contexts if bool((contexts[1:] > contexts[:-1]).all()) else contexts.unique()
+    kinds = home if bool((contexts[1:] > contexts[:-1]).all()) else fold_of(contexts.unique())
     counts: dict[str, Any] = {"contexts": len(kinds), "dropped": dropped, "interval": interval}
-    sizes = dict(enumerate(torch.bincount(fold_of(kinds), minlength=FOLDS).tolist()))
+    sizes = dict(enumerate(torch.bincount(kinds, minlength=FOLDS).tolist()))
     return View(folds, sample, graphs, sizes=sizes, **counts)
 
 
-def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[int, Any]:
-    """One statistic for each fold that has rows."""
+def _sums_read(wanted: Sequence[tuple[Declaration, dict[str, Any]]]) -> frozenset[str] | None:
+    """The costly sums that these metrics read; None: all."""
+    found: set[str] = set()
+    for metric, _ in wanted:
+        if metric.sums is None:
+            return None
+        found |= metric.sums
+    return frozenset(found)
+
+
+def _by_fold(
+    need: type, rows: Tensor, fold: Tensor, contexts: Tensor, *, read: frozenset[str] | None = None
+) -> dict[int, Any]:
+    """One statistic for each fold that has rows; of costly sums those that are read."""
     if issubclass(need, Sums):
-        return {j: part for j, part in enumerate(need.split(rows, fold, int(fold.max()) + 1)) if part.n}
+        return {j: part for j, part in enumerate(need.split(rows, fold, int(fold.max()) + 1, read=read)) if part.n}
     index = {j: (fold == j).nonzero().squeeze(1) for j in fold.unique().tolist()}
     if need is Moments:
         return _moments_by_fold(rows, {j: members.to(rows.device) for j, members in index.items()})
@@ -222,7 +241,7 @@ def _by_fold(need: type, rows: Tensor, fold: Tensor, contexts: Tensor) -> dict[i
 
 def _moments_by_fold(rows: Tensor, index: dict[int, Tensor]) -> dict[int, Moments]:
     """The moments of each fold, in parallel over folds and, if there are more cores, over parts of folds."""
-    shares = -(-torch.get_num_threads() // len(index)) if rows.device.type == "cpu" else 1
+    shares = -(-cores() // len(index)) if rows.device.type == "cpu" else 1
     parts = [(j, part) for j, members in index.items() for part in members.chunk(shares)]
     found: dict[int, Moments] = {}
 
