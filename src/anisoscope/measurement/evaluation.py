@@ -18,7 +18,8 @@ import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import COUNTED, FIRST, OF_CONTEXTS, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
+from anisoscope.measurement.bank import COUNTED, OF_CONTEXTS, Bank, Setup, SiteStats, applies
+from anisoscope.measurement.cells import FIRST, REST, WHOLE, Cell
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Estimate, Part, View

@@ -95,7 +95,7 @@ class Sums(Additive, ABC):
         return self
 
 
-_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
+_CHUNK, _CHUNK_ON_DEVICE = 3 << 17, 1 << 24  # elements at a time; on the host their float64 copy fits into the cache
 _MANY = 1024  # cells from which a matrix product that adds to them would be too large
 _FEW = 1 << 18  # elements whose maxima by cell are one operation on a GPU
 _SHARED = 1 << 22  # elements from which the work is divided among the cores
