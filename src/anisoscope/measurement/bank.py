@@ -301,13 +301,15 @@ class Bank:
                 rows = replace(rows, x=rows.x[finite.to(rows.x.device)], index=rows.index.taken(finite))
                 split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        if Sample in wanted:  # not by another thread: its allocator would not share what these rows leave free
+            self._sample(site, rows, split)
         # statistics are independent: on the host one core each is quicker than all cores for every small operation
         each_on_host(_act, list(self._updates(site, rows, split, wanted)), rows.x.device.type)
 
     def _updates(
         self, site: SiteStats, rows: Rows, split: Split, wanted: frozenset[type]
     ) -> Iterator[Callable[[], object]]:
-        """What adds the rows to each statistic of a site."""
+        """What adds the rows to each statistic of a site but its sample."""
         x = rows.x
         if Moments in wanted:
             for number, (key, at) in enumerate(split.cells):
@@ -319,13 +321,11 @@ class Bank:
             yield partial(_add_coherence, site, x, split)
         if ContextPairs in wanted:
             yield partial(_add_pairs, site, x, split)
-        if Sample in wanted:
-            if site.sample is None:
-                site.sample = Sample(self.plan.sample_size, self.plan.seed)
-            index = rows.index
-            labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
-            labels |= {} if index.first is None else {"first": index.first}
-            yield partial(site.sample.update, x, **labels, lasting=rows.lasting)
+
+    def _sample(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        if site.sample is None:
+            site.sample = Sample(self.plan.sample_size, self.plan.seed)
+        site.sample.take(rows.x, split.labels(self.plan.seed), lasting=rows.lasting)
 
     def _add_sharpness(self, place: Site, parts: Sequence[_Queued]) -> None:
         found: dict[Cell, list[Tensor]] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from anisoscope.capture.row import Index, Rows, Scores
 from anisoscope.metrics.attention import row_sharpness
 from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
+from anisoscope.stats.sample import row_labels
 
 FIRST, REST, WHOLE = "first", "rest", "whole"
 Cell = tuple[str, str, int]  # group, part, fold
@@ -104,6 +105,7 @@ class Split:
     _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
     _whole: tuple[Tensor, Tensor, list[tuple[str, int]], Tensor] | None = None
     _grid: tuple[list[Cell], Tensor, list[int]] | None = None
+    _labels: Tensor | None = None
 
     def pick(self, x: Tensor, number: int) -> Tensor:
         """The rows of one cell: a view where they are contiguous, as the rows of one context are."""
@@ -128,6 +130,13 @@ class Split:
             place = (group * len(parts) + self.first * (len(parts) - 1)) * FOLDS + self.fold
             self._grid = cells, place, torch.bincount(place, minlength=len(cells)).tolist()
         return self._grid
+
+    def labels(self, seed: int) -> Tensor:
+        """The labels of the rows in a sample; the same for all sites."""
+        if self._labels is None:
+            index = self.index
+            self._labels = row_labels(index.context, index.position, index.token, self.group, index.first, seed=seed)
+        return self._labels
 
     def on(self, device: torch.device) -> Tensor:
         """The number of each row's cell of the grid, on a device."""

@@ -6,6 +6,8 @@ rows (not finite, all zero) and their counts.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +38,7 @@ from anisoscope.stats.sample import Sample
 HALVED_KINDS = ("embed", "resid", "final")
 HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
 OUTLIER = 4.0  # ratio of mean squared norms from which first positions count as outliers, or its inverse
-_TOGETHER = 2**26  # bytes of covariance matrices of sites whose spectra are computed in one batch
+_TOGETHER, _BY_CORE = 2**26, 2**23  # bytes of covariance matrices of sites whose spectra are computed in one batch
 Records = list[dict[str, Any]]
 
 
@@ -48,6 +50,8 @@ def evaluate_bank(
     records: Records = []
     number = 0
     for sites in _groups(bank):
+        if any(bank.sites[site].sample is not None for site in sites):
+            give_back()  # what activations, and neighbours of the sites before, have taken
         jobs = [_Job(bank, site, requests, outliers) for site in sites]
         estimation.find_spectra(pair for job in jobs for pair in job.spectra())
         while jobs:
@@ -63,23 +67,30 @@ def evaluate_bank(
     return records
 
 
+def give_back() -> None:
+    """Have the C library return memory that is free to the system, where it can; it takes some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # of glibc alone
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def evaluate_pass(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> tuple[Records, dict[str, Any]]:
     """The records of a bank, and the counts of its rows for run.json, with notes on them."""
     records = evaluate_bank(bank, requests, setup, progress=progress)
+    give_back()
     return records, {**row_counts(bank), "notes": row_notes(bank)}
 
 
 def _groups(bank: Bank) -> Iterator[list[Site]]:
     """Sites whose spectra are computed in one batch to use all cores, as far as matrices and samples fit in memory."""
     group: list[Site] = []
-    held = 0
+    held, most = 0, min(_TOGETHER, _BY_CORE * torch.get_num_threads())
     for site in sorted(bank.sites, key=flow_order):
         stats = bank.sites[site]
         matrices = FOLDS + 1 if any(Moments in kinds for kinds in stats.cells.values()) else 0
-        size = 8 * matrices * stats.width**2 if matrices or stats.sample is None else _TOGETHER
-        if group and held + size > _TOGETHER:
+        size = 8 * matrices * stats.width**2 if matrices or stats.sample is None else most
+        if group and held + size > most:
             yield group
             group, held = [], 0
         group, held = [*group, site], held + size
@@ -129,7 +140,7 @@ class _Job:
     def keep_spectrum(self) -> None:
         """Keep the spectrum of all rows that the metrics have had computed: for many columns it takes long."""
         view = next((s.view for s, _ in self.tasks if not s.group and not s.variant), None)
-        lines = view.lines(Moments) if view is not None and view.pieces(Moments) and not self.stats.heads else None
+        lines = view.lines(Moments) if view is not None and not self.stats.heads else None
         if lines is not None and lines.solved(centred=True):
             self.stats.spectrum = _variances(lines.whole_spectrum(), int(lines.n.flatten()[0]))
 
