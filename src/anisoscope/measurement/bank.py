@@ -32,7 +32,16 @@ from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request, usable_rows
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, context_units
+from anisoscope.stats.directions import (
+    Attention,
+    Coherence,
+    ContextPairs,
+    Coordinates,
+    Directions,
+    Keys,
+    bring,
+    context_units,
+)
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -187,6 +196,10 @@ class SiteStats:
         else:
             self._stacked[key] = sums, list(counts)
 
+    def stacked(self) -> list[Any]:
+        """The sums that `spread` gives to cells."""
+        return [sums for sums, _ in self._stacked.values()]
+
     def spread(self) -> None:
         """Give every cell its own sums."""
         stacked, self._stacked = self._stacked, {}
@@ -234,6 +247,7 @@ class Bank:
     def sites(self) -> dict[Site, SiteStats]:
         """The statistics of each site; adds all queued rows first."""
         self._settle()
+        bring([sums for stats in self._sites.values() for sums in stats.stacked()])
         for stats in self._sites.values():
             stats.spread()
         return self._sites

@@ -46,7 +46,7 @@ def evaluate_bank(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> Records:
     """Every metric at every site, as records of the table."""
-    outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
+    outliers = {site for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
     records: Records = []
     number = 0
     for sites in _groups(bank):
@@ -110,14 +110,16 @@ class Selection:
 class _Job:
     """The metrics to evaluate at one site, in each of its selections."""
 
-    def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> None:
+    def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[Site]) -> None:
         self.site, self.stats = site, bank.sites[site]
+        self.outlier = FIRST_OUTLIER if site in outliers else ""  # said of the rows without first positions
         applicable = [request for request in requests if applies(request, site.kind)]
         # a metric that was named twice (`all,two_nn`) is measured once
         unique = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in applicable}.values())
         wanted = max((estimation.neighbours_read(r.metric, r.options) for r in unique), default=0)
         plain, groups, most = not self.stats.heads, bank.groups if any(bank.groups) else [], bank.plan.looked_at
-        rest = plain and site.stack in outliers and any(cell[1] == FIRST for cell in self.stats.cells)
+        rest = plain and any(site.stack == other.stack for other in outliers)
+        rest = rest and any(cell[1] == FIRST for cell in self.stats.cells)
         halves = plain and bank.plan.halves and site.kind in HALVED_KINDS
         chosen = list(selections(self.stats, groups, without_first=rest, wanted=wanted, most=most, halves=halves))
         keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
@@ -147,11 +149,10 @@ class _Job:
     def records(self) -> Iterator[dict[str, Any]]:
         """A record for each metric in each selection; with heads, one for the mean over heads and one for each."""
         names = ("value", "low", "high", "sd", "n", "contexts", "dropped")
-        outlier = FIRST_OUTLIER if not self.stats.heads and first_is_outlier(self.stats) else ""
         for selection, request in self.tasks:
             options = {**request.metric.variant(request.options), **dict(selection.variant)}
             labels = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
-            first_note = outlier if ("first", "out") in selection.variant else ""
+            first_note = self.outlier if ("first", "out") in selection.variant else ""
             for head, estimate in self._estimates(request, selection.view):
                 columns = {name: getattr(estimate, name) for name in names}
                 columns |= {"note": "; ".join(filter(None, (estimate.note, first_note)))}

@@ -66,6 +66,25 @@ class Additive:
             setattr(self, name, value)
 
 
+def bring(stats: Sequence[Additive], *, host: str = "cpu") -> None:
+    """Bring the tensors of many statistics to the host, those of one type in one copy.
+
+    >>> two = [Directions().update(torch.eye(2)), Directions().update(torch.eye(3))]
+    >>> bring(two, host="as if these were elsewhere")
+    >>> two[1].total.tolist(), two[0].units.untyped_storage().data_ptr() == two[1].norms.untyped_storage().data_ptr()
+    ([1.0, 1.0, 1.0], True)
+    """
+    found: dict[tuple[torch.dtype, torch.device], list[tuple[Additive, str, Tensor]]] = {}
+    for stat in stats:
+        for name, value in stat.tensors().items():
+            if value.device.type != host:
+                found.setdefault((value.dtype, value.device), []).append((stat, name, value))
+    for held in found.values():
+        flat = torch.cat([value.flatten() for _, _, value in held]).cpu()
+        for (stat, name, value), here in zip(held, flat.split([value.numel() for _, _, value in held]), strict=True):
+            setattr(stat, name, here.view(value.shape))
+
+
 @dataclass
 class Sums(Additive, ABC):
     """Sums over rows [n, …, d]; `split` computes them for each cell of a partition of the rows."""
