@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hypothesis import HealthCheck, settings
 
+from anisoscope.view import matplotlib_renderer
+
 settings.register_profile(
     "anisoscope",
     deadline=None,
@@ -24,6 +26,9 @@ settings.load_profile("anisoscope")
 
 # a shell without job control starts background jobs with Ctrl-C ignored; tests send it to themselves
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# pages are drawn by the process of the test: others would import for longer than the drawing of a test takes
+matplotlib_renderer.MOST_HELPERS = 0
 
 pytest_plugins = ["support.tiny_profiles", "support.tiny_runs", "support.watched"]
 

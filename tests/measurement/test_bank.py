@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from anisoscope.capture import Capture, find_layout
+from anisoscope.capture.row import Batch, Rows
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import Bank, make_plan
 from anisoscope.metrics import attention
@@ -68,12 +69,35 @@ def test_a_pass_on_a_device_waits_for_it_no_oftener_with_more_layers(
     assert at_once[0] < at_once[1], "the counter sees reads of single sites where there are any"
 
 
+def _by_cell(bank: Bank) -> dict[Any, Any]:
+    """The state of a bank, whatever the order in which sites and cells came."""
+    sites = {site["site"]: site for site in bank.state()["sites"]}
+    cells = {place: {(key, name): stat for key, name, stat in site.pop("cells")} for place, site in sites.items()}
+    return {"sites": dict(sorted(sites.items())), "cells": cells, "groups": bank.groups}
+
+
 def test_rows_that_waited_give_the_statistics_of_rows_that_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny("llama"), batches()
     plain, _ = _captured(model, given)
     monkeypatch.setattr(banks, "_queue_limit", lambda device: 40_000)  # some are queued, across batches too
     waited, _ = _captured(model, given)
-    same_states(plain.state(), waited.state())
+    same_states(_by_cell(plain), _by_cell(waited), within=1e-12)
+
+
+def test_rows_of_several_batches_that_waited_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of different lengths and groups, some rows of which are padding; a device is given few operations."""
+    model, given = tiny("llama"), batches()
+    assert len({batch["input_ids"].shape for batch in given}) > 1
+    named = [Batch(b, groups=tuple("ab"[i % 2] for i in range(len(b["input_ids"])))) for b in given]
+    plain, _ = _captured(model, named)
+    monkeypatch.setattr(banks, "_queue_limit", lambda device: 1 << 30)
+    added: list[Rows] = []
+    add = Bank._add_rows
+    monkeypatch.setattr(Bank, "_add_rows", lambda self, rows, total: (added.append(rows), add(self, rows, total)))
+    waited, _ = _captured(model, named)
+    same_states(_by_cell(plain), _by_cell(waited), within=1e-12)
+    assert len(added) == len({rows.site for rows in added})
+    assert len({id(rows.index) for rows in added}) == 1
 
 
 def test_bad_rows_that_waited_are_counted_and_left_out(

@@ -13,7 +13,7 @@ from torch import nn
 from anisoscope import measure
 from anisoscope.capture import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import chosen_rows
+from anisoscope.measurement.cells import chosen_rows
 from support import references
 from support.measured import LENGTHS, TEXT, batches, rows_of
 from support.tiny_models import captured, padded, tiny

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement import profile as profiles
 from anisoscope.measurement.bank import Bank, load_bank, save_bank
+from anisoscope.measurement.profile import ProfileConfig, first_use, make_ready
 from anisoscope.metrics.catalogue import registry
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.query import Table, variant_name
@@ -149,3 +151,28 @@ def test_variants_beside_default_metrics_are_in_the_table_and_folded_away_on_the
               if isinstance(figure, Figure) for panel in figure.panels]  # fmt: skip
     assert not any("between" in title or "clusters" in title for title in shown)
     assert {"Average cosine · pairs=between", "Participation ratio · clusters=1"} <= set(folded)
+
+
+def test_a_device_is_made_ready_without_a_trace() -> None:
+    """In a thread beside the host's imports: random numbers, threads and precisions are as before."""
+    assert make_ready("cpu") is None and (torch.cuda.is_available() or make_ready("auto") is None)
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    first_use("cpu")
+    first_use("no device")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before[1:]
+
+
+def test_a_profile_waits_for_the_device_before_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    class Ready:
+        def join(self) -> None:
+            waited.append("joined")
+
+    monkeypatch.setattr(profiles, "make_ready", lambda device: Ready())
+    measured = profiles.ModelPasses.run
+    monkeypatch.setattr(profiles.ModelPasses, "run", lambda self: (waited.append("measured"), measured(self))[1])
+    config = ProfileConfig(("gpt2:n_layer=1,n_embd=16,n_head=2,vocab_size=300",), random_init=True, tokens=256)
+    profiles.Profiler(config, RunFolder.create(tmp_path / "run", {}, resume=False)).run()
+    assert waited == ["joined", "measured"]

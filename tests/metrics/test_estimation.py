@@ -13,7 +13,7 @@ from torch import Tensor
 from anisoscope.errors import TooFewRows
 from anisoscope.metrics.anisotropy import Centred
 from anisoscope.metrics.catalogue import registry
-from anisoscope.metrics.engine.estimation import View, evaluate, evaluate_heads
+from anisoscope.metrics.engine.estimation import View, evaluate, evaluate_heads, find_spectra
 from anisoscope.metrics.engine.folds import line_of, stack_lines
 from anisoscope.metrics.engine.metric import Metric
 from anisoscope.numerics.hashing import FOLDS, fold_of
@@ -90,6 +90,16 @@ def test_without_heads_the_lines_equal_one_at_a_time(metric: Metric) -> None:
     found = evaluate(metric, View(folds), {})
     twin = [one_by_one(metric, folds, without=f, head=None) for f in (-1, *range(FOLDS))]
     assert [found.value, *found.replicates] == pytest.approx(twin, rel=1e-12)
+
+
+def test_moments_of_folds_are_let_go_once_their_lines_are_known() -> None:
+    """Memory: they are as large as the lines; results are those of a view that still has them."""
+    metric, fold = registry()["participation_ratio"], torch.arange(ROWS) % FOLDS
+    kept, view = (View(folds_of((Moments,), fold=fold, heads=1)) for _ in range(2))
+    find_spectra([(view, {})])
+    assert view.pieces(Moments) == [] and len(kept.pieces(Moments)) == FOLDS
+    assert evaluate(metric, view, {}) == evaluate(metric, kept, {})
+    assert view.present() == list(range(FOLDS))
 
 
 @pytest.mark.parametrize("metric", SUMMED, ids=lambda m: m.name)

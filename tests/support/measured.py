@@ -71,17 +71,18 @@ def fed_bank(model: nn.Module, made: list[Any], *, sample_size: int = 4096, bank
     return bank
 
 
-def same_states(one: Any, two: Any) -> None:
-    """Assert that two saved states are equal to the last bit."""
+def same_states(one: Any, two: Any, *, within: float = 0.0) -> None:
+    """Assert that two saved states are equal to the last bit, or their numbers within a relative distance."""
     if isinstance(one, torch.Tensor):
-        assert torch.equal(one, two)
+        same = torch.equal(one, two) if not within else torch.allclose(one, two, rtol=within, atol=within)
+        assert same and one.dtype == two.dtype
     elif isinstance(one, dict):
         assert one.keys() == two.keys()
         for key in one:
-            same_states(one[key], two[key])
+            same_states(one[key], two[key], within=within)
     elif isinstance(one, list | tuple):
         assert len(one) == len(two)
         for mine, theirs in zip(one, two, strict=True):
-            same_states(mine, theirs)
+            same_states(mine, theirs, within=within)
     else:
         assert one == two

@@ -86,11 +86,9 @@ def figures_too(*only: str) -> Iterator[None]:
 def figure_names() -> Iterator[None]:
     """Inside of `pages_alone`: the files of figures have their names and are empty."""
 
-    def touch(_: None, stem: Path) -> list[Path]:
-        paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
+    def touch(_: None, paths: list[Path]) -> None:
         for path in paths:
             path.touch()
-        return paths
 
     with figures_too(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("anisoscope.view.matplotlib_renderer.draw", lambda *_: None)

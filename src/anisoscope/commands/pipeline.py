@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
@@ -25,14 +25,13 @@ from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig
-from anisoscope.series.sweep import Sweeper
-from anisoscope.studies.arms import training_monitor
 from anisoscope.studies.catalogue import StudyEntry
 from anisoscope.studies.config import check_watch
-from anisoscope.studies.study_run import judge
-from anisoscope.training import loop
 from anisoscope.training.config import CommonTrainConfig
-from anisoscope.training.run_files import options_of
+from anisoscope.view.matplotlib_renderer import begin_drawing, end_drawing
+
+if TYPE_CHECKING:  # imported by the commands that need it: a profile does not
+    from anisoscope.training import loop
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,10 @@ def _carry_out(
 ) -> FinishedRun:
     """Run, evaluate claims, write the page; a run that fails still gets a page of what it had finished."""
     with writing(request.out, request.note):
-        return _locked(request, run, judge)
+        try:
+            return _locked(request, run, judge)
+        finally:
+            end_drawing()
 
 
 def _locked(
@@ -87,6 +89,8 @@ def _locked(
                 why = f"{type(error).__name__}: {error}"
                 request.note(f"unfinished; what was measured is in {folder}, without a report ({why})")
         raise
+    if request.report:
+        begin_drawing()
     if judge is not None:
         tell("claims", 0, 1)
         judge(RunFolder.open(folder))
@@ -119,6 +123,8 @@ def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
         if profiler.estimate and profiler.estimate not in noted:  # of memory; known before the first rows
             noted.add(profiler.estimate)
             request.note(profiler.estimate)
+        if what == "metrics" and request.report:  # the page follows soon
+            begin_drawing()
         if request.progress is not None:
             request.progress(what, done, total)
 
@@ -162,6 +168,8 @@ def profile_table(config: ProfileConfig, **words: Any) -> Table:
 
 def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
     """Measure a series of checkpoints or one model, evaluate all claims, write the page."""
+    from anisoscope.series.sweep import Sweeper
+
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
     sweeper = Sweeper.at(config, request.out, **how)
 
@@ -187,6 +195,8 @@ def sweep(
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
+    from anisoscope.series.sweep import Sweeper
+
     check_values(sweep, {"model": model, "out": out, "resume": resume})
     models = [str(one) for one in (model if isinstance(model, list | tuple) else [model])]
     if not models:
@@ -203,6 +213,11 @@ def sweep(
 
 def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunRequest, **options: Any) -> FinishedRun:
     """Train under a monitor with the options `watch`, evaluate the claims, write the page."""
+    from anisoscope.studies.arms import training_monitor
+    from anisoscope.studies.study_run import judge
+    from anisoscope.training import loop
+    from anisoscope.training.run_files import options_of
+
     check_watch(watch, config)
     RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # a foreign folder fails here
     watched = watch["monitor"] != "none"
@@ -216,6 +231,13 @@ def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunR
 
     request = request if watched else replace(request, report=False)
     return _carry_out(request, run, (lambda folder: judge(folder, folder.table())) if watched else None)
+
+
+class TrainCall(NamedTuple):
+    """The arguments of `train` that are checked."""
+
+    config: CommonTrainConfig
+    out: str | Path
 
 
 def train(
@@ -236,7 +258,9 @@ def train(
     `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
     its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page.
     """
-    check_values(train, {"config": config, "out": out})
+    from anisoscope.training import loop
+
+    check_values(TrainCall, {"config": config, "out": out})
     if not isinstance(monitor, str):
         options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}
         return loop.train(config, out, monitor=monitor, watch=watch, recipe=recipe, **options)

@@ -25,14 +25,23 @@ from anisoscope.capture.sites.block import ABSENT
 from anisoscope.capture.sites.layout import Layout, find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import EVERY, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.attention import PAIRS, row_sharpness
+from anisoscope.measurement.cells import REST, WHOLE, Cell, QueryRows, Split, alike, joined_index, split_rows
+from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine.estimation import context_cosines
 from anisoscope.metrics.engine.folds import Neighbours, on_sample
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, Request, usable_rows
-from anisoscope.numerics.hashing import FOLDS, fold_of, row_hash
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.folder import replace_file
-from anisoscope.stats.directions import Attention, Coherence, ContextPairs, Coordinates, Directions, Keys, context_units
+from anisoscope.stats.directions import (
+    Attention,
+    Coherence,
+    ContextPairs,
+    Coordinates,
+    Directions,
+    Keys,
+    bring,
+    context_units,
+)
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
@@ -153,160 +162,10 @@ def prepare(
     return Setup(layout, captured, [kind for kind in kinds if kind in WEIGHT_KINDS], kinds, depths, notes)
 
 
-def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
-    """For each context of a batch: its number, the positions of its chosen query rows, and the index of one row."""
-    keep = index.keep.cpu()
-    sequence, position = keep // index.length, keep % index.length
-    order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
-    order = order[sequence[order].argsort(stable=True)]  # by context, and by hash within it
-    numbers, sizes = torch.unique_consecutive(sequence[order], return_counts=True)
-    for number, rows in zip(numbers.tolist(), order.split(sizes.tolist()), strict=True):
-        rows = rows[:most] if most else rows
-        yield number, position[rows].sort().values, int(rows[0])
-
-
-class QueryRows:
-    """The query rows of a batch whose attention is read, the same in every layer."""
-
-    def __init__(self, index: Index, plan: Plan) -> None:
-        chosen = list(chosen_rows(index, plan.attention_rows, seed=plan.seed))
-        self.contexts = [context for context, _, _ in chosen]
-        self.positions = [positions for _, positions, _ in chosen]
-        self.leads = [lead for _, _, lead in chosen]  # a row of the index for each context
-        self._seen: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def sharpness(self, scores: Scores) -> Tensor:
-        """The quantities of `metrics.attention` [B, H, R, …]; contexts with fewer than R rows repeat their first."""
-        number, rows = self._at(scores)
-        if self._seen is None or self._seen[0] is not scores.allowed:  # layers with the same mask share this
-            allowed = _chosen(scores.allowed, number)
-            first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))  # key of each sequence
-            self._seen = (scores.allowed, _of_rows(allowed, rows), first)
-        values = row_sharpness(
-            _of_rows(_chosen(scores.query, number), rows),
-            _chosen(scores.key, number),
-            self._seen[1],
-            bias=None if scores.bias is None else _of_rows(_chosen(scores.bias, number), rows),
-            scaling=scores.scaling,
-            first=self._seen[2],
-        )
-        if scores.windows == 1:
-            return values
-        return values.squeeze(2).unflatten(0, (len(self.contexts), -1)).transpose(1, 2)
-
-    def _at(self, scores: Scores) -> tuple[Tensor | None, Tensor]:
-        """Sequence numbers [n] (None = all in order) and their query rows [n, R]; R = 1 for windowed attention."""
-        places, windows, device = scores.query.shape[2], scores.windows, scores.query.device
-        most = max(map(len, self.positions))
-        rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in self.positions])
-        number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
-        if windows > 1 and number is not None:  # each row in the window it lies in
-            number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
-        moved = None if number is None else number.to(device, non_blocking=True)
-        return moved, rows.to(device, non_blocking=True)
-
-
-def _chosen(x: Tensor, number: Tensor | None) -> Tensor:
-    """Select sequences of [B or 1, …] by number; None selects all."""
-    if number is None:
-        return x
-    return x.index_select(0, number) if len(x) > 1 else x.expand(len(number), *x.shape[1:])
-
-
-def _of_rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """The chosen query rows of [B or 1, 1 or H, T or 1, S]."""
-    matrix = matrix.expand(len(rows), -1, -1, -1)
-    if matrix.shape[2] == 1:
-        return matrix.expand(-1, -1, rows.shape[1], -1)
-    return matrix.gather(2, rows[:, None, :, None].expand(-1, matrix.shape[1], -1, matrix.shape[3]))
-
-
-FIRST, REST, WHOLE = "first", "rest", "whole"
-Cell = tuple[str, str, int]  # group, part, fold
-
-
-@dataclass
-class Split:
-    """The cells of the rows of one index, on the host; computed once and shared by all sites with that index."""
-
-    index: Index
-    cells: list[tuple[Cell, Tensor]]  # each with its rows, ascending
-    sequence: Tensor  # which context of the batch each row belongs to
-    contexts: Counter[tuple[str, int]]  # by (group, fold)
-    group: Tensor
-    fold: Tensor
-    first: Tensor  # 1 at the first position of a context
-    groups: Sequence[str]
-    queries: QueryRows | None = None  # made when attention is first read
-    _moved: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
-    _whole: tuple[Tensor, Tensor, list[tuple[str, int]], Tensor] | None = None
-    _grid: tuple[list[Cell], Tensor, list[int]] | None = None
-
-    def pick(self, x: Tensor, number: int) -> Tensor:
-        """The rows of one cell: a view where they are contiguous, as the rows of one context are."""
-        rows = self.cells[number][1]
-        first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == len(rows):
-            return x[first : last + 1]
-        at = (number, x.device)
-        if at not in self._moved:
-            self._moved[at] = rows.to(x.device, non_blocking=True)
-        return x.index_select(0, self._moved[at])
-
-    def grid(self) -> tuple[list[Cell], Tensor, list[int]]:
-        """All cells that rows of these groups can fall into, the number of each row's cell, and the rows of each cell.
-
-        Batches have rows in other folds, but the same grid, so that the sums of a batch are added at once.
-        """
-        if self._grid is None:
-            present, group = torch.unique(self.group, return_inverse=True)
-            parts = (REST,) if self.index.first is None else (REST, FIRST)
-            cells = [(self.groups[g], part, f) for g in present.tolist() for part in parts for f in range(FOLDS)]
-            place = (group * len(parts) + self.first * (len(parts) - 1)) * FOLDS + self.fold
-            self._grid = cells, place, torch.bincount(place, minlength=len(cells)).tolist()
-        return self._grid
-
-    def on(self, device: torch.device) -> Tensor:
-        """The number of each row's cell of the grid, on a device."""
-        if (-1, device) not in self._moved:
-            self._moved[-1, device] = self.grid()[1].to(device, non_blocking=True)
-        return self._moved[-1, device]
-
-    def whole_contexts(self) -> tuple[Tensor, Tensor, list[tuple[str, int]], Tensor]:
-        """By row twice its context's number, plus 1 at a first position; by context its cell; cells, and their rows.
-
-        Cells are (group, fold) here; their rows [cells, 2] are those that are at no first position, and the others.
-        """
-        if self._whole is None:
-            contexts, number = torch.unique_consecutive(self.sequence, return_inverse=True)
-            present, group = torch.unique(self.group, return_inverse=True)
-            cell = group * FOLDS + self.fold
-            cells = [(self.groups[g], fold) for g in present.tolist() for fold in range(FOLDS)]
-            home = torch.zeros(len(contexts), dtype=torch.int64).scatter_(0, number, cell)
-            rows = torch.bincount(2 * cell + self.first, minlength=2 * len(cells)).view(-1, 2)
-            self._whole = 2 * number + self.first, home, cells, rows
-        return self._whole
-
-
-def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
-    """The cells that the rows of an index fall into; `group` is the number of each row's stratum."""
-    fold = fold_of(index.context.cpu())
-    first = torch.zeros_like(fold) if index.first is None else index.first.cpu().to(torch.int64)
-    values, cell = torch.unique((group * 2 + first) * FOLDS + fold, return_inverse=True)
-    rows = cell.argsort(stable=True).split(torch.bincount(cell, minlength=len(values)).tolist()) if len(values) else ()
-    cells = [
-        ((groups[code // (2 * FOLDS)], FIRST if (code // FOLDS) % 2 else REST, code % FOLDS), cell_rows)
-        for code, cell_rows in zip(values.tolist(), rows, strict=True)
-    ]
-    sequence = index.keep.cpu() // max(1, index.length)
-    leads = torch.ones_like(sequence, dtype=torch.bool)
-    leads[1:] = sequence[1:] != sequence[:-1]  # rows are in the order of their contexts
-    contexts = Counter((groups[code // FOLDS], code % FOLDS) for code in (group * FOLDS + fold)[leads].tolist())
-    return Split(index, cells, sequence, contexts, group, fold, first, groups)
-
-
 MOST_GROUPS = 32
-_MOST_QUEUED = 256 << 20  # bytes of rows on a device that may be queued before the host synchronises
+# bytes of rows on a device that may be queued before they are added: the more batches at once, the fewer operations
+_LEAST_QUEUED, _MOST_QUEUED = 256 << 20, 16 << 30
+_QUEUED_SHARE = 8  # of the free memory of a device one part in so many
 _SPLITS = 4  # cached at a time: sites of a batch alternate between a few indices (patches and class tokens)
 _SPLIT: frozenset[Any] = frozenset({Directions, Coordinates})  # computed for all cells of a batch at once
 OF_CONTEXTS: frozenset[Any] = frozenset({Coherence, ContextPairs})  # of whole contexts, first position or not
@@ -336,6 +195,10 @@ class SiteStats:
             self._stacked[key] = known.merge(sums), [a + b for a, b in zip(rows, counts, strict=True)]
         else:
             self._stacked[key] = sums, list(counts)
+
+    def stacked(self) -> list[Any]:
+        """The sums that `spread` gives to cells."""
+        return [sums for sums, _ in self._stacked.values()]
 
     def spread(self) -> None:
         """Give every cell its own sums."""
@@ -376,14 +239,15 @@ class Bank:
         self.calls = 0  # of `rows` and `scores`
         self._sites: dict[Site, SiteStats] = {}
         self._splits: list[Split] = []
-        # (device tensor that the host must read, function that adds the rows once it has)
-        self._queued: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        self._queued: list[_Queued] = []
         self._queued_bytes = 0  # bytes
+        self._limits: dict[torch.device, int] = {}  # bytes that may be queued
 
     @property
     def sites(self) -> dict[Site, SiteStats]:
         """The statistics of each site; adds all queued rows first."""
         self._settle()
+        bring([sums for stats in self._sites.values() for sums in stats.stacked()])
         for stats in self._sites.values():
             stats.spread()
         return self._sites
@@ -397,9 +261,8 @@ class Bank:
     def rows(self, rows: Rows) -> None:
         """Add the rows of one site; rows on a device are queued to avoid a synchronisation per site."""
         self.calls += 1
-        split = self._split_of(rows.index)
         # NaN or infinity in any row shows in the sum of all
-        self._queue(rows.x.sum().view(1), partial(self._add_rows, rows, split), rows.x)
+        self._queue(_Queued(rows.site, rows.x.sum().view(1), rows=rows), rows.x)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -407,31 +270,43 @@ class Bank:
         """Add the attention of one layer: the sharpness of some query rows of each context."""
         self.calls += 1
         split = self._split_of(scores.index)
-        split.queries = split.queries or QueryRows(split.index, self.plan)
+        split.queries = split.queries or QueryRows(split.index, self.plan.attention_rows, seed=self.plan.seed)
         if split.queries.contexts:
             values = split.queries.sharpness(scores)
-            take = partial(self._add_sharpness, scores.site, scores.query.shape[-1], split, values.shape)
-            self._queue(values.flatten(), take, values)
+            self._queue(_Queued(scores.site, values, split=split, width=scores.query.shape[-1]), values)
 
-    def _queue(self, value: Tensor, add: Callable[[Tensor], None], rows: Tensor) -> None:
-        self._queued.append((value, add))
-        self._queued_bytes += rows.nbytes
-        if self._queued_bytes > _queue_limit(rows.device):
+    def _queue(self, one: _Queued, held: Tensor) -> None:
+        self._queued.append(one)
+        self._queued_bytes += held.nbytes
+        if held.device not in self._limits:
+            self._limits[held.device] = _queue_limit(held.device)
+        if self._queued_bytes > self._limits[held.device]:
             self._settle()
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _settle(self) -> None:
-        """Add everything queued, with one device–host synchronisation."""
+        """Add everything queued, with one device–host synchronisation, and what is alike of several batches at once."""
         if not self._queued:
             return
         queued, self._queued, self._queued_bytes = self._queued, [], 0
-        device = queued[0][0].device
-        read = torch.cat([read.to(device) for read, _ in queued]).cpu()
-        for (_, add), value in zip(queued, read.split([len(read) for read, _ in queued]), strict=True):
-            add(value)
+        device = queued[0].read.device
+        read = torch.cat([one.read.flatten().to(device) for one in queued]).cpu()
+        by_site: dict[Site, list[_Queued]] = {}
+        for one, values in zip(queued, read.split([one.read.numel() for one in queued]), strict=True):
+            by_site.setdefault(one.site, []).append(replace(one, read=values.view(one.read.shape)))
+        queued.clear()
+        known: dict[tuple[int, ...], Index] = {}  # sites of the same batches share one index
+        for place in list(by_site):
+            parts = by_site.pop(place)  # freed once they are added
+            self._add_sharpness(place, [one for one in parts if one.rows is None])
+            totals = {id(one.rows): one.read for one in parts}
+            for some in alike([one.rows for one in parts if one.rows is not None]):
+                total = torch.cat([totals[id(rows)] for rows in some]).sum()
+                self._add_rows(_joined(some, known), total)
 
-    def _add_rows(self, rows: Rows, split: Split, total: Tensor) -> None:
+    def _add_rows(self, rows: Rows, total: Tensor) -> None:
+        split = self._split_of(rows.index)
         site = self._sites.setdefault(rows.site, SiteStats())
         site.spectrum = None
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
@@ -444,13 +319,15 @@ class Bank:
                 rows = replace(rows, x=rows.x[finite.to(rows.x.device)], index=rows.index.taken(finite))
                 split = split_rows(rows.index, self._group_of(rows.index), self.groups)
         wanted = self.plan.stats.get(rows.site.kind, frozenset())
+        if Sample in wanted:  # not by another thread: its allocator would not share what these rows leave free
+            self._sample(site, rows, split)
         # statistics are independent: on the host one core each is quicker than all cores for every small operation
         each_on_host(_act, list(self._updates(site, rows, split, wanted)), rows.x.device.type)
 
     def _updates(
         self, site: SiteStats, rows: Rows, split: Split, wanted: frozenset[type]
     ) -> Iterator[Callable[[], object]]:
-        """What adds the rows to each statistic of a site."""
+        """What adds the rows to each statistic of a site but its sample."""
         x = rows.x
         if Moments in wanted:
             for number, (key, at) in enumerate(split.cells):
@@ -462,23 +339,26 @@ class Bank:
             yield partial(_add_coherence, site, x, split)
         if ContextPairs in wanted:
             yield partial(_add_pairs, site, x, split)
-        if Sample in wanted:
-            if site.sample is None:
-                site.sample = Sample(self.plan.sample_size, self.plan.seed)
-            index = rows.index
-            labels = {"context": index.context, "position": index.position, "token": index.token, "group": split.group}
-            labels |= {} if index.first is None else {"first": index.first}
-            yield partial(site.sample.update, x, **labels, lasting=rows.lasting)
 
-    def _add_sharpness(self, place: Site, width: int, split: Split, shape: torch.Size, values: Tensor) -> None:
-        site = self._sites.setdefault(place, SiteStats())
-        site.heads, site.width = shape[1], width
-        site.contexts.update(split.contexts)
-        chosen = split.queries
-        assert chosen is not None
-        for positions, lead, sharpness in zip(chosen.positions, chosen.leads, values.view(shape), strict=True):
-            key = (self.groups[int(split.group[lead])], REST, int(split.fold[lead]))
-            site.stat(key, Attention).update(sharpness[:, : len(positions)].transpose(0, 1))
+    def _sample(self, site: SiteStats, rows: Rows, split: Split) -> None:
+        if site.sample is None:
+            site.sample = Sample(self.plan.sample_size, self.plan.seed)
+        site.sample.take(rows.x, split.labels(self.plan.seed), lasting=rows.lasting)
+
+    def _add_sharpness(self, place: Site, parts: Sequence[_Queued]) -> None:
+        found: dict[Cell, list[Tensor]] = {}
+        for one in parts:
+            site = self._sites.setdefault(place, SiteStats())
+            site.heads, site.width = one.read.shape[1], one.width
+            split = one.split
+            assert split is not None and split.queries is not None
+            site.contexts.update(split.contexts)
+            chosen = split.queries
+            for positions, lead, sharpness in zip(chosen.positions, chosen.leads, one.read, strict=True):
+                key = (self.groups[int(split.group[lead])], REST, int(split.fold[lead]))
+                found.setdefault(key, []).append(sharpness[:, : len(positions)].transpose(0, 1))
+        for key, values in found.items():
+            self._sites[place].stat(key, Attention).update(torch.cat(values))
 
     def merge(self, other: Bank) -> Bank:
         """A new bank with the statistics of both; neither is changed."""
@@ -543,9 +423,33 @@ def _on_host(stat: Any) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in stat.state().items()}
 
 
+@dataclass(frozen=True)
+class _Queued:
+    """What waits to be added: rows of a site, or the sharpness of query rows; `read` is what the host must know."""
+
+    site: Site
+    read: Tensor  # of rows their sum, of query rows their quantities
+    rows: Rows | None = None
+    split: Split | None = None
+    width: int = 0
+
+
 def _queue_limit(device: torch.device) -> int:
-    """Bytes that may be queued: none on the CPU, where there is no synchronisation."""
-    return 0 if device.type == "cpu" else _MOST_QUEUED
+    """Bytes that may be queued: none on the CPU, where there is no synchronisation and memory is short."""
+    if device.type == "cpu":
+        return 0
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    return min(_MOST_QUEUED, max(_LEAST_QUEUED, free // _QUEUED_SHARE))
+
+
+def _joined(parts: Sequence[Rows], known: dict[tuple[int, ...], Index]) -> Rows:
+    """Rows of several batches as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    key = tuple(id(rows.index) for rows in parts)
+    if key not in known:
+        known[key] = joined_index([rows.index for rows in parts])
+    return Rows(parts[0].site, torch.cat([rows.x for rows in parts]), known[key])
 
 
 @torch.no_grad()  # another thread has modes of its own

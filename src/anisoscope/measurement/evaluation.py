@@ -6,6 +6,8 @@ rows (not finite, all zero) and their counts.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,8 @@ import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import TooFewRows
-from anisoscope.measurement.bank import COUNTED, FIRST, OF_CONTEXTS, REST, WHOLE, Bank, Cell, Setup, SiteStats, applies
+from anisoscope.measurement.bank import COUNTED, OF_CONTEXTS, Bank, Setup, SiteStats, applies
+from anisoscope.measurement.cells import FIRST, REST, WHOLE, Cell
 from anisoscope.metrics.attention import PAIRS
 from anisoscope.metrics.engine import estimation
 from anisoscope.metrics.engine.estimation import Estimate, Part, View
@@ -35,7 +38,7 @@ from anisoscope.stats.sample import Sample
 HALVED_KINDS = ("embed", "resid", "final")
 HALVES = {"half:1": frozenset(range(FOLDS // 2)), "half:2": frozenset(range(FOLDS // 2, FOLDS))}  # by context fold
 OUTLIER = 4.0  # ratio of mean squared norms from which first positions count as outliers, or its inverse
-_TOGETHER = 2**26  # bytes of covariance matrices of sites whose spectra are computed in one batch
+_TOGETHER, _BY_CORE = 2**26, 2**23  # bytes of covariance matrices of sites whose spectra are computed in one batch
 Records = list[dict[str, Any]]
 
 
@@ -43,10 +46,12 @@ def evaluate_bank(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> Records:
     """Every metric at every site, as records of the table."""
-    outliers = {site.stack for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
+    outliers = {site for site, stats in bank.sites.items() if not stats.heads and first_is_outlier(stats)}
     records: Records = []
     number = 0
     for sites in _groups(bank):
+        if any(bank.sites[site].sample is not None for site in sites):
+            give_back()  # what activations, and neighbours of the sites before, have taken
         jobs = [_Job(bank, site, requests, outliers) for site in sites]
         estimation.find_spectra(pair for job in jobs for pair in job.spectra())
         while jobs:
@@ -62,23 +67,30 @@ def evaluate_bank(
     return records
 
 
+def give_back() -> None:
+    """Have the C library return memory that is free to the system, where it can; it takes some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # of glibc alone
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def evaluate_pass(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> tuple[Records, dict[str, Any]]:
     """The records of a bank, and the counts of its rows for run.json, with notes on them."""
     records = evaluate_bank(bank, requests, setup, progress=progress)
+    give_back()
     return records, {**row_counts(bank), "notes": row_notes(bank)}
 
 
 def _groups(bank: Bank) -> Iterator[list[Site]]:
     """Sites whose spectra are computed in one batch to use all cores, as far as matrices and samples fit in memory."""
     group: list[Site] = []
-    held = 0
+    held, most = 0, min(_TOGETHER, _BY_CORE * torch.get_num_threads())
     for site in sorted(bank.sites, key=flow_order):
         stats = bank.sites[site]
         matrices = FOLDS + 1 if any(Moments in kinds for kinds in stats.cells.values()) else 0
-        size = 8 * matrices * stats.width**2 if matrices or stats.sample is None else _TOGETHER
-        if group and held + size > _TOGETHER:
+        size = 8 * matrices * stats.width**2 if matrices or stats.sample is None else most
+        if group and held + size > most:
             yield group
             group, held = [], 0
         group, held = [*group, site], held + size
@@ -98,14 +110,16 @@ class Selection:
 class _Job:
     """The metrics to evaluate at one site, in each of its selections."""
 
-    def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[str]) -> None:
+    def __init__(self, bank: Bank, site: Site, requests: Sequence[Request], outliers: set[Site]) -> None:
         self.site, self.stats = site, bank.sites[site]
+        self.outlier = FIRST_OUTLIER if site in outliers else ""  # said of the rows without first positions
         applicable = [request for request in requests if applies(request, site.kind)]
         # a metric that was named twice (`all,two_nn`) is measured once
         unique = list({(r.metric.name, variant_name(r.metric.variant(r.options))): r for r in applicable}.values())
         wanted = max((estimation.neighbours_read(r.metric, r.options) for r in unique), default=0)
         plain, groups, most = not self.stats.heads, bank.groups if any(bank.groups) else [], bank.plan.looked_at
-        rest = plain and site.stack in outliers and any(cell[1] == FIRST for cell in self.stats.cells)
+        rest = plain and any(site.stack == other.stack for other in outliers)
+        rest = rest and any(cell[1] == FIRST for cell in self.stats.cells)
         halves = plain and bank.plan.halves and site.kind in HALVED_KINDS
         chosen = list(selections(self.stats, groups, without_first=rest, wanted=wanted, most=most, halves=halves))
         keys = bank.sites.get(Site(site.layer, PAIRS[site.kind], site.stack)) if site.kind in PAIRS else None
@@ -128,18 +142,17 @@ class _Job:
     def keep_spectrum(self) -> None:
         """Keep the spectrum of all rows that the metrics have had computed: for many columns it takes long."""
         view = next((s.view for s, _ in self.tasks if not s.group and not s.variant), None)
-        lines = view.lines(Moments) if view is not None and view.pieces(Moments) and not self.stats.heads else None
+        lines = view.lines(Moments) if view is not None and not self.stats.heads else None
         if lines is not None and lines.solved(centred=True):
             self.stats.spectrum = _variances(lines.whole_spectrum(), int(lines.n.flatten()[0]))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """A record for each metric in each selection; with heads, one for the mean over heads and one for each."""
         names = ("value", "low", "high", "sd", "n", "contexts", "dropped")
-        outlier = FIRST_OUTLIER if not self.stats.heads and first_is_outlier(self.stats) else ""
         for selection, request in self.tasks:
             options = {**request.metric.variant(request.options), **dict(selection.variant)}
             labels = {"group": selection.group, "metric": request.metric.name, "variant": variant_name(options)}
-            first_note = outlier if ("first", "out") in selection.variant else ""
+            first_note = self.outlier if ("first", "out") in selection.variant else ""
             for head, estimate in self._estimates(request, selection.view):
                 columns = {name: getattr(estimate, name) for name in names}
                 columns |= {"note": "; ".join(filter(None, (estimate.note, first_note)))}

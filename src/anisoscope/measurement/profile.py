@@ -42,6 +42,7 @@ from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import parse_model, stored_rows
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.numerics.neighbours import nearest
 from anisoscope.option import Progress, refuse_idle
 from anisoscope.results.folder import RunFolder, replace_file, slug
 from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest, outcome
@@ -104,6 +105,7 @@ class Profiler:
     peak: PeakMemory = field(default_factory=PeakMemory)
     started: float = field(default_factory=time.monotonic)
     estimate: str = ""  # a sentence on the memory that the current model will need
+    _ready: threading.Thread | None = None  # makes the device ready
 
     def run(self) -> Table:
         """Measure every model; finished models are kept if a later one fails or the run is interrupted."""
@@ -112,6 +114,7 @@ class Profiler:
             self.about, self.tables = old, [self.folder.table()]
             return self.tables[0]
         requests = parse_requests(self.config.metrics)
+        self._ready = make_ready(self.config.device)
         # a misspelt name fails before anything is measured
         kinds = {parse_model(spec, random_init=self.config.random_init).kind for spec in self.config.models}
         if kinds == {"rows"}:
@@ -212,6 +215,8 @@ class Profiler:
         reads = not c.sites or bool(set(c.sites) - WEIGHT_KINDS)  # weight tables are measured without a text
         loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING}, need_tokenizer=reads)
         self.tell("load", 1, 1)
+        if self._ready is not None:
+            self._ready.join()  # it sets numbers of threads and precisions, and sets them back
         named: dict[str, Any] = {name: getattr(c, name) or None for name in ("sites", "layers", "modules")}
         return ModelPasses(self, loaded, prepare(loaded.model, requests, **named), requests, key).run()
 
@@ -219,6 +224,29 @@ class Profiler:
         self.peak.look()
         if self.progress is not None:
             self.progress(what, done, total)
+
+
+def make_ready(device: str) -> threading.Thread | None:
+    """Have a CUDA device do what it does at first use, while the host still imports and loads; None without one."""
+    name = "cuda" if device == "auto" else device
+    if not name.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    thread = threading.Thread(target=first_use, args=(name,), daemon=True)
+    thread.start()
+    return thread
+
+
+@torch.no_grad()
+def first_use(device: str) -> None:
+    """Use what a profile will: the context of the device, libraries of products and of eigenvalues, our kernels."""
+    with contextlib.suppress(Exception):  # whatever is wrong is told where results depend on it
+        x = torch.arange(16_384.0, device=device).view(4096, 4).cos()
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            x.to(dtype).T @ x.to(dtype)
+        square = torch.eye(64, dtype=torch.float64, device=device)
+        torch.linalg.eigh(square)
+        torch.linalg.cholesky(square)
+        nearest(x, 2)
 
 
 @dataclass

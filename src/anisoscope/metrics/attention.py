@@ -16,6 +16,7 @@ from torch import Tensor
 from anisoscope.metrics.anisotropy import without_direction
 from anisoscope.metrics.engine.folds import unless
 from anisoscope.metrics.engine.metric import measured, metric
+from anisoscope.numerics.host import each_on_host
 from anisoscope.stats.directions import Attention, Directions, Keys
 
 QUANTITIES = (
@@ -29,7 +30,7 @@ QUANTITIES = (
     "largest",  # max p
 )
 SMALLEST_ROW = 8  # queries with fewer allowed keys are left out
-_BLOCK = 2 << 20  # elements of scores computed at a time
+_BLOCK, _BLOCK_ON_HOST = 2 << 20, 1 << 18  # elements of scores computed at a time; on the host they fit into the cache
 PAIRS = {"query": "key", "query_unrotated": "key_unrotated", "cross_query": "cross_key"}
 """Queries, and the keys that belong to them."""
 _ROWS = f"mean over sampled query rows that see at least {SMALLEST_ROW} keys; the others are counted as dropped"
@@ -52,10 +53,12 @@ def row_sharpness(
     per_head = rows * key.shape[2]
     first = torch.as_tensor(first, device=query.device).expand(contexts).view(-1, 1, 1, 1)
     owner = torch.arange(heads, device=query.device) // (heads // key.shape[1])  # the key head of each query head
-    some = max(1, _BLOCK // (per_head * heads))  # contexts at a time; if one is too large, some of its heads
-    few = heads if some > 1 else max(1, min(heads, _BLOCK // per_head))
-    out = []
-    for start in range(0, contexts, some):
+    block = _BLOCK if query.device.type != "cpu" else _BLOCK_ON_HOST
+    some = max(1, block // (per_head * heads))  # contexts at a time; if one is too large, some of its heads
+    few = heads if some > 1 else max(1, min(heads, block // per_head))
+
+    @torch.no_grad()  # other threads have modes of their own
+    def of_contexts(start: int) -> Tensor:
         mine, parts = slice(start, start + some), []
         for chosen in (slice(h, h + few) for h in range(0, heads, few)):
             keys = key[mine, chosen] if key.shape[1] == heads else key[mine][:, owner[chosen]]
@@ -63,8 +66,9 @@ def row_sharpness(
             plain = scale * _promoted(query[mine, chosen]) @ _promoted(keys).mT
             extra = None if bias is None else _promoted(_of_heads(bias[mine], chosen))
             parts.append(_quantities(plain, extra, _of_heads(allowed[mine], chosen), first=first[mine]))
-        out.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
-    return torch.cat(out)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    return torch.cat(each_on_host(of_contexts, range(0, contexts, some), query.device.type))
 
 
 def _promoted(x: Tensor) -> Tensor:

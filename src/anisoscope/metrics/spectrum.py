@@ -121,13 +121,14 @@ class ContextRows(SampleLines):
         x = self.rows - self.rows.mean(0) if centred else self.rows
         if bool(x.square().sum() <= 1e-28 * self.rows.square().sum()):  # equal rows: nothing but rounding is left
             return x.new_zeros(len(_LINES)).cpu(), x.new_zeros(len(_LINES)).cpu()
-        at, number = self.context.to(x.device), int(self.context.max()) + 1
+        at, counts = self.context.to(x.device), torch.bincount(self.context)  # counted on the host: nothing waits
+        number = len(counts)
         home = torch.zeros(number, dtype=torch.int64).scatter_(0, self.context, self.fold)  # the fold of each context
         w = (home != torch.tensor(_LINES).unsqueeze(1)).to(x)  # [L, contexts]
-        sizes = torch.bincount(at, minlength=number).to(x)
+        sizes = counts.to(x)
         S = x.new_zeros(number, x.shape[1]).index_add_(0, at, x)
         shift = w @ S / (w @ sizes).clamp_min(1.0).unsqueeze(1) if centred else x.new_zeros(len(w), x.shape[1])  # δ
-        q, p, inner, squares = _of_contexts(x, S, at=at, shift=shift)
+        q, p, inner, squares = _of_contexts(x, S, context=self.context, shift=shift)
         norms = []
         for line, (Q, B) in enumerate(self._grams(x, S, home=home)):
             mean, weights = shift[line], w[line] * sizes
@@ -150,13 +151,14 @@ class ContextRows(SampleLines):
         Q, B = x.T @ x, S.T @ S
         yield Q, B
         for fold in range(FOLDS):
-            rows, sums = x[(self.fold == fold).to(x.device)], S[(home == fold).to(x.device)]
+            mine = ((of == fold).nonzero().squeeze(1).to(x.device, non_blocking=True) for of in (self.fold, home))
+            rows, sums = (values[places] for values, places in zip((x, S), mine, strict=True))
             yield Q - rows.T @ rows, B - sums.T @ sums
 
 
-def _of_contexts(x: Tensor, S: Tensor, *, at: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+def _of_contexts(x: Tensor, S: Tensor, *, context: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
     """q_c, p_c, S_cᵀQ_cS_c and ‖Q_c‖² of rows minus δ [L, d], by line and context [L, contexts]."""
-    sizes = torch.bincount(at, minlength=len(S)).to(x)
+    at, sizes = context.to(x.device), torch.bincount(context, minlength=len(S)).to(x)
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(len(shift), len(S)).index_add_(1, at, values)
@@ -165,22 +167,24 @@ def _of_contexts(x: Tensor, S: Tensor, *, at: Tensor, shift: Tensor) -> tuple[Te
     g, p0 = (x * S[at]).sum(1), S.square().sum(1)  # g: the row sums of XXᵀ, whose squared norm is that of Q_c
     a, q0 = summed(along), summed(x.square().sum(1).expand(len(shift), -1))
     row = g - sizes[at] * along - a[:, at] + s * sizes[at]
-    squares = (
-        _gram_squares(x, at, sizes=sizes) - 4 * summed(g * along) + 2 * s * p0 + 2 * sizes * summed(along.square())
-    )
+    squares = _gram_squares(x, context) - 4 * summed(g * along) + 2 * s * p0 + 2 * sizes * summed(along.square())
     squares = squares + 2 * a.square() - 4 * s * sizes * a + (s * sizes).square()
     return q0 - 2 * a + sizes * s, p0 - 2 * sizes * a + sizes.square() * s, summed(row.square()), squares
 
 
-def _gram_squares(x: Tensor, at: Tensor, *, sizes: Tensor) -> Tensor:
-    """‖Q_c‖² of each context: the squared norm of XᵀX or XXᵀ, whichever is smaller; contexts of a size at once."""
-    counts = sizes.long()
-    order, starts, out = at.argsort(stable=True), counts.cumsum(0) - counts, torch.zeros_like(sizes)
+def _gram_squares(x: Tensor, context: Tensor) -> Tensor:
+    """‖Q_c‖² of each context: the squared norm of XᵀX or XXᵀ, whichever is smaller; contexts of a size at once.
+
+    `context` is on the host, where places are found without waiting for a device.
+    """
+    counts = torch.bincount(context)
+    order, starts, out = context.argsort(stable=True), counts.cumsum(0) - counts, x.new_zeros(len(counts))
     for size in counts.unique().tolist():
         mine = (counts == size).nonzero().squeeze(1)
-        part = x[order[starts[mine].unsqueeze(1) + torch.arange(size, device=x.device)]]  # [contexts, size, d]
+        places = order[starts[mine].unsqueeze(1) + torch.arange(size)]
+        part = x[places.to(x.device, non_blocking=True)]  # [contexts, size, d]
         gram = part @ part.mT if size < x.shape[1] else part.mT @ part
-        out[mine] = gram.square().sum((1, 2))
+        out[mine.to(x.device, non_blocking=True)] = gram.square().sum((1, 2))
     return out
 
 

@@ -65,6 +65,25 @@ class Additive:
             setattr(self, name, value)
 
 
+def bring(stats: Sequence[Additive], *, host: str = "cpu") -> None:
+    """Bring the tensors of many statistics to the host, those of one type in one copy.
+
+    >>> two = [Directions().update(torch.eye(2)), Directions().update(torch.eye(3))]
+    >>> bring(two, host="as if these were elsewhere")
+    >>> two[1].total.tolist(), two[0].units.untyped_storage().data_ptr() == two[1].norms.untyped_storage().data_ptr()
+    ([1.0, 1.0, 1.0], True)
+    """
+    found: dict[tuple[torch.dtype, torch.device], list[tuple[Additive, str, Tensor]]] = {}
+    for stat in stats:
+        for name, value in stat.tensors().items():
+            if value.device.type != host:
+                found.setdefault((value.dtype, value.device), []).append((stat, name, value))
+    for held in found.values():
+        flat = torch.cat([value.flatten() for _, _, value in held]).cpu()
+        for (stat, name, value), here in zip(held, flat.split([value.numel() for _, _, value in held]), strict=True):
+            setattr(stat, name, here.view(value.shape))
+
+
 @dataclass
 class Sums(Additive, ABC):
     """Sums over rows [n, …, d]; `split` computes them for each cell of a partition of the rows."""
@@ -98,7 +117,7 @@ class Sums(Additive, ABC):
         return self
 
 
-_CHUNK, _CHUNK_ON_DEVICE = 3 << 18, 1 << 23  # elements at a time; on the host their float64 copy fits into the cache
+_CHUNK, _CHUNK_ON_DEVICE = 3 << 18, 1 << 24  # elements at a time; on the host their float64 copy fits into the cache
 _MANY = 1024  # cells from which a matrix product that adds to them would be too large
 _FEW = 1 << 18  # elements whose maxima by cell are one operation on a GPU
 _SHARED = 1 << 22  # elements from which the work is divided among the cores

@@ -12,6 +12,22 @@ from anisoscope.numerics.hashing import fold_of, row_hash
 _LABELS = ("hash", "context", "position", "token", "group", "first")
 
 
+def row_labels(
+    context: Tensor,
+    position: Tensor | None = None,
+    token: Tensor | None = None,
+    group: Tensor | None = None,
+    first: Tensor | None = None,
+    *,
+    seed: int,
+) -> Tensor:
+    """The labels of rows [n, 6], on the host; the first is the hash by which rows are chosen."""
+    given = ((position, 0), (token, -1), (group, 0), (first, 0))
+    labels = [torch.full_like(context, missing) if label is None else label for label, missing in given]
+    columns = (row_hash(context, labels[0], seed=seed), context, *labels)
+    return torch.stack([column.to("cpu", torch.int64) for column in columns], 1)
+
+
 @dataclass
 class Sample:
     """The `size` rows with the smallest hashes, sorted by hash (which is a shuffled order), with their labels.
@@ -43,16 +59,14 @@ class Sample:
         lasting: bool = False,
     ) -> Sample:
         """Add rows; those of a tensor that is `lasting` are kept without a copy where all of them are taken."""
-        given = ((position, 0), (token, -1), (group, 0), (first, 0))
-        labels = [torch.full_like(context, missing) if label is None else label for label, missing in given]
-        columns = (row_hash(context, labels[0], seed=self.seed), context, *labels)
-        return self._take(x, torch.stack([column.to("cpu", torch.int64) for column in columns], 1), lasting=lasting)
+        labels = row_labels(context, position, token, group, first, seed=self.seed)
+        return self.take(x, labels, lasting=lasting)
 
     def merge(self, other: Sample) -> Sample:
         out = Sample(self.size, self.seed)
         for part in (self, other):
             if len(part):
-                out._take(part.rows, part._labels[0])
+                out.take(part.rows, part._labels[0])
         return out
 
     @property
@@ -114,13 +128,14 @@ class Sample:
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Sample:
         out = cls(int(state["size"]), int(state["seed"]))
-        return out._take(state["rows"], torch.stack([state[n] for n in _LABELS], 1)) if "rows" in state else out
+        return out.take(state["rows"], torch.stack([state[n] for n in _LABELS], 1)) if "rows" in state else out
 
     def _of(self, rows: Tensor, labels: Tensor) -> Sample:
         """A sample of rows that are sorted by hash."""
         return Sample(self.size, self.seed, [rows], [labels], _ordered=True)
 
-    def _take(self, x: Tensor, labels: Tensor, *, lasting: bool = False) -> Sample:
+    def take(self, x: Tensor, labels: Tensor, *, lasting: bool = False) -> Sample:
+        """Add rows with their `row_labels`, which sites of the same rows share."""
         inside = (labels[:, 0] <= self._limit).nonzero().squeeze(1)
         if len(inside):
             self._ordered = False

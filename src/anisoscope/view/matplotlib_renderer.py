@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +46,144 @@ def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, 
     """Write a PDF and an SVG for every file of the figures, with the initial choices of the page."""
     import matplotlib
 
-    written: list[Path] = []
+    files = list(_files(folder, figures, chosen))
+    if files:
+        folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(RULES), _begun() as helpers:  # type: ignore[arg-type, unused-ignore]
+        waiting = deque(files)
+        threads = [threading.Thread(target=helper.draw_from, args=(waiting,), daemon=True) for helper in helpers]
+        for thread in threads:
+            thread.start()
+        while (file := _next(waiting)) is not None:  # this process draws as well
+            file.write()
+        for thread in threads:
+            thread.join()
+        for helper in helpers:
+            for file in helper.failed:  # here the error is told as it is, or there is none
+                file.write()
+    return [path for file in files for path in file.paths]
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """A drawing that is written in both formats; plain data, which another process may be given."""
+
+    figure: Figure
+    panels: Sequence[Panel]
+    chosen: Mapping[str, int]
+    stem: Path
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.stem.with_name(self.stem.name + suffix) for suffix in (".pdf", ".svg")]
+
+    def write(self) -> None:
+        _save(draw(self.figure, self.panels, self.chosen), self.paths)
+
+
+def _files(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> Iterable[FigureFile]:
+    taken: set[str] = set()
+    for figure in figures:
+        panels = figure.panels[: figure.most]
+        each = figure.each and len(figure.panels) > 1
+        for stem, changes in figure.files.items():
+            for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
+                # append a number if another name gives the same slug
+                names = [slug(name), *(f"{slug(name)}-{i}" for i in range(2, len(taken) + 3))]
+                free = next(name for name in names if name not in taken)
+                taken.add(free)
+                yield FigureFile(figure, shown, {**chosen, **changes}, folder / free)
+
+
+def _next(waiting: deque[FigureFile]) -> FigureFile | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+# -- processes that draw beside this one -------------------------------------------------------------------------------
+
+MOST_HELPERS = 6
+_SERVE = "from anisoscope.view.matplotlib_renderer import serve; serve()"
+_helpers: list[DrawingProcess] = []  # begun, and not used yet
+
+
+class DrawingProcess:
+    """A process that draws the files it is given; it ends when this one does."""
+
+    def __init__(self) -> None:
+        home = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([sys.executable, "-c", _SERVE], env={**os.environ, "PYTHONPATH": path}, **pipes)
+        self.failed: list[FigureFile] = []
+
+    def draw_from(self, waiting: deque[FigureFile]) -> None:
+        """Have files drawn as long as some wait; what cannot be sent or drawn there is left to this process."""
+        given, answers = self.process.stdin, self.process.stdout
+        assert given is not None and answers is not None
+        while (file := _next(waiting)) is not None:
+            try:
+                pickle.dump(file, given)
+                given.flush()
+                drawn = pickle.load(answers)
+            except (OSError, EOFError, pickle.PickleError, TypeError, AttributeError):
+                self.failed.append(file)
+                return
+            if not drawn:
+                self.failed.append(file)
+
+    def end(self) -> None:
+        self.process.kill()  # it holds nothing: every file that was asked for has been answered
+        self.process.communicate()
+
+
+def begin_drawing() -> None:
+    """Start processes that the next `write_figures` shares its work with: they import while others still measure."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not _helpers and sys.executable:
+        with contextlib.suppress(OSError):  # without them this process draws alone
+            for _ in range(min(MOST_HELPERS, cores - 1)):
+                _helpers.append(DrawingProcess())
+
+
+def end_drawing() -> None:
+    """End the processes of `begin_drawing` that have not been used."""
+    while _helpers:
+        _helpers.pop().end()
+
+
+@contextlib.contextmanager
+def _begun() -> Iterator[list[DrawingProcess]]:
+    """The processes that were begun; they end afterwards."""
+    try:
+        yield list(_helpers)
+    finally:
+        end_drawing()
+
+
+def serve() -> None:
+    """Draw the files that come through standard input until it ends; the answer says whether each could be drawn."""
+    import matplotlib
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends this process
+    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    from matplotlib.backends import backend_pdf, backend_svg  # noqa: F401  imported before there is work
+
     with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
-        for figure in figures:
-            panels = figure.panels[: figure.most]
-            each = figure.each and len(figure.panels) > 1
-            for stem, changes in figure.files.items():
-                for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    drawing = draw(figure, shown, {**chosen, **changes})
-                    taken = {path.stem for path in written}  # append a number if another name gives the same slug
-                    names = [slug(name), *(f"{slug(name)}-{i}" for i in range(2, len(written) + 3))]
-                    written += _save(drawing, folder / next(name for name in names if name not in taken))
-    return written
+        while True:
+            try:
+                file = pickle.load(given)
+            except EOFError:
+                return
+            try:
+                file.write()
+                pickle.dump(True, answers)
+            except Exception:  # told by the command, which draws it again
+                pickle.dump(False, answers)
+            answers.flush()
 
 
 def slug(text: str) -> str:
@@ -61,16 +195,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.")[:80] or "figure"
 
 
-def _save(drawing: Drawing, stem: Path) -> list[Path]:
+def _save(drawing: Drawing, paths: Sequence[Path]) -> None:
     """Write both formats, each with its own canvas (`savefig` would draw twice); the layout is computed once."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".pdf", ".svg")]
     FigureCanvasPdf(drawing).print_pdf(paths[0], metadata={"CreationDate": None})
     drawing.set_layout_engine("none")
     FigureCanvasSVG(drawing).print_svg(paths[1], metadata={"Date": None})
-    return paths
 
 
 def draw(figure: Figure, panels: Sequence[Panel], chosen: Mapping[str, int]) -> Drawing:

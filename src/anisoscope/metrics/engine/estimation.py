@@ -183,6 +183,11 @@ class View:
 
         return once(self._known, (need, without), build)
 
+    def let_go(self, need: type) -> None:
+        """Forget the parts of a statistic, once its lines are known: with one matrix for each fold they are large."""
+        if (need, "lines") in self._known:
+            self.folds = [{**fold, need: []} if need in fold else fold for fold in self.folds]
+
     def parts(self) -> list[View]:
         """Views of the moments of consecutive batches of the (shuffled) sample, without folds; cached."""
 
@@ -346,6 +351,7 @@ def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
         centred = options.get("centred", True)
         for part in view.parts() if options.get("batches") else [view]:
             lines = part.lines(Moments)
+            part.let_go(Moments)
             if isinstance(lines, GramMoments):
                 lines.eigenvalues(centred=centred)
             elif lines is not None and centred not in lines.spectra and lines.width >= _WIDE:

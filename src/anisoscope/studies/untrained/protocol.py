@@ -30,7 +30,8 @@ from anisoscope.capture.sites.family import list_families
 from anisoscope.capture.sites.site import Site
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
-from anisoscope.measurement.bank import Bank, Setup, chosen_rows, make_plan
+from anisoscope.measurement.bank import Bank, Setup, make_plan
+from anisoscope.measurement.cells import chosen_rows
 from anisoscope.measurement.evaluation import evaluate_bank
 from anisoscope.metrics.attention import SMALLEST_ROW, attention_median, attention_min, score_magnitude
 from anisoscope.metrics.catalogue import parse_requests
