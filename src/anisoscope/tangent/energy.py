@@ -309,12 +309,14 @@ def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> li
     subspaces = with_planes([_stacked(line, device) for line in given])
     spread: tangent.Anisotropy | None = None
     others = first.others()
-    found: list[Found] = [{"sizes": sums.sizes}]
-    for one, mine in zip(asked[0], subspaces, strict=True):
-        numbers = sums.of(mine) | mine.found()
-        for i, (group, average) in enumerate(first.targets[: one.controls]):
-            value = _value(numbers, sums, first, group, average)
-            numbers |= targets.of(mine.Q, i, value, shares=one.shares and not average)
+    found: list[Found] = [sums.of(mine) | mine.found() for mine in subspaces]
+    for i, (group, average) in enumerate(first.targets):
+        at = [k for k, one in enumerate(asked[0]) if i < one.controls]
+        energies = [(subspaces[k].Q, _value(found[k], sums, first, group, average)) for k in at]
+        drawn = targets.of(i, energies, shares=not average and any(asked[0][k].shares for k in at)) if at else []
+        for k, numbers in zip(at, drawn, strict=True):
+            found[k] |= numbers
+    for one, mine, numbers in zip(asked[0], subspaces, found, strict=True):
         if one.shares:
             if spread is None:
                 used = first.used if first.lines > 1 else []
@@ -323,8 +325,7 @@ def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> li
         if others and not one.label.control:
             others_of = torch.stack([torch.stack([test.target(*other) for other in others]) for test in tests])
             numbers["others"] = tangent.gradient_energy(others_of, mine.Q.unsqueeze(1))
-        found.append(numbers)
-    return found
+    return [{"sizes": sums.sizes}, *found]
 
 
 def _stacked(line: Sequence[tuple[Tensor, Tensor | None]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -159,8 +159,7 @@ def weight_records(
             records = list(energy_records(columns, Q, label))
             total = folds.sum(0)
             drawn = Targets([[total.T @ total]], draws=plan.draws, seed=seed)
-            reached = drawn.of(Q[None], 0, torch.tensor([columns["value"]]).to(Q), shares=True)
-            (numbers,) = on_host([reached])
+            (numbers,) = on_host(drawn.of(0, [(Q[None], torch.tensor([columns["value"]]).to(Q))], shares=True))
             bands, count = numbers["bands 0"][0].tolist(), float(numbers["reached 0"][0])
             records += control_records(bands, count, label, columns, draws=plan.draws)
             for control, others in controls.items():

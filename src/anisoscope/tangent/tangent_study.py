@@ -434,8 +434,8 @@ class TangentStudy:
         values = torch.stack([tangent.amplification(grown, Q) for Q in bases])
         found["amplified"] = torch.cat([values.unsqueeze(1), change[1:] / change[0]], 1)
         drawn = Targets([[grown]], draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
-        for i, Q in enumerate(bases):
-            mine = drawn.of(Q[None], 0, values[i : i + 1], shares=False)
+        asked = [(Q[None], values[i : i + 1]) for i, Q in enumerate(bases)]
+        for i, mine in enumerate(drawn.of(0, asked, shares=False)):
             found |= {f"{name} of {i}": x for name, x in mine.items()}
         return found
 

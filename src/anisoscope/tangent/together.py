@@ -156,24 +156,27 @@ class Targets:
     def __init__(self, moments: Sequence[Sequence[Tensor]], *, draws: int, seed: int) -> None:
         self.moments, self.sizes = moments, {"draws": draws, "seed": seed}
         self._drawn: dict[int, Draws] = {}
-        self._measured: dict[tuple[int, int], Measured] = {}
 
-    def _of(self, target: int, rank: int) -> Measured:
-        """The draws of one rank against a target: subspaces of that rank share them."""
-        if (target, rank) not in self._measured:
-            M = torch.stack([mine[target] for mine in self.moments])
+    def of(self, target: int, asked: Sequence[tuple[Tensor, Tensor]], *, shares: bool) -> list[Found]:
+        """Of each (Q, its energy): summaries of both controls [S, metrics, 4], and how many random draws reach it.
+
+        Subspaces of one rank share their draws and the products of these with the target.
+        """
+        M, found = torch.stack([mine[target] for mine in self.moments]), dict[int, Found]()
+        for rank in dict.fromkeys(Q.shape[-1] for Q, _ in asked):
+            mine = [i for i, (Q, _) in enumerate(asked) if Q.shape[-1] == rank]
             if rank not in self._drawn:
                 self._drawn[rank] = Draws(M.shape[-1], rank, **self.sizes, device=str(M.device))
-            self._measured[target, rank] = self._drawn[rank].of(M)
-        return self._measured[target, rank]
+            measured = self._drawn[rank].of(M, [asked[i][0] for i in mine], shares=shares)
+            found |= {i: _summary(measured, target, *asked[i]) for i in mine}
+        return [found[i] for i in range(len(asked))]
 
-    def of(self, Q: Tensor, target: int, value: Tensor, *, shares: bool) -> Found:
-        """Summaries of both controls [S, metrics, 4] and how many random draws reach the value [S]."""
-        measured = self._of(target, Q.shape[-1])
-        random, normal = measured.random(shares=shares), measured.normal(Q, shares=shares)
-        drawn = torch.stack([*random.by_metric().values(), *normal.by_metric().values()], 1)
-        reached = (random.energy >= value.unsqueeze(-1) * (1 - tangent.TIE)).sum(-1).double()
-        return {f"bands {target}": bands_of(drawn), f"reached {target}": reached}
+
+def _summary(measured: Measured, target: int, Q: Tensor, value: Tensor) -> Found:
+    random, normal = measured.random(), measured.normal(Q)
+    drawn = torch.stack([*random.by_metric().values(), *normal.by_metric().values()], 1)
+    reached = (random.energy >= value.unsqueeze(-1) * (1 - tangent.TIE)).sum(-1).double()
+    return {f"bands {target}": bands_of(drawn), f"reached {target}": reached}
 
 
 def bands_of(draws: Tensor) -> Tensor:
