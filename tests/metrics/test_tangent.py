@@ -394,6 +394,15 @@ def test_draws_that_serve_several_proxies_and_moments_equal_fresh_ones() -> None
     assert alone.share is None and torch.allclose(alone.energy, together[0].random().energy, rtol=1e-6)
 
 
+def test_shares_of_several_subspaces_in_one_product_are_those_of_each() -> None:
+    C = torch.stack([second_moment(skewed(seed=s)) for s in range(3)])
+    subspaces = [torch.stack([subspace(24, 5, seed=s) for s in range(3)]), subspace(24, 2, seed=9)]
+    spread = Anisotropy(C / C.diagonal(dim1=1, dim2=2).sum(-1)[:, None, None])
+    for Q, found in zip(subspaces, spread.held_each(subspaces), strict=True):
+        for one, two in zip(found, spread.held(Q), strict=True):
+            assert one.tolist() == pytest.approx(two.tolist(), rel=1e-12)
+
+
 def test_eigenproblems_solved_side_by_side_equal_one_after_another() -> None:
     pairs = [(second_moment(skewed(200, 24, seed=s)), second_moment(skewed(200, 24, seed=s + 9))) for s in range(3)]
     for (grown, grew), pair in zip(each_decomposed(growth, pairs), pairs, strict=True):

@@ -146,16 +146,23 @@ class Anisotropy:
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
         self.whole = _deviation(C, self.level)
-        self.squares = C.square().sum((-2, -1))
+        self.squares = torch.linalg.vector_norm(C, dim=(-2, -1)).square()
 
     def held(self, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """gradient_share of Q, tr(QᵀCQ)/r over tr(C)/d (above 1 the share is excess energy), gradient_isoscore_gain.
 
         Q is one subspace [d, r], or one for each C.
         """
+        return self.held_each([Q])[0]
+
+    def held_each(self, subspaces: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """As `held`, of several subspaces in one product with C."""
+        bases = [Q.to(self.C.dtype).expand(*self.C.shape[:-1], Q.shape[-1]) for Q in subspaces]
+        images = (self.C @ torch.cat(bases, -1)).split([Q.shape[-1] for Q in bases], -1)
+        return [self._held(Q, image) for Q, image in zip(bases, images, strict=True)]
+
+    def _held(self, Q: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         d, r = Q.shape[-2:]
-        Q = Q.to(self.C.dtype)
-        image = self.C @ Q
         inside = Q.mT @ image
         nothing = self.whole <= (1e-12 * self.level) ** 2 * d
         share = torch.where(nothing, torch.nan, _deviation(inside, self.level) / self.whole)
@@ -167,7 +174,7 @@ class Anisotropy:
 def _deviation(C: Tensor, level: Tensor) -> Tensor:
     """‖C − level·I‖_F²."""
     eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-    return (C - level[..., None, None] * eye).square().sum((-2, -1))
+    return torch.linalg.vector_norm(C - level[..., None, None] * eye, dim=(-2, -1)).square()
 
 
 def _gain(

@@ -249,7 +249,7 @@ class TangentStudy:
                 scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and apart[one.site]))
                 assert test.g is not None
                 g = test.g if scale is None else scale.gradients(test.g)
-                scaled = moment if scale is None else scale.moments(moment)
+                scaled = moment if scale is None else scale.moments(replace(moment, groups={}, parts={}))  # of all rows
                 like = EnergyRows(replace(test, g=g), groupings, like=like)
                 tests.append(SubspaceTest(scaled, like, **sizes, note=note))
                 places.append((one.site, one.first))
