@@ -28,7 +28,7 @@ from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = 1 << 30  # of rows and moments of the sites refitted together on a device
+_BYTES = {"cpu": 0, "cuda": 1 << 31}  # of rows and moments of the sites refitted together; on the host a core has one
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -183,38 +183,77 @@ class Reduced:
         return out
 
 
+Fitted = tuple[Mapping[Site, FitRows], Mapping[Label, Mapping[Site, Proxy]]]
+"""Proxies and the rows that they were fitted on."""
+Place = tuple[int, Site]  # which of several such sets, and a site of it
+
+
 def with_refits(
     fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
 ) -> dict[Label, dict[Site, Proxy]]:
     """The proxies of these rows with their refits; random directions and permuted controls stay as they are."""
-    out: dict[Label, dict[Site, Proxy]] = {label: dict(proxies) for label, proxies in found.items()}
+    return refits_of([(fits, found)], seed=seed)[0]
+
+
+def refits_of(sets: Sequence[Fitted], *, seed: int) -> list[dict[Label, dict[Site, Proxy]]]:
+    """As `with_refits` of several sets of rows: what has one shape, whatever its coordinates, is one batch."""
+    fits: dict[Place, FitRows] = {}
+    found: dict[Label, dict[Place, Proxy]] = {}
+    for i, (rows, mine) in enumerate(sets):
+        fits |= {(i, site): part for site, part in rows.items()}
+        for label, proxies in mine.items():
+            if _is_refitted(label):
+                found.setdefault(_kind(label), {}).update({(i, site): proxy for site, proxy in proxies.items()})
     device = next((mine.x.device for mine in fits.values()), torch.device("cpu"))
     with factors.exact_products(device):  # set once: parallel threads would reset it for each other
-        groups = each_on_host(lambda sites: _refitted(sites, fits, found, seed=seed), _alike(fits, found), device.type)
+        groups = each_on_host(lambda at: _refitted(at, fits, found, seed=seed), _alike(fits, found), device.type)
+    done: dict[Label, dict[Place, Proxy]] = {kind: {} for kind in found}
     for group in groups:
-        for label, proxies in group.items():
-            out[label] |= proxies
-    return {label: {site: out[label][site] for site in found[label]} for label in found}
+        for kind, parts in group.items():
+            done[kind] |= parts
+    return [
+        {
+            label: {site: done[_kind(label)][i, site] if _is_refitted(label) else proxy for site, proxy in mine.items()}
+            for label, mine in proxies.items()
+        }
+        for i, (_, proxies) in enumerate(sets)
+    ]
+
+
+def _is_refitted(label: Label) -> bool:
+    return label.proxy != "random" and label.control != "permuted"
+
+
+def _kind(label: Label) -> Label:
+    """What of a label decides how a proxy is refitted."""
+    return Label(label.proxy, label.rank, control=label.control)
 
 
 def _refitted(
-    sites: Sequence[Site], fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
-) -> dict[Label, dict[Site, Proxy]]:
-    """The proxies of sites of one shape with their refits."""
+    places: Sequence[Place],
+    fits: Mapping[Place, FitRows],
+    found: Mapping[Label, Mapping[Place, Proxy]],
+    *,
+    seed: int,
+) -> dict[Label, dict[Place, Proxy]]:
+    """The proxies of places of one shape with their refits; NaN where too little is left without any fold."""
     made: dict[int, Reduced] = {}
-    mine = {label: [proxies[site] for site in sites] for label, proxies in found.items() if sites[0] in proxies}
-    for label in sorted(mine, key=lambda label: bool(label.control)):  # controls need the refits of their proxies
-        rank = mine[label][0].basis.shape[1]
-        if label.proxy == "random" or label.control == "permuted" or not fits[sites[0]].live(rank):
-            bases = None
-        else:
+    first = fits[places[0]]
+    mine = {kind: [proxies[at] for at in places] for kind, proxies in found.items() if places[0] in proxies}
+    for kind in sorted(mine, key=lambda kind: bool(kind.control)):  # controls need the refits of their proxies
+        proxies = mine[kind]
+        rank = proxies[0].basis.shape[1]
+        if first.live(rank):
             if rank not in made:
-                made[rank] = Reduced.of([fits[site] for site in sites], rank, seed=seed)
-            before = [proxy.left_out for proxy in mine.get(replace(label, control=""), ())]
-            bases = _bases(made[rank], label, mine[label][0], before, seed=seed)
-        left = _placed(bases, made.get(rank), mine[label], label, fits[sites[0]].counts)
-        mine[label] = [replace(proxy, left_out=one) for proxy, one in zip(mine[label], left, strict=True)]
-    return {label: dict(zip(sites, proxies, strict=True)) for label, proxies in mine.items()}
+                made[rank] = Reduced.of([fits[at] for at in places], rank, seed=seed)
+            before = [proxy.left_out for proxy in mine.get(replace(kind, control=""), ())]
+            bases = _bases(made[rank], kind, proxies[0], before, seed=seed)
+            left = list(made[rank].placed(bases, torch.stack([proxy.basis for proxy in proxies])))
+        else:
+            own = [proxy.basis for proxy in proxies]
+            left = [torch.stack([torch.full_like(Q, torch.nan) if n else Q for n in first.counts]) for Q in own]
+        mine[kind] = [replace(proxy, left_out=one) for proxy, one in zip(proxies, left, strict=True)]
+    return {kind: dict(zip(places, proxies, strict=True)) for kind, proxies in mine.items()}
 
 
 def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor | None], *, seed: int) -> Tensor:
@@ -227,42 +266,27 @@ def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor |
     return space.refitted(label.proxy, len(proxy.directions), seed=seed)
 
 
-def _placed(
-    bases: Tensor | None, space: Reduced | None, proxies: Sequence[Proxy], label: Label, counts: Sequence[int]
-) -> Sequence[Tensor | None]:
-    """`left_out` of every site: None for what is not refitted, NaN where too little is left without any fold."""
-    if bases is not None and space is not None:
-        return list(space.placed(bases, torch.stack([proxy.basis for proxy in proxies])))
-    if label.proxy == "random" or label.control == "permuted":
-        return [None] * len(proxies)
-    own = [proxy.basis for proxy in proxies]
-    return [torch.stack([torch.full_like(Q, torch.nan) if n else Q for n in counts]) for Q in own]
-
-
-def _alike(fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]]) -> list[list[Site]]:
-    """Sites whose rows and proxies have the same shapes: on a device as many as memory allows, else one, for a core."""
-    groups: dict[tuple[object, ...], list[list[Site]]] = {}
-    for site in dict.fromkeys(site for proxies in found.values() for site in proxies):
-        mine, rank = fits[site], 0
+def _alike(fits: Mapping[Place, FitRows], found: Mapping[Label, Mapping[Place, Proxy]]) -> list[list[Place]]:
+    """Places whose rows and proxies have the same shapes, as many together as memory allows."""
+    groups: dict[tuple[object, ...], list[list[Place]]] = {}
+    for place in dict.fromkeys(place for proxies in found.values() for place in proxies):
+        mine, rank = fits[place], 0
         shapes: list[object] = [tuple(mine.x.shape), mine.x.dtype]
-        for label, proxies in found.items():
-            if site in proxies:
-                shape = proxies[site].basis.shape[1], len(proxies[site].directions)
+        for kind, proxies in found.items():
+            if place in proxies:
+                shape = proxies[place].basis.shape[1], len(proxies[place].directions)
                 rank = max(rank, shape[0])
-                shapes += [label, shape, tuple(mine.live(shape[0]))]
+                shapes += [kind, shape, tuple(mine.live(shape[0]))]
         n, d = mine.x.shape
         size = mine.x.element_size() * n * (2 * d + FOLDS * min(d, WIDER * rank)) + mine.spread.squares.nbytes
         chunks = groups.setdefault(tuple(shapes), [[]])
-        if len(chunks[-1]) >= (1 if mine.x.device.type == "cpu" else max(1, _BYTES // size)):
+        if len(chunks[-1]) >= max(1, _BYTES.get(mine.x.device.type, 0) // size):
             chunks.append([])
-        chunks[-1].append(site)
+        chunks[-1].append(place)
     return [chunk for chunks in groups.values() for chunk in chunks]
 
 
-def standardised_refits(
-    fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
-) -> dict[Label, dict[Site, Proxy]]:
-    """As `with_refits`, for proxies in standardised coordinates of these rows; one scale for all proxies of a site."""
+def standardised_set(fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]]) -> Fitted:
+    """Proxies in standardised coordinates with these rows in them; one scale for all proxies of a site."""
     scales = {site: proxy.scale for proxies in found.values() for site, proxy in proxies.items()}
-    scaled = {site: fits[site].standardised(scale) for site, scale in scales.items() if scale is not None}
-    return with_refits(scaled, found, seed=seed)
+    return {site: fits[site].standardised(scale) for site, scale in scales.items() if scale is not None}, found

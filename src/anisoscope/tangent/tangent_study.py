@@ -36,7 +36,7 @@ from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, Record, Subsp
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
-from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.refit import FitRows, Fitted, refits_of, standardised_set
 from anisoscope.tangent.together import Found, Targets, on_host
 
 DEFAULT_RANK = 16
@@ -105,8 +105,15 @@ class TangentStudy:
         fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
         rest = {site: halves[site][0].without_first() for site in outliers(halves, apart)}
         fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
-        proxies = self._fit(halves, fits[""])
-        other = self._readings(fits)
+        sets = self._fit(halves, fits[""])
+        plain, others = len(sets), self._readings(fits)
+        refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
+        proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
+        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        for (first, space, _), mine in zip(others, refitted[plain:], strict=True):
+            for label, found in mine.items():
+                for site, proxy in found.items():
+                    other[site].setdefault((first, space), {})[label] = proxy
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         folds = {site: FoldCovariance.of(test.x, test.fold) for site, (_, test) in halves.items()}
         # growth of the covariance of the test half since the last measured step, and the directions that span it
@@ -200,10 +207,13 @@ class TangentStudy:
             self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
         return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
 
-    def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> dict[Site, Readings]:
-        """Proxies in standardised coordinates, and of rows without the first position where that is an outlier."""
+    def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> list[tuple[str, str, Fitted]]:
+        """Proxies in standardised coordinates, and of rows without the first position where that is an outlier.
+
+        With which rows they were fitted on ("out": without the first position), and the coordinates.
+        """
         spaces = ("", STANDARDISED) if self.plan.standardised else ("",)
-        found: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        found = []
         for (first, chosen), space in product(fits.items(), spaces):
             labels = [
                 Label(proxy, self.main_rank, batch=self.source, coordinates=space, first=first)
@@ -213,24 +223,19 @@ class TangentStudy:
             if not rows or not (first or space):  # `_fit` has fitted on all rows as they are
                 continue
             try:
-                fitted = self._refit(rows, labels)
+                found.append((first, space, self._fit_both(rows, labels)))
             except AnisoscopeError as error:
                 self._note(f"energies {energy_words(labels[0])} are left out: {error}")
-                continue
-            for label, proxies in fitted.items():
-                for site, proxy in proxies.items():
-                    found[site].setdefault((first, space), {})[label] = proxy
         return found
 
-    def _refit(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
+    def _fit_both(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> Fitted:
         """Both main proxies and the fitted controls of the first."""
         seed, rows = self.plan.seed, {site: mine.x for site, mine in fits.items()}
         how: dict[str, Any] = {"seed": seed, "covariances": {s: f.covariance for s, f in fits.items()}}
         if labels[0].coordinates:
-            return standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
+            return standardised_set(fits, fitting.fit_standardised(rows, labels, **how))
         found = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
-        found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
-        return with_refits(fits, found, seed=seed)
+        return fits, found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
 
     def _energies(
         self,
@@ -332,9 +337,8 @@ class TangentStudy:
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
-    def _fit(
-        self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]
-    ) -> dict[Label, dict[Site, Proxy]]:
+    def _fit(self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]) -> list[Fitted]:
+        """Proxies and fitted controls of all rows as they are, and those balanced over frequency bins."""
         plan = self.plan
         rows = {site: mine.x for site, mine in fits.items()}
         width = min(x.shape[1] for x in rows.values())
@@ -356,7 +360,7 @@ class TangentStudy:
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         found |= shuffled | fitting.fit_controls(rows, main, found[main], **how, permuted=False)
-        found = with_refits(fits, found, seed=plan.seed)
+        sets: list[Fitted] = [(fits, found)]
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
@@ -367,8 +371,8 @@ class TangentStudy:
             if enough:
                 balanced = replace(main, balanced=True)
                 even_fits = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
-                found |= with_refits(enough, {balanced: even_fits}, seed=plan.seed)
-        return found
+                sets.append((enough, {balanced: even_fits}))
+        return sets
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
