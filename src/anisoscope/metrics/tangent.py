@@ -254,12 +254,18 @@ class Draws:
 
     def _products(self, columns: Tensor, *, squares: bool) -> list[Tensor]:
         """AᵀCA, AᵀC²A and AᵀB by blocks for `columns` [C, B], in one pass over some draws at a time."""
-        d, r, found = columns.shape[-2], self.rank, []
+        d, r, found = columns.shape[-2], self.rank, list[tuple[Tensor, ...]]()
+        halves = [] if squares else _triangle(columns[..., :d])
         for part in self.rows.split(self._at_once(columns) * r):
-            blocks = (part.expand(*columns.shape[:-2], *part.shape) @ columns).unflatten(-2, (-1, r))
-            image = blocks[..., :d]
-            inside = part.unflatten(0, (-1, r)) @ image.mT
-            found.append((inside, *([image @ image.mT] if squares else []), blocks[..., d:]))
+            rows, blocks = part.expand(*columns.shape[:-2], *part.shape), part.unflatten(0, (-1, r))
+            if squares:
+                wide = (rows @ columns).unflatten(-2, (-1, r))
+                image = wide[..., :d]
+                found.append((blocks @ image.mT, image @ image.mT, wide[..., d:]))
+            else:
+                image = torch.cat([rows[..., : half.shape[-2]] @ half for half in halves], -1).unflatten(-2, (-1, r))
+                inside = blocks @ image.mT
+                found.append((inside + inside.mT, (rows @ columns[..., d:]).unflatten(-2, (-1, r))))
         return [torch.cat(parts, -3) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
     def _at_once(self, columns: Tensor) -> int:
@@ -279,7 +285,16 @@ class Draws:
         return inverse
 
 
+_NARROWEST = 32  # columns of a product on the host
 _CACHE = 3 << 19  # bytes of draws and their products that are held at a time on the host
+
+
+def _triangle(C: Tensor) -> list[Tensor]:
+    """Columns of the U with C = U + Uᵀ, without their zeros: on the host AᵀUA costs little more than half of AᵀCA."""
+    upper, d = C.triu(), C.shape[-1]
+    upper.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    step = max(_NARROWEST, -(-d // 4)) if C.device.type == "cpu" else d
+    return [upper[..., : i + step, i : i + step].contiguous() for i in range(0, d, step)]
 
 
 def _sides(C: Tensor, Q: Tensor, *, shares: bool) -> Tensor:

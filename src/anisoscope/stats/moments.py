@@ -269,10 +269,11 @@ class FoldCovariance:
 
     @classmethod
     def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
-        rows, fold = x.double(), fold.cpu()
-        rows = rows - rows.mean(0)
+        fold = fold.cpu()
+        rows = float64_copy(x[fold.argsort(stable=True).to(x.device)])
+        rows -= rows.mean(0)
         sizes = torch.bincount(fold, minlength=FOLDS)
-        parts = rows[fold.argsort(stable=True).to(x.device)].split(sizes.tolist())
+        parts = rows.split(sizes.tolist())
         n = sizes.to(x.device, torch.float64)
         squares = _grams(parts)
         upper = squares.triu()  # made exactly symmetric, as after a round trip through `packed`

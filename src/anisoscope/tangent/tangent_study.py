@@ -102,9 +102,8 @@ class TangentStudy:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
         apart = first_apart(halves)
-        fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
-        rest = {site: halves[site][0].without_first() for site in outliers(halves, apart)}
-        fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
+        fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
+        fits["out"] = self._fit_rows({site: halves[site][0].without_first() for site in outliers(halves, apart)})
         sets = self._fit(halves, fits[""])
         plain, others = len(sets), self._readings(fits)
         refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
@@ -115,7 +114,9 @@ class TangentStudy:
                 for site, proxy in found.items():
                     other[site].setdefault((first, space), {})[label] = proxy
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        folds = {site: FoldCovariance.of(test.x, test.fold) for site, (_, test) in halves.items()}
+        device = next((test.x.device.type for _, test in halves.values()), "cpu")
+        spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
+        folds = dict(zip(halves, spreads, strict=True))
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
@@ -126,11 +127,12 @@ class TangentStudy:
             for (first, space), mine in other[site].items()
             if mine or not first  # all rows as they are: `_fit` has fitted on them
         ]
-        moments = {(one.site, one.first): self._moments(one.test) for one in readings if not one.space}
+        plainly = [one for one in readings if not one.space]
+        summed = each_on_host(lambda one: self._moments(one.test), plainly, device)
+        moments = {(one.site, one.first): mine for one, mine in zip(plainly, summed, strict=True)}
         energies = self._energies(readings, moments, proxies, apart)
         numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
         aligned = dict(zip(moments, on_host(numbers), strict=True))
-        device = next((test.x.device.type for _, test in halves.values()), "cpu")
 
         def change(site: Site) -> Found:
             found, types = self._change(site, folds[site], grown.get(site)), self._types(*halves[site])
@@ -206,6 +208,11 @@ class TangentStudy:
         if len(fit) <= wanted:
             self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
         return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
+
+    def _fit_rows(self, halves: Mapping[Site, Half]) -> dict[Site, FitRows]:
+        device = next((half.x.device.type for half in halves.values()), "cpu")
+        found = each_on_host(lambda half: FitRows.of(half, self.plan.fit_rows), list(halves.values()), device)
+        return dict(zip(halves, found, strict=True))
 
     def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> list[tuple[str, str, Fitted]]:
         """Proxies in standardised coordinates, and of rows without the first position where that is an outlier.
