@@ -353,13 +353,15 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
     best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
-    for _ in range(_W_STEPS):
+    for left in reversed(range(_W_STEPS)):
         projected = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
         value, directions = _free_directions(theta, projected, rank)
         better = value < error
         best = torch.where(better.unsqueeze(-1), w, best)
         free = torch.where(better[..., None, None], directions, free)
         error = torch.where(better, value, error)
+        if not left:
+            break
         outside = projected - (directions @ (directions.mT @ projected.unsqueeze(-1))).squeeze(-1)
         moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
