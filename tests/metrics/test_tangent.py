@@ -99,7 +99,7 @@ def test_random_and_normal_draws_are_those_of_explicit_bases(rank: int) -> None:
     draws = Draws(24, rank, draws=20, seed=3)
     measured = draws.of(C)
     for control, without in ((measured.random(), None), (measured.normal(Q), Q.numpy())):
-        bases = references.drawn_subspaces(draws.A.numpy(), rank, without)
+        bases = references.drawn_subspaces(draws.rows.T.numpy(), rank, without)
         assert control.share is not None and control.gain is not None
         energies = [float(np.trace(b.T @ C.numpy() @ b)) for b in bases]
         assert control.energy.tolist() == pytest.approx(energies, rel=2e-4)
@@ -109,6 +109,38 @@ def test_random_and_normal_draws_are_those_of_explicit_bases(rank: int) -> None:
         assert control.gain.tolist() == pytest.approx(
             [references.isoscore_gain(C.numpy(), b) for b in bases], rel=1e-3, abs=1e-5
         )
+
+
+def test_draws_of_a_usual_width_agree_with_float64_to_a_few_parts_in_a_million() -> None:
+    d, rank = 192, 16
+    M = second_moment(noise(2000, d, seed=1) * torch.linspace(0.01, 1.0, d, dtype=torch.float64))
+    C, Q = M / M.trace(), subspace(d, rank, seed=4)
+    draws = Draws(d, rank, draws=60, seed=3)
+    measured = draws.of(M, [Q])
+    for control, without in ((measured.random(), None), (measured.normal(Q), Q.numpy())):
+        bases = references.drawn_subspaces(draws.rows.double().T.numpy(), rank, without)
+        assert control.share is not None and control.gain is not None
+        energies = [float(np.trace(b.T @ C.numpy() @ b)) for b in bases]
+        assert control.energy.tolist() == pytest.approx(energies, rel=1e-6)
+        shares, gains = (
+            [of(C.numpy(), b) for b in bases] for of in (references.spectral_share, references.isoscore_gain)
+        )
+        assert control.share.tolist() == pytest.approx(shares, rel=3e-6)
+        assert control.gain.tolist() == pytest.approx(gains, rel=5e-6)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_complements_asked_for_in_advance_are_those_asked_for_later_at_several_sites(shares: bool) -> None:
+    moments = torch.stack([second_moment(skewed(seed=s)) for s in range(3)])
+    proxies = [torch.stack([subspace(24, 5, seed=3 * i + s) for s in range(3)]) for i in range(2)]
+    draws = Draws(24, 5, draws=40, seed=3)
+    ahead = draws.of(moments, proxies, shares=shares)
+    for Q in proxies:
+        for site in range(3):
+            alone = Draws(24, 5, draws=40, seed=3).of(moments[site]).normal(Q[site], shares=shares)
+            for name, values in ahead.normal(Q).by_metric().items():
+                assert values[site].tolist() == pytest.approx(alone.by_metric()[name].tolist(), rel=1e-4, abs=1e-6)
+            assert ahead.normal(Q).by_metric().keys() == alone.by_metric().keys()
 
 
 def test_normal_draws_are_orthogonal_to_the_proxy_and_random_ones_are_not() -> None:
@@ -358,7 +390,17 @@ def test_draws_that_serve_several_proxies_and_moments_equal_fresh_ones() -> None
         for M, measured in zip(moments, together, strict=True):
             fresh = Draws(24, 4, draws=50, seed=3).of(M)
             assert torch.equal(measured.normal(Q).energy, fresh.normal(Q).energy)
-    assert torch.equal(together[0].random(shares=False).energy, together[0].random().energy)
+    alone = shared.of(moments[0], shares=False).random()
+    assert alone.share is None and torch.allclose(alone.energy, together[0].random().energy, rtol=1e-6)
+
+
+def test_shares_of_several_subspaces_in_one_product_are_those_of_each() -> None:
+    C = torch.stack([second_moment(skewed(seed=s)) for s in range(3)])
+    subspaces = [torch.stack([subspace(24, 5, seed=s) for s in range(3)]), subspace(24, 2, seed=9)]
+    spread = Anisotropy(C / C.diagonal(dim1=1, dim2=2).sum(-1)[:, None, None])
+    for Q, found in zip(subspaces, spread.held_each(subspaces), strict=True):
+        for one, two in zip(found, spread.held(Q), strict=True):
+            assert one.tolist() == pytest.approx(two.tolist(), rel=1e-12)
 
 
 def test_eigenproblems_solved_side_by_side_equal_one_after_another() -> None:

@@ -16,8 +16,9 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.numerics.hashing import FOLDS, even_folds
 from anisoscope.results.quantity import jackknife
 from anisoscope.stats.moments import GradientMoments
+from anisoscope.tangent import refit
 from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, SubspaceTest, records_of
-from anisoscope.tangent.proxy import Half, Label, fit_controls, fit_proxies, fit_with_controls
+from anisoscope.tangent.proxy import Half, Label, fit_controls, fit_proxies, fit_standardised, fit_with_controls
 from anisoscope.tangent.refit import FitRows, with_refits
 from anisoscope.tangent.ties import Planes, opened, swings_of
 
@@ -141,7 +142,9 @@ def test_a_plane_in_which_a_tie_is_excluded_widens_nothing() -> None:
     assert float(swings_of(np.array(0.5), np.array(0.5), np.array(0.2))) == pytest.approx(0.4)
 
 
-def test_refits_of_several_sites_are_those_of_each_alone() -> None:
+@pytest.mark.parametrize("room", [0, 1 << 28])
+def test_refits_of_several_sites_are_those_of_each_alone(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(refit._BYTES, "cpu", room)
     sites = {Site(i, "resid"): half(10 * i, 240 if i < 4 else 200) for i in range(1, 5)}
     fits = {site: FitRows.of_rows(one.x, even_folds(one.context)) for site, one in sites.items()}
     for label in (Label("semi_nmf", R), Label("pca", R)):
@@ -157,3 +160,25 @@ def test_refits_of_several_sites_are_those_of_each_alone() -> None:
                 if one is not None and two is not None:
                     overlap = (one.mT @ two).square().sum((-2, -1)) / R
                     assert float((1 - overlap).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("room", [0, 1 << 28])  # as on the host, and as on a device
+def test_refits_of_several_sets_are_those_of_each_alone(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(refit._BYTES, "cpu", room)
+    fits = {Site(i, "resid"): FitRows.of_rows(one.x, one.fold) for i, one in ((1, half(10)), (2, half(20)))}
+    rows = {site: mine.x for site, mine in fits.items()}
+    plain, scaled = ([Label(name, R, coordinates=at) for name in ("semi_nmf", "pca")] for at in ("", "standardised"))
+    found = {label: fit_proxies(rows, label, seed=0) for label in plain}
+    found |= fit_controls(rows, plain[0], found[plain[0]], seed=0)
+    sets = [(fits, found), refit.standardised_set(fits, fit_standardised(rows, scaled, seed=0))]
+    refits = refit.refits_of(sets, seed=0)
+    monkeypatch.setitem(refit._BYTES, "cpu", 0)
+    for (mine, proxies), together in zip(sets, refits, strict=True):
+        alone = with_refits(mine, proxies, seed=0)
+        assert list(together) == list(proxies) == list(alone)
+        for label in (label for label in together if label.control != "permuted"):
+            for site in rows:
+                one, two = together[label][site].left_out, alone[label][site].left_out
+                assert one is not None and two is not None
+                overlap = (one.mT @ two).square().sum((-2, -1)) / R
+                assert float((1 - overlap).abs().max()) < 1e-9

@@ -146,16 +146,23 @@ class Anisotropy:
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
         self.whole = _deviation(C, self.level)
-        self.squares = C.square().sum((-2, -1))
+        self.squares = torch.linalg.vector_norm(C, dim=(-2, -1)).square()
 
     def held(self, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """gradient_share of Q, tr(QᵀCQ)/r over tr(C)/d (above 1 the share is excess energy), gradient_isoscore_gain.
 
         Q is one subspace [d, r], or one for each C.
         """
+        return self.held_each([Q])[0]
+
+    def held_each(self, subspaces: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """As `held`, of several subspaces in one product with C."""
+        bases = [Q.to(self.C.dtype).expand(*self.C.shape[:-1], Q.shape[-1]) for Q in subspaces]
+        images = (self.C @ torch.cat(bases, -1)).split([Q.shape[-1] for Q in bases], -1)
+        return [self._held(Q, image) for Q, image in zip(bases, images, strict=True)]
+
+    def _held(self, Q: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         d, r = Q.shape[-2:]
-        Q = Q.to(self.C.dtype)
-        image = self.C @ Q
         inside = Q.mT @ image
         nothing = self.whole <= (1e-12 * self.level) ** 2 * d
         share = torch.where(nothing, torch.nan, _deviation(inside, self.level) / self.whole)
@@ -167,7 +174,7 @@ class Anisotropy:
 def _deviation(C: Tensor, level: Tensor) -> Tensor:
     """‖C − level·I‖_F²."""
     eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-    return (C - level[..., None, None] * eye).square().sum((-2, -1))
+    return torch.linalg.vector_norm(C - level[..., None, None] * eye, dim=(-2, -1)).square()
 
 
 def _gain(
@@ -205,28 +212,18 @@ class Control:
 
 @lru_cache(maxsize=16)
 def _gaussian(d: int, r: int, draws: int, seed: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Gaussian columns A [d, J·r], the Gram matrix of each block of r columns [J, r, r], and its whitener."""
+    """Gaussian columns as rows Aᵀ [J·r, d], the Gram matrix of each block of r [J, r, r], and its inverse."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(d, draws * r, generator=generator).to(device)
-    gram = _blocks(A, A, r)
-    return A, gram, _whitener(gram)
+    rows = A.mT.contiguous()  # a block lies together in memory
+    blocks = rows.unflatten(0, (-1, r))
+    gram = blocks @ blocks.mT
+    return rows, gram, _inverse(gram)
 
 
-def _parts(columns: Tensor, r: int) -> Tensor:
-    """Columns [..., m, J·r] as blocks [..., J, m, r]."""
-    return columns.unflatten(-1, (-1, r)).transpose(-2, -3)
-
-
-def _blocks(left: Tensor, right: Tensor, r: int) -> Tensor:
-    """LⱼᵀRⱼ of every block of r columns: [..., J, r, r]."""
-    return _parts(left, r).mT @ _parts(right, r)
-
-
-def _whitener(gram: Tensor) -> Tensor:
-    """L⁻¹ of gram = LLᵀ: then L⁻¹ gram L⁻ᵀ = I."""
-    factor = torch.linalg.cholesky_ex(gram)[0]  # without a check, for which a device would wait
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(factor)
-    return torch.linalg.solve_triangular(factor, eye, upper=False)
+def _inverse(gram: Tensor) -> Tensor:
+    """Of positive definite matrices, without a check, for which a device would wait."""
+    return torch.cholesky_inverse(torch.linalg.cholesky_ex(gram)[0])
 
 
 class Draws:
@@ -238,77 +235,124 @@ class Draws:
 
     def __init__(self, width: int, rank: int, *, draws: int = 999, seed: int = 0, device: str = "cpu") -> None:
         self.rank, self.draws = rank, draws
-        self.A, self.gram, self.white = _gaussian(width, rank, draws, seed, device)
-        self._beyond: tuple[Tensor, Tensor, Tensor] | None = None
+        self.rows, self.gram, self.inverse = _gaussian(width, rank, draws, seed, device)
+        self._beyond: list[tuple[Tensor, Tensor]] = []
 
     @full_float32()
-    def of(self, M: Tensor) -> Measured:
-        """The draws against a second moment, or several [..., d, d]."""
-        C = M / _trace(M)[..., None, None]
-        image = C.float() @ self.A
-        return Measured(self, C, image, _blocks(self.A, image, self.rank))
+    def of(self, M: Tensor, along: Sequence[Tensor] = (), *, shares: bool = True) -> Measured:
+        """The draws against a second moment [d, d], or one of each of several sites [S, d, d].
 
-    def beyond(self, Q: Tensor) -> tuple[Tensor, Tensor]:
-        """T = QᵀA by blocks and the whitener of A − QT; the last result is cached, because several moments need it."""
-        if self._beyond is None or self._beyond[0] is not Q:
-            T = _parts(Q.float().mT @ self.A, self.rank)
-            self._beyond = (Q, T, _whitener(self.gram - T.mT @ T))
-        return self._beyond[1], self._beyond[2]
+        `along` are the proxies whose complements will be asked for, each [d, r] or [S, d, r]: their products are made
+        in the same pass over the draws. Without `shares` there are energies alone.
+        """
+        C = M / _trace(M)[..., None, None]
+        sides = [_sides(C, Q, shares=shares) for Q in along]
+        products = self._products(torch.cat([C.float(), *sides], -1), squares=shares)
+        inside, rest = products[0], products[-1].split([side.shape[-1] for side in sides], -1)
+        known = list(zip(along, rest, strict=True))
+        return Measured(self, C, inside, products[1] if shares else None, known)
+
+    def _products(self, columns: Tensor, *, squares: bool) -> list[Tensor]:
+        """AᵀCA, AᵀC²A and AᵀB by blocks for `columns` [C, B], in one pass over some draws at a time."""
+        d, r, found = columns.shape[-2], self.rank, list[tuple[Tensor, ...]]()
+        halves = [] if squares else _triangle(columns[..., :d])
+        for part in self.rows.split(self._at_once(columns) * r):
+            rows, blocks = part.expand(*columns.shape[:-2], *part.shape), part.unflatten(0, (-1, r))
+            if squares:
+                wide = (rows @ columns).unflatten(-2, (-1, r))
+                image = wide[..., :d]
+                found.append((blocks @ image.mT, image @ image.mT, wide[..., d:]))
+            else:
+                image = torch.cat([rows[..., : half.shape[-2]] @ half for half in halves], -1).unflatten(-2, (-1, r))
+                inside = blocks @ image.mT
+                found.append((inside + inside.mT, (rows @ columns[..., d:]).unflatten(-2, (-1, r))))
+        return [torch.cat(parts, -3) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
+
+    def _at_once(self, columns: Tensor) -> int:
+        """Draws of one product: on the host what the cache holds, on a device all."""
+        if columns.device.type != "cpu":
+            return self.draws
+        size = 4 * self.rank * (columns.shape[-1] * columns.shape[:-2].numel() + columns.shape[-2])
+        return max(1, _CACHE // size)
+
+    def beyond(self, Q: Tensor, T: Tensor) -> Tensor:
+        """The inverse Gram of A − QQᵀA from T = AᵀQ by blocks; the last ones are kept, as several moments need them."""
+        for known, inverse in self._beyond:
+            if known is Q:
+                return inverse
+        inverse = _inverse(self.gram - T @ T.mT)
+        self._beyond = [*self._beyond[-3:], (Q, inverse)]
+        return inverse
+
+
+_NARROWEST = 32  # columns of a product on the host
+_CACHE = 3 << 19  # bytes of draws and their products that are held at a time on the host
+
+
+def _triangle(C: Tensor) -> list[Tensor]:
+    """Columns of the U with C = U + Uᵀ, without their zeros: on the host AᵀUA costs little more than half of AᵀCA."""
+    upper, d = C.triu(), C.shape[-1]
+    upper.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    step = max(_NARROWEST, -(-d // 4)) if C.device.type == "cpu" else d
+    return [upper[..., : i + step, i : i + step].contiguous() for i in range(0, d, step)]
+
+
+def _sides(C: Tensor, Q: Tensor, *, shares: bool) -> Tensor:
+    """[Q, K − ½QQᵀK] of K = CQ, with `shares` also CK − ½QKᵀK, in float32: what `Measured.normal` needs of a proxy."""
+    Q = Q.to(C.dtype)
+    K = C @ Q
+    found = [Q, K - Q @ (Q.mT @ K) / 2]
+    return torch.cat([*found, *([C @ K - Q @ (K.mT @ K) / 2] if shares else [])], -1).float()
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Draws and their images under a normalised second moment C (trace 1), or several with leading dimensions.
+    """Draws against a normalised second moment C (trace 1), or several with leading dimensions.
 
-    In the complement of Q everything follows from blocks: with T = QᵀA and K = CQ, the Gram of A − QT is AᵀA − TᵀT, and
-    its image under C is CA − KT.
+    In the complement of Q everything follows from blocks: with T = AᵀQ, K = CQ and H = QᵀK, the Gram of A − QTᵀ is
+    AᵀA − TTᵀ, and its second moment AᵀCA − Y − Yᵀ with Y = T(AᵀK − ½TH)ᵀ = T(Aᵀ(K − ½QH))ᵀ; that of C² likewise.
     """
 
     draws: Draws
     C: Tensor
-    image: Tensor  # CA
     inside: Tensor  # AᵀCA by blocks
-
-    @cached_property
-    def _squares(self) -> Tensor:
-        return _blocks(self.image, self.image, self.draws.rank)
+    squares: Tensor | None  # AᵀC²A by blocks
+    along: list[tuple[Tensor, Tensor]]  # proxies, and Aᵀ times their sides by blocks
 
     @cached_property
     def _random(self) -> Control:
-        return self._control(self.inside, self._squares, self.draws.white)
+        return self._control(self.inside, self.squares, self.draws.inverse)
 
-    @full_float32()
-    def random(self, *, shares: bool = True) -> Control:
+    def random(self) -> Control:
         """The control by subspaces of the whole space: the exact null distribution of a uniformly random proxy."""
-        return self._random if shares else Control(self._random.energy)
+        return self._random
 
     @full_float32()
     def normal(self, Q: Tensor, *, shares: bool = True) -> Control:
         """The control by subspaces of the orthogonal complement of Q, or of one for each C."""
-        r, (T, white) = self.draws.rank, self.draws.beyond(Q)
-        Q = Q.float()
-        K = self.C.float() @ Q
-        cross = _parts(K.mT @ self.draws.A, r)  # QᵀCA
-        mixed = T.mT @ cross
-        inside = self.inside - mixed - mixed.mT + T.mT @ (Q.mT @ K).unsqueeze(-3) @ T
-        if not shares:
-            return self._control(inside, None, white)
-        twice = T.mT @ _parts(K.mT @ self.image, r)
-        own = T.mT @ (K.mT @ K).unsqueeze(-3) @ T
-        return self._control(inside, self._squares - twice - twice.mT + own, white)
+        known = [product for mine, product in self.along if mine is Q]
+        T, *others = (known[0] if known else self._along(Q)).split(self.draws.rank, -1)
+        mixed = [T @ side.mT for side in others]
+        squares = self.squares - mixed[1] - mixed[1].mT if shares and self.squares is not None else None
+        return self._control(self.inside - mixed[0] - mixed[0].mT, squares, self.draws.beyond(Q, T))
 
-    def _control(self, inside: Tensor, squares: Tensor | None, white: Tensor) -> Control:
-        half = white @ inside
+    def _along(self, Q: Tensor) -> Tensor:
+        side = _sides(self.C, Q, shares=self.squares is not None)
+        rows = self.draws.rows
+        return (rows.expand(*side.shape[:-2], *rows.shape) @ side).unflatten(-2, (-1, self.draws.rank))
+
+    def _control(self, inside: Tensor, squares: Tensor | None, inverse: Tensor) -> Control:
+        """With G the Gram of the draws and N = G⁻¹ inside: tr N is the energy, tr N² = ‖QᵀCQ‖², tr G⁻¹squares ‖CQ‖²."""
         if squares is None:
-            return Control((half * white).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
+            return Control((inside * inverse).sum((-2, -1)).double().clamp_min(0.0))  # float32 rounds 0 to either side
         d, r, size = self.C.shape[-1], self.draws.rank, self.C.double().square().sum((-2, -1)).unsqueeze(-1)
-        compressed = half @ white.mT
-        trace = _trace(compressed).double()
-        own = compressed.double().square().sum((-2, -1))
+        compressed = inverse @ inside
+        trace = _trace(compressed.double())
+        own = (compressed.double() * compressed.mT).sum((-2, -1))
         deviation = own - 2 * trace / d + r / d**2  # ‖QᵀCQ − I/d‖², tr C = 1
         whole = size - 1.0 / d
         share = torch.where(whole > 1e-12 / d, deviation / whole, torch.nan)
-        images = ((white @ squares) * white).sum((-2, -1)).double()
+        images = (squares * inverse).sum((-2, -1)).double()
         gain = _gain(_trace(self.C.double()).unsqueeze(-1), size, trace, own, images, width=d, rank=r)
         return Control(trace.clamp_min(0.0), share, gain)
 

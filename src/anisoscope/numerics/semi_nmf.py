@@ -174,13 +174,15 @@ def fit(
     max_iter: int = MAX_ITER,
     tol: float | None = None,
     guess: Tensor | None = None,
+    leading: Leading | None = None,
 ) -> State:
     """Fit each of X [b, n, d] until it has converged; directions have norm 1.
 
     Concepts are sorted by energy, largest first, unless `init` is directions, whose order is kept. `guess` holds codes
-    of nearly the same rows for these directions: a few steps from there replace the exact codes.
+    of nearly the same rows for these directions: a few steps from there replace the exact codes. `leading` are the
+    2·rank leading axes, where they are known.
     """
-    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
+    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess, leading=leading)
     directions = least_squares(codes, codes.mT @ X).to(X.dtype)
     norms = norms_of(directions)
     codes, directions = codes * norms.mT, directions / norms
@@ -277,7 +279,7 @@ def _rounding(X: Tensor) -> Tensor:
 
 
 def _first_codes(
-    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
+    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None, leading: Leading | None
 ) -> tuple[Tensor, list[int]]:
     """Initial codes [b, n, r], and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
@@ -286,7 +288,7 @@ def _first_codes(
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init in NEAR:
-        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners")
+        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners", leading=leading)
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
@@ -296,7 +298,9 @@ def _first_codes(
     return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
-def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tuple[Tensor, int]:
+def start_codes(
+    X: Tensor, rank: int, *, seed: int, corners: bool = False, leading: Leading | None = None
+) -> tuple[Tensor, int]:
     """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
     The error of the least squares directions for them is near the minimum, but with `corners` where the extreme rows
@@ -306,7 +310,7 @@ def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tu
     >>> codes.shape, passes
     (torch.Size([3, 2]), 1)
     """
-    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1)
+    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1) if leading is None else leading
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
@@ -349,13 +353,15 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
     best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
-    for _ in range(_W_STEPS):
+    for left in reversed(range(_W_STEPS)):
         projected = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
         value, directions = _free_directions(theta, projected, rank)
         better = value < error
         best = torch.where(better.unsqueeze(-1), w, best)
         free = torch.where(better[..., None, None], directions, free)
         error = torch.where(better, value, error)
+        if not left:
+            break
         outside = projected - (directions @ (directions.mT @ projected.unsqueeze(-1))).squeeze(-1)
         moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
@@ -370,17 +376,21 @@ def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
     level = lead @ (lead.sum(-2).double() / theta[..., :rank].clamp_min(floor)).to(T.dtype).unsqueeze(-1)
     tried = _unit(torch.cat([sides, level], -1).clamp_min(0.0), dim=-2)
     projected = (T.mT @ tried).double().mT
-    value, _ = _free_directions(theta.unsqueeze(-2), projected, rank)
-    value = torch.where(tried.any(-2), value, torch.inf)
+    values = torch.linalg.eigvalsh(_without(theta.unsqueeze(-2), projected))
+    value = torch.where(tried.any(-2), values[..., : values.shape[-1] - rank + 1].sum(-1), torch.inf)
     return tried.gather(-1, value.argmin(-1)[..., None, None].expand(*tried.shape[:-1], 1)).squeeze(-1)
 
 
 def _free_directions(theta: Tensor, projected: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The energy outside w and the r − 1 leading directions orthogonal to it, and these; `projected` = Tᵀw, ‖w‖ = 1."""
-    left = torch.diag_embed(theta.expand(projected.shape)) - projected.unsqueeze(-1) * projected.unsqueeze(-2)
-    values, vectors = torch.linalg.eigh(left)
+    values, vectors = torch.linalg.eigh(_without(theta, projected))
     others = values.shape[-1] - (rank - 1)
     return values[..., :others].sum(-1), vectors[..., others:]
+
+
+def _without(theta: Tensor, projected: Tensor) -> Tensor:
+    """The Gram matrix of the scores without their part along w."""
+    return torch.diag_embed(theta.expand(projected.shape)) - projected.unsqueeze(-1) * projected.unsqueeze(-2)
 
 
 def _unit(x: Tensor, *, dim: int = -1) -> Tensor:
@@ -430,6 +440,8 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
         projected = (codes.mT @ T).double()
         explained = (least_squares(codes, projected) * projected).sum((-2, -1))  # energy of T in the span of codes
         settled = settled | (theta.sum(-1) - explained <= allowed)
+        if settled.device.type == "cpu" and bool(settled.all()):  # a device would wait for the answer
+            break
     return chosen.clamp_min(0.0)
 
 

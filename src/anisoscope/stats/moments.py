@@ -286,12 +286,13 @@ class FoldCovariance:
 
     @classmethod
     def of(cls, x: Tensor, fold: Tensor) -> FoldCovariance:
-        rows, fold = x.double(), fold.cpu()
-        rows = rows - rows.mean(0)
+        fold = fold.cpu()
+        rows = float64_copy(x[fold.argsort(stable=True).to(x.device)])
+        rows -= rows.mean(0)
         sizes = torch.bincount(fold, minlength=FOLDS)
-        parts = rows[fold.argsort(stable=True).to(x.device)].split(sizes.tolist())
+        parts = rows.split(sizes.tolist())
         n = sizes.to(x.device, torch.float64)
-        squares = torch.stack([p.mT @ p for p in parts])
+        squares = _grams(parts)
         upper = squares.triu()  # made exactly symmetric, as after a round trip through `packed`
         return cls(n, torch.stack([p.sum(0) for p in parts]), upper + upper.triu(1).mT)
 
@@ -332,8 +333,11 @@ class FoldCovariance:
 
     def rescaled(self, kept: Tensor, scale: Tensor) -> FoldCovariance:
         """That of x·scale at some of the coordinates [d']."""
-        squares = self.squares[:, kept[:, None], kept] * (scale[:, None] * scale)
-        return FoldCovariance(self.n, self.sums[:, kept] * scale, squares)
+        every = len(kept) == self.sums.shape[-1]
+        squares, sums = (
+            (self.squares, self.sums) if every else (self.squares[:, kept[:, None], kept], self.sums[:, kept])
+        )
+        return FoldCovariance(self.n, sums * scale, squares * (scale[:, None] * scale))
 
     def to(self, device: torch.device) -> FoldCovariance:
         return FoldCovariance(self.n.to(device), self.sums.to(device), self.squares.to(device))
@@ -377,7 +381,7 @@ class GradientMoments(Additive):
         rows, masks, fold = g.double(), groups or {}, fold_of(context.cpu()) if fold is None else fold
         by_fold = fold.argsort(stable=True).to(rows.device)
         sizes = torch.bincount(fold, minlength=FOLDS).tolist()
-        folds = torch.stack([part.mT @ part for part in rows[by_fold].split(sizes)])
+        folds = _grams(rows[by_fold].split(sizes))
         norms = rows.norm(dim=1)
         unit = rows / norms.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
         moments = {name: _moment(rows, mask) for name, mask in masks.items()}
@@ -387,7 +391,7 @@ class GradientMoments(Additive):
             name: GradientMoments().update(rows[mask.to(rows.device)], context=context[mask], fold=fold[mask])
             for name, mask in (parts or {}).items()
         }
-        self._add(GradientMoments(len(rows), folds, unit.mT @ unit, moments, counts, still, contexts, alone))
+        self._add(GradientMoments(len(rows), folds, _grams([unit])[0], moments, counts, still, contexts, alone))
         return self
 
     def _add(self, other: GradientMoments) -> None:
@@ -403,7 +407,8 @@ class GradientMoments(Additive):
         """The moments of g·scale at some of the coordinates [d']; those of unit rows are no function of sums."""
 
         def of(moment: Tensor) -> Tensor:
-            return moment[..., kept[:, None], kept] * (scale[:, None] * scale)
+            inside = moment if len(kept) == moment.shape[-1] else moment[..., kept[:, None], kept]
+            return inside * (scale[:, None] * scale)
 
         groups = {name: of(moment) for name, moment in self.groups.items()}
         parts = {name: part.rescaled(kept, scale) for name, part in self.parts.items()}
@@ -442,8 +447,18 @@ class GradientMoments(Additive):
 
 
 def _moment(rows: Tensor, mask: Tensor) -> Tensor:
-    chosen = rows[mask.nonzero().squeeze(1).to(rows.device)]
-    return chosen.mT @ chosen
+    return _grams([rows[mask.nonzero().squeeze(1).to(rows.device)]])[0]
+
+
+def _grams(parts: Sequence[Tensor]) -> Tensor:
+    """XᵀX of each of some float64 rows [n, d]: [parts, d, d]."""
+    if parts[0].device.type != "cpu":
+        return torch.stack([rows.mT @ rows for rows in parts])
+    out = parts[0].new_zeros(len(parts), parts[0].shape[1], parts[0].shape[1])
+    for total, rows in zip(out, parts, strict=True):
+        if len(rows):
+            add_gram(total, rows.contiguous())
+    return out
 
 
 def packed(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -93,7 +93,7 @@ class EnergyRows:
         """(group, average, columns of the energy) for every group that has rows."""
         sums, mine = RowSums(self.g[None], self.member), None if left_out is None else left_out.to(Q)[None]
         (given,) = with_planes([(Q.to(self.g.device)[None], mine)])
-        found, sizes = on_host([sums.of(given) | given.found(), {"sizes": sums.sizes}])
+        found, sizes = on_host([sums.each([given])[0] | given.found(), {"sizes": sums.sizes}])
         columns = EnergyColumns.of(found, sizes["sizes"], rows=True)
         for i, name in enumerate(self.names):
             if columns.counts[0][i]:
@@ -284,14 +284,23 @@ def records_of(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) 
             chunks.append([])
         chunks[-1].append(i)
     work = [chunk for chunks in alike.values() for chunk in chunks]
-    sums = each_on_host(lambda at: _sums([tests[i] for i in at], [asked[i] for i in at]), work, device)
+    with tangent.full_float32():  # set once: parallel threads would reset it for each other
+        sums = each_on_host(lambda at: _sums([tests[i] for i in at], [asked[i] for i in at]), work, device)
     arrays = iter(on_host([part for parts in sums for part in parts]))
+    read = iter([[next(arrays) for _ in parts] for parts in sums])
     found: list[list[Record]] = [[] for _ in tests]
-    for at, parts in zip(work, sums, strict=True):
-        sizes, *numbers = [next(arrays) for _ in parts]
-        for place, read in enumerate(numbers):
-            _add_records(found, [(i, tests[i], asked[i][place]) for i in at], read, sizes["sizes"])
+    for chunks in alike.values():
+        joined = [_joined(parts) for parts in zip(*(next(read) for _ in chunks), strict=True)]
+        sizes, *numbers = joined
+        for place, columns in enumerate(numbers):
+            lines = [(i, tests[i], asked[i][place]) for at in chunks for i in at]
+            _add_records(found, lines, columns, sizes["sizes"])
     return found
+
+
+def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    """Numbers of more sites of one kind, whose intervals are worked out together."""
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> list[Found]:
@@ -307,24 +316,25 @@ def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> li
     lines = zip(*asked, strict=True)  # what is asked of every test in turn
     given = [[(one.Q, one.left_out) for one in line] for line in lines]
     subspaces = with_planes([_stacked(line, device) for line in given])
-    spread: tangent.Anisotropy | None = None
     others = first.others()
-    found: list[Found] = [{"sizes": sums.sizes}]
-    for one, mine in zip(asked[0], subspaces, strict=True):
-        numbers = sums.of(mine) | mine.found()
-        for i, (group, average) in enumerate(first.targets[: one.controls]):
-            value = _value(numbers, sums, first, group, average)
-            numbers |= targets.of(mine.Q, i, value, shares=one.shares and not average)
-        if one.shares:
-            if spread is None:
-                used = first.used if first.lines > 1 else []
-                spread = anisotropy_of([test.moments for test in tests], used, first.groups)
-            numbers["shares"] = torch.stack(spread.held(_lines(mine, first)), 1)
+    found: list[Found] = [numbers | mine.found() for numbers, mine in zip(sums.each(subspaces), subspaces, strict=True)]
+    for i, (group, average) in enumerate(first.targets):
+        at = [k for k, one in enumerate(asked[0]) if i < one.controls]
+        energies = [(subspaces[k].Q, _value(found[k], sums, first, group, average)) for k in at]
+        drawn = targets.of(i, energies, shares=not average and any(asked[0][k].shares for k in at)) if at else []
+        for k, numbers in zip(at, drawn, strict=True):
+            found[k] |= numbers
+    shared = [k for k, one in enumerate(asked[0]) if one.shares]
+    if shared:
+        used = first.used if first.lines > 1 else []
+        spread = anisotropy_of([test.moments for test in tests], used, first.groups)
+        for k, held in zip(shared, spread.held_each([_lines(subspaces[k], first) for k in shared]), strict=True):
+            found[k]["shares"] = torch.stack(held, 1)
+    for one, mine, numbers in zip(asked[0], subspaces, found, strict=True):
         if others and not one.label.control:
             others_of = torch.stack([torch.stack([test.target(*other) for other in others]) for test in tests])
             numbers["others"] = tangent.gradient_energy(others_of, mine.Q.unsqueeze(1))
-        found.append(numbers)
-    return found
+    return [{"sizes": sums.sizes}, *found]
 
 
 def _stacked(line: Sequence[tuple[Tensor, Tensor | None]], device: torch.device) -> tuple[Tensor, Tensor | None]:

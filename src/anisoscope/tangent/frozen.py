@@ -21,7 +21,7 @@ from anisoscope.tangent import proxy as fitting
 from anisoscope.tangent.energy import Asked, Record, SubspaceTest
 from anisoscope.tangent.plan import TangentPlan, parse_window
 from anisoscope.tangent.proxy import Half, Label, Proxy
-from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.refit import FitRows, refits_of, standardised_set
 
 WINDOW_ROWS = 1024  # rows of each site and step that the frozen proxy is fitted on
 IN_SAMPLE = "in-sample"
@@ -103,10 +103,11 @@ class FrozenProxies:
         self.proxies = {label: mine[label] for label, mine in zip(labels, fitted, strict=True)}
         for mine in fitted:
             self.proxies |= mine
-        self.proxies = with_refits(fits, self.proxies, seed=seed)
-        if self.plan.standardised:
-            labels = [replace(label, coordinates=STANDARDISED) for label in labels]
-            self.proxies |= standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
+        scaled = [replace(label, coordinates=STANDARDISED) for label in labels] if self.plan.standardised else []
+        others = [standardised_set(fits, fitting.fit_standardised(rows, scaled, **how))] if scaled else []
+        self.proxies, *more = refits_of([(fits, self.proxies), *others], seed=seed)
+        for mine in more:
+            self.proxies |= mine
         records: list[Record] = []
         for step, state in sorted(self.window.items()):
             moments = {Site(*k): GradientMoments.load(m).to(device) for k, m in state.items()}

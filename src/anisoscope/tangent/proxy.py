@@ -283,14 +283,14 @@ class Scale:
         return cls(kept, deviation[kept])
 
     def rows(self, x: Tensor) -> Tensor:
-        return x[:, self.kept] / self.deviation.to(x.dtype)
+        return (x if len(self.kept) == x.shape[1] else x[:, self.kept]) / self.deviation.to(x.dtype)
 
     def covariance(self, C: Tensor) -> Tensor:
         """The covariance of `rows(x)` from that of x."""
         return C[self.kept[:, None], self.kept] / (self.deviation[:, None] * self.deviation)
 
     def gradients(self, g: Tensor) -> Tensor:
-        return g[:, self.kept] * self.deviation.to(g.dtype)
+        return (g if len(self.kept) == g.shape[1] else g[:, self.kept]) * self.deviation.to(g.dtype)
 
     def moments(self, moments: GradientMoments) -> GradientMoments:
         """Second moments of the gradients, of which these coordinates are a function."""
@@ -458,7 +458,8 @@ def permute_columns(x: Tensor, *, seed: int) -> Tensor:
 
 def _orders(n: int, d: int, seed: int, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 7919)
-    return torch.rand(n, d, generator=generator).argsort(0).to(device)
+    keys = torch.rand(n, d, generator=generator).to(device)
+    return keys.argsort(dim=0, stable=keys.device.type != "cpu")  # some keys occur twice
 
 
 _column_orders = lru_cache(maxsize=2)(_orders)  # of the rows that are fitted on, the same at every step

@@ -11,7 +11,7 @@ T = (x − m)V with 0 for the rows left out, Z the codes of T, D = (ZᵀZ)⁻¹Z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,13 +21,14 @@ from torch import Tensor
 from anisoscope.capture.sites.site import Site
 from anisoscope.numerics import factors, semi_nmf
 from anisoscope.numerics.hashing import FOLDS
-from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
+from anisoscope.numerics.host import each_on_host
+from anisoscope.numerics.linalg import Leading, orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # of rows and moments of the sites refitted together
+_BYTES = {"cpu": 0, "cuda": 1 << 31}  # of rows and moments of the sites refitted together; on the host a core has one
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -115,10 +116,14 @@ class Reduced:
         """Vᵀ(scatter of the rows left)V [S, live, q, q]."""
         return self.axes.mT.unsqueeze(1) @ self.images
 
+    @cached_property
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, ascending, and eigenvectors of `compressed`, from which both PCA and semi-NMF start."""
+        return small_eigh(self.compressed)
+
     def leading(self) -> Tensor:
         """Spans of the leading principal components without each fold [S, live, d, r]: those in V, one step further."""
-        _, turn = small_eigh(self.compressed)
-        return orthonormal_columns(self.images @ turn[..., -self.rank :])
+        return orthonormal_columns(self.images @ self.turns[1][..., -self.rank :])
 
     def following(self, bases: Tensor) -> Tensor:
         """Spans of the principal components after given ones [S, live, d, r], within V."""
@@ -135,17 +140,40 @@ class Reduced:
         """Spans of the least squares directions of codes [S, live, n, r], in the full width."""
         codes = codes * self.keep
         shift = codes.sum(-2).unsqueeze(-1) * self.means.to(codes.dtype).unsqueeze(-2)
-        projected = codes.mT @ self.centred.unsqueeze(1) - shift
+        aside = codes.transpose(1, 2).flatten(2)  # [S, n, live·r]: one product for all folds of a site
+        projected = (aside.mT @ self.centred).unflatten(1, (len(self.live), -1)) - shift
         # centroids about their mean span one dimension less than there are: redundant columns come first
         return orthonormal_columns(semi_nmf.least_squares(codes, projected).mT)[..., -self.rank :]
 
-    def refitted(self, codes_of: Codes, concepts: int, *, seed: int) -> Tensor:
+    def refitted(self, proxy: str, concepts: int, *, seed: int) -> Tensor:
         """Refits [S, live, d, r] of a method that finds codes."""
         with factors.exact_products(self.x.device):
-            scores = self.scores().flatten(0, 1)
-            keep = self.keep.expand(len(self.x), -1, -1, -1).flatten(0, 1)
-            codes = codes_of(scores, keep, concepts, seed)
-            return self.spans(codes.unflatten(0, (len(self.x), -1)))
+            scores = self.scores()
+            codes = (
+                self._codes(scores, concepts, seed=seed)
+                if proxy == "semi_nmf"
+                else self._members(scores, concepts, seed=seed)
+            )
+            return self.spans(codes)
+
+    def _codes(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
+        """By semi-NMF: a row of zeros has the code zero and no part in the fit, so rows left out may stay."""
+        keep = min(2 * concepts, *scores.shape[-2:])
+        energies, axes = (x.flatten(0, 1).flip(-1)[..., :keep] for x in self.turns)
+        flat = scores.flatten(0, 1)
+        known = Leading(axes, flat @ axes.to(flat.dtype), energies.clamp_min(0.0))
+        found = semi_nmf.fit(flat, concepts, seed=seed, init="svd", leading=known)
+        return found.codes.unflatten(0, scores.shape[:2])
+
+    def _members(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
+        """By k-means of the rows that stay; the others would be a cluster at zero."""
+        out = scores.new_zeros(*scores.shape[:-1], concepts)
+        for site, mine in enumerate(scores):
+            for fold, rows in enumerate(mine):
+                stay = self.keep[site, fold].squeeze(-1)
+                found = factors.k_means(rows[stay], concepts, seed=seed)
+                out[site, fold, stay] = found.assigned.to(out.dtype)
+        return out
 
     def placed(self, bases: Tensor, whole: Tensor) -> Tensor:
         """Bases [S, FOLDS, d, r]: those of a fold without rows are the proxy's own, NaN where too little is left."""
@@ -155,27 +183,77 @@ class Reduced:
         return out
 
 
+Fitted = tuple[Mapping[Site, FitRows], Mapping[Label, Mapping[Site, Proxy]]]
+"""Proxies and the rows that they were fitted on."""
+Place = tuple[int, Site]  # which of several such sets, and a site of it
+
+
 def with_refits(
     fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
 ) -> dict[Label, dict[Site, Proxy]]:
     """The proxies of these rows with their refits; random directions and permuted controls stay as they are."""
-    out: dict[Label, dict[Site, Proxy]] = {label: dict(proxies) for label, proxies in found.items()}
-    for sites in _alike(fits, found):
-        made: dict[int, Reduced] = {}
-        mine = {label: [proxies[site] for site in sites] for label, proxies in found.items() if sites[0] in proxies}
-        for label in sorted(mine, key=lambda label: bool(label.control)):  # controls need the refits of their proxies
-            rank = mine[label][0].basis.shape[1]
-            if label.proxy == "random" or label.control == "permuted" or not fits[sites[0]].live(rank):
-                bases = None
-            else:
-                if rank not in made:
-                    made[rank] = Reduced.of([fits[site] for site in sites], rank, seed=seed)
-                before = [proxy.left_out for proxy in mine.get(replace(label, control=""), ())]
-                bases = _bases(made[rank], label, mine[label][0], before, seed=seed)
-            left = _placed(bases, made.get(rank), mine[label], label, fits[sites[0]].counts)
-            mine[label] = [replace(proxy, left_out=one) for proxy, one in zip(mine[label], left, strict=True)]
-            out[label] |= dict(zip(sites, mine[label], strict=True))
-    return {label: {site: out[label][site] for site in found[label]} for label in found}
+    return refits_of([(fits, found)], seed=seed)[0]
+
+
+def refits_of(sets: Sequence[Fitted], *, seed: int) -> list[dict[Label, dict[Site, Proxy]]]:
+    """As `with_refits` of several sets of rows: what has one shape, whatever its coordinates, is one batch."""
+    fits: dict[Place, FitRows] = {}
+    found: dict[Label, dict[Place, Proxy]] = {}
+    for i, (rows, mine) in enumerate(sets):
+        fits |= {(i, site): part for site, part in rows.items()}
+        for label, proxies in mine.items():
+            if _is_refitted(label):
+                found.setdefault(_kind(label), {}).update({(i, site): proxy for site, proxy in proxies.items()})
+    device = next((mine.x.device for mine in fits.values()), torch.device("cpu"))
+    with factors.exact_products(device):  # set once: parallel threads would reset it for each other
+        groups = each_on_host(lambda at: _refitted(at, fits, found, seed=seed), _alike(fits, found), device.type)
+    done: dict[Label, dict[Place, Proxy]] = {kind: {} for kind in found}
+    for group in groups:
+        for kind, parts in group.items():
+            done[kind] |= parts
+    return [
+        {
+            label: {site: done[_kind(label)][i, site] if _is_refitted(label) else proxy for site, proxy in mine.items()}
+            for label, mine in proxies.items()
+        }
+        for i, (_, proxies) in enumerate(sets)
+    ]
+
+
+def _is_refitted(label: Label) -> bool:
+    return label.proxy != "random" and label.control != "permuted"
+
+
+def _kind(label: Label) -> Label:
+    """What of a label decides how a proxy is refitted."""
+    return Label(label.proxy, label.rank, control=label.control)
+
+
+def _refitted(
+    places: Sequence[Place],
+    fits: Mapping[Place, FitRows],
+    found: Mapping[Label, Mapping[Place, Proxy]],
+    *,
+    seed: int,
+) -> dict[Label, dict[Place, Proxy]]:
+    """The proxies of places of one shape with their refits; NaN where too little is left without any fold."""
+    made: dict[int, Reduced] = {}
+    first = fits[places[0]]
+    mine = {kind: [proxies[at] for at in places] for kind, proxies in found.items() if places[0] in proxies}
+    for kind in sorted(mine, key=lambda kind: bool(kind.control)):  # controls need the refits of their proxies
+        proxies = mine[kind]
+        rank = proxies[0].basis.shape[1]
+        if first.live(rank):
+            if rank not in made:
+                made[rank] = Reduced.of([fits[at] for at in places], rank, seed=seed)
+            before = [proxy.left_out for proxy in mine.get(replace(kind, control=""), ())]
+            bases = _bases(made[rank], kind, proxies[0], before, seed=seed)
+            left = list(made[rank].placed(bases, torch.stack([proxy.basis for proxy in proxies])))
+        else:
+            own = [proxy.basis for proxy in proxies]
+            left = [torch.stack([torch.full_like(Q, torch.nan) if n else Q for n in first.counts]) for Q in own]
+        mine[kind] = [replace(proxy, left_out=one) for proxy, one in zip(proxies, left, strict=True)]
+    return {kind: dict(zip(places, proxies, strict=True)) for kind, proxies in mine.items()}
 
 
 def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor | None], *, seed: int) -> Tensor:
@@ -185,64 +263,30 @@ def _bases(space: Reduced, label: Label, proxy: Proxy, before: Sequence[Tensor |
         return space.following(refits[:, space.live])
     if label.proxy in _AXES:
         return space.leading()
-    return space.refitted(_CODES[label.proxy], len(proxy.directions), seed=seed)
+    return space.refitted(label.proxy, len(proxy.directions), seed=seed)
 
 
-def _placed(
-    bases: Tensor | None, space: Reduced | None, proxies: Sequence[Proxy], label: Label, counts: Sequence[int]
-) -> Sequence[Tensor | None]:
-    """`left_out` of every site: None for what is not refitted, NaN where too little is left without any fold."""
-    if bases is not None and space is not None:
-        return list(space.placed(bases, torch.stack([proxy.basis for proxy in proxies])))
-    if label.proxy == "random" or label.control == "permuted":
-        return [None] * len(proxies)
-    own = [proxy.basis for proxy in proxies]
-    return [torch.stack([torch.full_like(Q, torch.nan) if n else Q for n in counts]) for Q in own]
-
-
-def _alike(fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]]) -> list[list[Site]]:
-    """Sites whose rows and proxies have the same shapes, as many together as memory allows."""
-    groups: dict[tuple[object, ...], list[list[Site]]] = {}
-    for site in dict.fromkeys(site for proxies in found.values() for site in proxies):
-        mine, rank = fits[site], 0
+def _alike(fits: Mapping[Place, FitRows], found: Mapping[Label, Mapping[Place, Proxy]]) -> list[list[Place]]:
+    """Places whose rows and proxies have the same shapes, as many together as memory allows."""
+    groups: dict[tuple[object, ...], list[list[Place]]] = {}
+    for place in dict.fromkeys(place for proxies in found.values() for place in proxies):
+        mine, rank = fits[place], 0
         shapes: list[object] = [tuple(mine.x.shape), mine.x.dtype]
-        for label, proxies in found.items():
-            if site in proxies:
-                shape = proxies[site].basis.shape[1], len(proxies[site].directions)
+        for kind, proxies in found.items():
+            if place in proxies:
+                shape = proxies[place].basis.shape[1], len(proxies[place].directions)
                 rank = max(rank, shape[0])
-                shapes += [label, shape, tuple(mine.live(shape[0]))]
+                shapes += [kind, shape, tuple(mine.live(shape[0]))]
         n, d = mine.x.shape
         size = mine.x.element_size() * n * (2 * d + FOLDS * min(d, WIDER * rank)) + mine.spread.squares.nbytes
         chunks = groups.setdefault(tuple(shapes), [[]])
-        if len(chunks[-1]) >= max(1, _BYTES.get(mine.x.device.type, _BYTES["cpu"]) // size):
+        if len(chunks[-1]) >= max(1, _BYTES.get(mine.x.device.type, 0) // size):
             chunks.append([])
-        chunks[-1].append(site)
+        chunks[-1].append(place)
     return [chunk for chunks in groups.values() for chunk in chunks]
 
 
-def standardised_refits(
-    fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]], *, seed: int
-) -> dict[Label, dict[Site, Proxy]]:
-    """As `with_refits`, for proxies in standardised coordinates of these rows; one scale for all proxies of a site."""
+def standardised_set(fits: Mapping[Site, FitRows], found: Mapping[Label, Mapping[Site, Proxy]]) -> Fitted:
+    """Proxies in standardised coordinates with these rows in them; one scale for all proxies of a site."""
     scales = {site: proxy.scale for proxies in found.values() for site, proxy in proxies.items()}
-    scaled = {site: fits[site].standardised(scale) for site, scale in scales.items() if scale is not None}
-    return with_refits(scaled, found, seed=seed)
-
-
-Codes = Callable[[Tensor, Tensor, int, int], Tensor]  # scores [b, n, q], which rows stay, k, seed -> [b, n, k]
-
-
-def _semi_nmf_codes(scores: Tensor, keep: Tensor, concepts: int, seed: int) -> Tensor:
-    """A row of zeros has the code zero and no part in the fit, so rows left out need not be taken away."""
-    return semi_nmf.fit(scores, concepts, seed=seed, init="svd").codes
-
-
-def _memberships(scores: Tensor, keep: Tensor, concepts: int, seed: int) -> Tensor:
-    """Clusters of the rows that stay; the others would be a cluster at zero."""
-    out = scores.new_zeros(*scores.shape[:2], concepts)
-    for codes, rows, stay in zip(out, scores, keep.squeeze(-1), strict=True):
-        codes[stay] = factors.k_means(rows[stay], concepts, seed=seed).assigned.to(codes.dtype)
-    return out
-
-
-_CODES: dict[str, Codes] = {"semi_nmf": _semi_nmf_codes, "kmeans": _memberships}
+    return {site: fits[site].standardised(scale) for site, scale in scales.items() if scale is not None}, found

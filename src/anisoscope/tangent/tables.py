@@ -45,7 +45,7 @@ from anisoscope.tangent.proxy import (
     fit_standardised,
     fit_with_controls,
 )
-from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.refit import FitRows, Fitted, refits_of, standardised_set, with_refits
 from anisoscope.tangent.ties import Planes, opened, swings_of
 from anisoscope.tangent.together import Targets, on_host
 
@@ -113,11 +113,12 @@ class TypeFit:
         found: dict[Label, dict[Site, Proxy]] = {}
         for label in labels:
             found |= fit_with_controls({site: rows}, label, seed=seed, covariances={site: fits[site].covariance})
-        found = with_refits(fits, found, seed=seed)
+        sets: list[Fitted] = [(fits, found)]
         if standardised:
             scaled = [replace(label, coordinates="standardised") for label in labels]
             others = fit_standardised({site: rows}, scaled, seed=seed, covariances={site: fits[site].covariance})
-            found |= standardised_refits(fits, others, seed=seed)
+            sets.append(standardised_set(fits, others))
+        found = {label: proxies for mine in refits_of(sets, seed=seed) for label, proxies in mine.items()}
         return cls({how: proxies[site] for how, proxies in found.items() if site in proxies}, fits[site].spread)
 
     def records(self, change: Tensor, types: Tensor, *, of: str, **sizes: Any) -> Iterator[Record]:
@@ -164,8 +165,7 @@ def weight_records(
             records = list(energy_records(columns, Q, label))
             total = folds.sum(0)
             drawn = Targets([[total.T @ total]], draws=plan.draws, seed=seed)
-            reached = drawn.of(Q[None], 0, torch.tensor([columns["value"]]).to(Q), shares=True)
-            (numbers,) = on_host([reached])
+            (numbers,) = on_host(drawn.of(0, [(Q[None], torch.tensor([columns["value"]]).to(Q))], shares=True))
             bands, count = numbers["bands 0"][0].tolist(), float(numbers["reached 0"][0])
             records += control_records(bands, count, label, columns, draws=plan.draws)
             for control, others in controls.items():

@@ -36,7 +36,7 @@ from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, Record, Subsp
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
-from anisoscope.tangent.refit import FitRows, standardised_refits, with_refits
+from anisoscope.tangent.refit import FitRows, Fitted, refits_of, standardised_set
 from anisoscope.tangent.together import Found, Targets, on_host
 
 DEFAULT_RANK = 16
@@ -102,13 +102,21 @@ class TangentStudy:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
         apart = first_apart(halves)
-        fits = {"": {site: FitRows.of(fit, self.plan.fit_rows) for site, (fit, _) in halves.items()}}
-        rest = {site: halves[site][0].without_first() for site in outliers(halves, apart)}
-        fits["out"] = {site: FitRows.of(fit, self.plan.fit_rows) for site, fit in rest.items()}
-        proxies = self._fit(halves, fits[""])
-        other = self._readings(fits)
+        fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
+        fits["out"] = self._fit_rows({site: halves[site][0].without_first() for site in outliers(halves, apart)})
+        sets = self._fit(halves, fits[""])
+        plain, others = len(sets), self._readings(fits)
+        refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
+        proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
+        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        for (first, space, _), mine in zip(others, refitted[plain:], strict=True):
+            for label, found in mine.items():
+                for site, proxy in found.items():
+                    other[site].setdefault((first, space), {})[label] = proxy
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
-        folds = {site: FoldCovariance.of(test.x, test.fold) for site, (_, test) in halves.items()}
+        device = next((test.x.device.type for _, test in halves.values()), "cpu")
+        spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
+        folds = dict(zip(halves, spreads, strict=True))
         # growth of the covariance of the test half since the last measured step, and the directions that span it
         known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
         problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
@@ -119,11 +127,12 @@ class TangentStudy:
             for (first, space), mine in other[site].items()
             if mine or not first  # all rows as they are: `_fit` has fitted on them
         ]
-        moments = {(one.site, one.first): self._moments(one.test) for one in readings if not one.space}
+        plainly = [one for one in readings if not one.space]
+        summed = each_on_host(lambda one: self._moments(one.test), plainly, device)
+        moments = {(one.site, one.first): mine for one, mine in zip(plainly, summed, strict=True)}
         energies = self._energies(readings, moments, proxies, apart)
         numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
         aligned = dict(zip(moments, on_host(numbers), strict=True))
-        device = next((test.x.device.type for _, test in halves.values()), "cpu")
 
         def change(site: Site) -> Found:
             found, types = self._change(site, folds[site], grown.get(site)), self._types(*halves[site])
@@ -200,10 +209,18 @@ class TangentStudy:
             self._note(f"{site} has {len(fit)} rows to fit on, one per context, too few for rank {wanted}: left out")
         return len(fit) > wanted and bool((fit.x != fit.x[:1]).any())
 
-    def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> dict[Site, Readings]:
-        """Proxies in standardised coordinates, and of rows without the first position where that is an outlier."""
+    def _fit_rows(self, halves: Mapping[Site, Half]) -> dict[Site, FitRows]:
+        device = next((half.x.device.type for half in halves.values()), "cpu")
+        found = each_on_host(lambda half: FitRows.of(half, self.plan.fit_rows), list(halves.values()), device)
+        return dict(zip(halves, found, strict=True))
+
+    def _readings(self, fits: Mapping[str, Mapping[Site, FitRows]]) -> list[tuple[str, str, Fitted]]:
+        """Proxies in standardised coordinates, and of rows without the first position where that is an outlier.
+
+        With which rows they were fitted on ("out": without the first position), and the coordinates.
+        """
         spaces = ("", STANDARDISED) if self.plan.standardised else ("",)
-        found: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        found = []
         for (first, chosen), space in product(fits.items(), spaces):
             labels = [
                 Label(proxy, self.main_rank, batch=self.source, coordinates=space, first=first)
@@ -213,24 +230,19 @@ class TangentStudy:
             if not rows or not (first or space):  # `_fit` has fitted on all rows as they are
                 continue
             try:
-                fitted = self._refit(rows, labels)
+                found.append((first, space, self._fit_both(rows, labels)))
             except AnisoscopeError as error:
                 self._note(f"energies {energy_words(labels[0])} are left out: {error}")
-                continue
-            for label, proxies in fitted.items():
-                for site, proxy in proxies.items():
-                    found[site].setdefault((first, space), {})[label] = proxy
         return found
 
-    def _refit(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> dict[Label, dict[Site, Proxy]]:
+    def _fit_both(self, fits: Mapping[Site, FitRows], labels: list[Label]) -> Fitted:
         """Both main proxies and the fitted controls of the first."""
         seed, rows = self.plan.seed, {site: mine.x for site, mine in fits.items()}
         how: dict[str, Any] = {"seed": seed, "covariances": {s: f.covariance for s, f in fits.items()}}
         if labels[0].coordinates:
-            return standardised_refits(fits, fitting.fit_standardised(rows, labels, **how), seed=seed)
+            return standardised_set(fits, fitting.fit_standardised(rows, labels, **how))
         found = {label: fitting.fit_proxies(rows, label, seed=seed) for label in labels}
-        found |= fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
-        return with_refits(fits, found, seed=seed)
+        return fits, found | fitting.fit_controls(rows, labels[0], found[labels[0]], **how, permuted=self.plan.permuted)
 
     def _energies(
         self,
@@ -249,7 +261,7 @@ class TangentStudy:
                 scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and apart[one.site]))
                 assert test.g is not None
                 g = test.g if scale is None else scale.gradients(test.g)
-                scaled = moment if scale is None else scale.moments(moment)
+                scaled = moment if scale is None else scale.moments(replace(moment, groups={}, parts={}))  # of all rows
                 like = EnergyRows(replace(test, g=g), groupings, like=like)
                 tests.append(SubspaceTest(scaled, like, **sizes, note=note))
                 places.append((one.site, one.first))
@@ -332,9 +344,8 @@ class TangentStudy:
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
-    def _fit(
-        self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]
-    ) -> dict[Label, dict[Site, Proxy]]:
+    def _fit(self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]) -> list[Fitted]:
+        """Proxies and fitted controls of all rows as they are, and those balanced over frequency bins."""
         plan = self.plan
         rows = {site: mine.x for site, mine in fits.items()}
         width = min(x.shape[1] for x in rows.values())
@@ -356,7 +367,7 @@ class TangentStudy:
                 self._note(f"{label.proxy} of rank {label.rank} is left out: {error}")
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         found |= shuffled | fitting.fit_controls(rows, main, found[main], **how, permuted=False)
-        found = with_refits(fits, found, seed=plan.seed)
+        sets: list[Fitted] = [(fits, found)]
         if plan.balanced and self.bins is not None:
             even = {
                 site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
@@ -367,8 +378,8 @@ class TangentStudy:
             if enough:
                 balanced = replace(main, balanced=True)
                 even_fits = fitting.fit_proxies({s: mine.x for s, mine in enough.items()}, balanced, seed=plan.seed)
-                found |= with_refits(enough, {balanced: even_fits}, seed=plan.seed)
-        return found
+                sets.append((enough, {balanced: even_fits}))
+        return sets
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -434,8 +445,8 @@ class TangentStudy:
         values = torch.stack([tangent.amplification(grown, Q) for Q in bases])
         found["amplified"] = torch.cat([values.unsqueeze(1), change[1:] / change[0]], 1)
         drawn = Targets([[grown]], draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
-        for i, Q in enumerate(bases):
-            mine = drawn.of(Q[None], 0, values[i : i + 1], shares=False)
+        asked = [(Q[None], values[i : i + 1]) for i, Q in enumerate(bases)]
+        for i, mine in enumerate(drawn.of(0, asked, shares=False)):
             found |= {f"{name} of {i}": x for name, x in mine.items()}
         return found
 

@@ -89,7 +89,14 @@ class RowSums:
         columns = torch.stack([self.norms, (self.norms > 0).double(), torch.ones_like(self.norms)], -1)
         return (self.member.mT @ columns).unflatten(1, (-1, FOLDS))
 
-    def of(self, given: Subspaces) -> Found:
+    @cached_property
+    def groups(self) -> Tensor:
+        return self.member.unflatten(1, (-1, FOLDS)).sum(-1)
+
+    def each(self, subspaces: Sequence[Subspaces]) -> list[Found]:
+        return [self._of(mine) for mine in subspaces]
+
+    def _of(self, given: Subspaces) -> Found:
         """Energies by group and fold, pooled and of unit rows [S, groups, FOLDS, 1 or 1 + FOLDS].
 
         Of refits also the products along both directions of every plane, by group [S, groups, 3, r].
@@ -109,8 +116,7 @@ class RowSums:
         if given.planes is not None:
             u, v = inside[..., lines * r :].chunk(2, -1)
             products = torch.cat([u.square(), v.square(), u * v], -1)
-            groups = self.member.unflatten(1, (-1, FOLDS)).sum(-1)
-            both = groups.mT @ torch.cat([products, products * self.inverse], -1)
+            both = self.groups.mT @ torch.cat([products, products * self.inverse], -1)
             found |= dict(zip(("planes", "planes row"), both.unflatten(-1, (6, r)).chunk(2, -2), strict=True))
         return found
 
@@ -130,24 +136,37 @@ class MomentSums:
         traces = self.folds.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, :, None]
         return traces.expand(-1, -1, -1, 3)
 
-    def of(self, given: Subspaces) -> Found:
-        """As of rows; of refits only the energies in all folds and in their own [S, 1, FOLDS] are made."""
-        Q = given.Q.unsqueeze(1)
-        energy = [((self.folds @ Q) * Q).sum((-2, -1)).unsqueeze(-1)]  # [S, FOLDS, 1]
-        if given.left_out is None or given.planes is None:
-            return {"energy": energy[0].unsqueeze(1)}
-        refits = given.refits
-        own = ((self.folds @ refits) * refits).sum((-2, -1))
-        every = ((self.total.unsqueeze(1) @ refits) * refits).sum((-2, -1))
-        u, v = given.planes.directions.chunk(2, -1)
-        image, other = self.total @ u, self.total @ v
-        planes = torch.stack([(image * u).sum(-2), (other * v).sum(-2), (image * v).sum(-2)], 1).unsqueeze(1)
-        return {
-            "energy": energy[0].unsqueeze(1),
-            "own": own.unsqueeze(1),
-            "every": every.unsqueeze(1),
-            "planes": planes,
-        }
+    def each(self, subspaces: Sequence[Subspaces]) -> list[Found]:
+        """As of rows; of refits only the energies in all folds and in their own [S, 1, FOLDS] are made.
+
+        The moments of the folds, and their sum, are read once for all subspaces.
+        """
+        own = [self._in_folds(mine) for mine in subspaces]
+        widths = [part.shape[-1] for part in own]
+        images = (self.folds @ torch.cat(own, -1)).split(widths, -1)
+        found = []
+        for mine, inside, image in zip(subspaces, own, images, strict=True):
+            energy = (inside * image).sum(-2).unflatten(-1, (-1, mine.Q.shape[-1])).sum(-1)  # [S, FOLDS, 1 or 2]
+            found.append({"energy": energy[..., :1].unsqueeze(1)})
+            if mine.planes is not None:
+                found[-1] |= {"own": energy[..., 1].unsqueeze(1)} | self._of_all(mine, mine.planes)
+        return found
+
+    def _in_folds(self, given: Subspaces) -> Tensor:
+        """The subspace, and beside it the refit without each fold [S, FOLDS, d, r or 2r]."""
+        Q = given.Q.unsqueeze(1).expand(-1, FOLDS, -1, -1)
+        return Q if given.planes is None else torch.cat([Q, given.refits], -1)
+
+    def _of_all(self, given: Subspaces, planes: Planes) -> Found:
+        """The energy of each refit in all folds, and products along both directions of every plane."""
+        r = given.Q.shape[-1]
+        refits = given.refits.movedim(1, -2).flatten(-2)  # [S, d, FOLDS·r]
+        image, along = (self.total @ torch.cat([refits, planes.directions], -1)).split([FOLDS * r, 2 * r], -1)
+        every = (image * refits).sum(-2).unflatten(-1, (FOLDS, r)).sum(-1)
+        u, v = planes.directions.chunk(2, -1)
+        one, two = along.chunk(2, -1)
+        products = torch.stack([(one * u).sum(-2), (two * v).sum(-2), (one * v).sum(-2)], 1)
+        return {"every": every.unsqueeze(1), "planes": products.unsqueeze(1)}
 
 
 class Targets:
@@ -156,24 +175,27 @@ class Targets:
     def __init__(self, moments: Sequence[Sequence[Tensor]], *, draws: int, seed: int) -> None:
         self.moments, self.sizes = moments, {"draws": draws, "seed": seed}
         self._drawn: dict[int, Draws] = {}
-        self._measured: dict[tuple[int, int], Measured] = {}
 
-    def _of(self, target: int, rank: int) -> Measured:
-        """The draws of one rank against a target: subspaces of that rank share them."""
-        if (target, rank) not in self._measured:
-            M = torch.stack([mine[target] for mine in self.moments])
+    def of(self, target: int, asked: Sequence[tuple[Tensor, Tensor]], *, shares: bool) -> list[Found]:
+        """Of each (Q, its energy): summaries of both controls [S, metrics, 4], and how many random draws reach it.
+
+        Subspaces of one rank share their draws and the products of these with the target.
+        """
+        M, found = torch.stack([mine[target] for mine in self.moments]), dict[int, Found]()
+        for rank in dict.fromkeys(Q.shape[-1] for Q, _ in asked):
+            mine = [i for i, (Q, _) in enumerate(asked) if Q.shape[-1] == rank]
             if rank not in self._drawn:
                 self._drawn[rank] = Draws(M.shape[-1], rank, **self.sizes, device=str(M.device))
-            self._measured[target, rank] = self._drawn[rank].of(M)
-        return self._measured[target, rank]
+            measured = self._drawn[rank].of(M, [asked[i][0] for i in mine], shares=shares)
+            found |= {i: _summary(measured, target, *asked[i]) for i in mine}
+        return [found[i] for i in range(len(asked))]
 
-    def of(self, Q: Tensor, target: int, value: Tensor, *, shares: bool) -> Found:
-        """Summaries of both controls [S, metrics, 4] and how many random draws reach the value [S]."""
-        measured = self._of(target, Q.shape[-1])
-        random, normal = measured.random(shares=shares), measured.normal(Q, shares=shares)
-        drawn = torch.stack([*random.by_metric().values(), *normal.by_metric().values()], 1)
-        reached = (random.energy >= value.unsqueeze(-1) * (1 - tangent.TIE)).sum(-1).double()
-        return {f"bands {target}": bands_of(drawn), f"reached {target}": reached}
+
+def _summary(measured: Measured, target: int, Q: Tensor, value: Tensor) -> Found:
+    random, normal = measured.random(), measured.normal(Q)
+    drawn = torch.stack([*random.by_metric().values(), *normal.by_metric().values()], 1)
+    reached = (random.energy >= value.unsqueeze(-1) * (1 - tangent.TIE)).sum(-1).double()
+    return {f"bands {target}": bands_of(drawn), f"reached {target}": reached}
 
 
 def bands_of(draws: Tensor) -> Tensor:
@@ -190,7 +212,7 @@ def anisotropy_of(moments: Sequence[GradientMoments], used: Sequence[int], group
     whole = folds.sum(1, keepdim=True)
     parts = [torch.stack([mine.groups[group] for mine in moments]).unsqueeze(1) for group in groups]
     stacked = torch.cat([whole, whole - folds[:, list(used)] if used else whole[:, :0], *parts], 1)
-    return tangent.Anisotropy(stacked / stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None])
+    return tangent.Anisotropy(stacked.div_(stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]))
 
 
 def on_host(found: Sequence[Mapping[str, Tensor]]) -> list[dict[str, np.ndarray]]:
