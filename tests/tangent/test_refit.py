@@ -73,22 +73,6 @@ def test_a_refit_is_the_fit_of_the_rows_that_are_left(method: str) -> None:
     assert proxy_stability(proxy.basis.double(), proxy.left_out) == pytest.approx(1 - sum(moved) / FOLDS)
 
 
-def test_both_proxies_are_refitted_from_one_eigenproblem(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = torch.arange(48).repeat_interleave(10)
-    x, labels = skewed(480, number, 1), [Label("pca", RANK), Label("semi_nmf", RANK)]
-    fits, shapes = {SITE: FitRows.of_rows(x, even_folds(number))}, []
-    solve = torch.linalg.eigh
-
-    def counted(matrix: Tensor) -> Any:
-        shapes.append(tuple(matrix.shape))
-        return solve(matrix)
-
-    proxies = {label: fit_proxies({SITE: x}, label, seed=0) for label in labels}
-    monkeypatch.setattr(torch.linalg, "eigh", counted)
-    with_refits(fits, proxies, seed=0)
-    assert shapes.count((1, FOLDS, 4 * RANK, 4 * RANK)) == 1 and (FOLDS, 4 * RANK, 4 * RANK) not in shapes
-
-
 def test_the_next_components_follow_their_refitted_proxy() -> None:
     number = torch.arange(48).repeat_interleave(10)
     x, fold, label = skewed(480, number, 1), even_folds(number), Label("pca", RANK)

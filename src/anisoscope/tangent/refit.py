@@ -22,13 +22,13 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.numerics import factors, semi_nmf
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
-from anisoscope.numerics.linalg import Leading, orthonormal_columns, small_eigh
+from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = {"cpu": 0, "cuda": 1 << 31}  # of rows and moments of the sites refitted together; on the host a core has one
+_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}  # of rows and moments of the sites refitted together
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -158,11 +158,7 @@ class Reduced:
 
     def _codes(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
         """By semi-NMF: a row of zeros has the code zero and no part in the fit, so rows left out may stay."""
-        keep = min(2 * concepts, *scores.shape[-2:])
-        energies, axes = (x.flatten(0, 1).flip(-1)[..., :keep] for x in self.turns)
-        flat = scores.flatten(0, 1)
-        known = Leading(axes, flat @ axes.to(flat.dtype), energies.clamp_min(0.0))
-        found = semi_nmf.fit(flat, concepts, seed=seed, init="svd", leading=known)
+        found = semi_nmf.fit(scores.flatten(0, 1), concepts, seed=seed, init="svd")
         return found.codes.unflatten(0, scores.shape[:2])
 
     def _members(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
