@@ -99,6 +99,7 @@ def run(bench: Bench) -> Entry:
     entry = Entry("Spectral anisotropy", __doc__ or "")
     source = bench.cloud(100_000, 768)
     sources = {"Falling spectrum and a common mean": source}
+    sources |= {"A wider one": bench.cloud(60_000, 1_536)} if bench.cuda else {}
     sources |= {"Rows of MiniLM": bench.real} if bench.real is not None else {}
     entry.tables, found = compared(bench, sources)
     mine = found["anisoscope"][0]
