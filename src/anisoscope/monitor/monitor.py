@@ -590,9 +590,9 @@ class Monitor:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        self._collect(wait=True)  # steps from before it
         newest = self.store.newest() if self.store is not None else None
-        following = {*state["done"], state.get("next")}
-        self.resumed = -1
+        following, self.resumed = {*state["done"], state.get("next")}, -1
         if newest is not None and newest["step"] == state.get("next") and set(newest["done"]) == following:
             state, self.resumed = newest, newest["step"]
         if self.store is not None:
