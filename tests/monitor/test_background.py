@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine import metric as declared
 from anisoscope.monitor.analysis import analyst as analysts
+from anisoscope.monitor.analysis import transport
+from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.analysis.analyst import BackgroundAnalyst, HereAnalyst
 from anisoscope.monitor.analysis.transport import Parcel, unpack
+from anisoscope.monitor.analysis.worker import _sent
 from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.open_step import OpenStep
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.stats.moments import Moments
@@ -187,6 +193,7 @@ def test_an_error_of_the_analysis_is_noted_at_its_step_or_raised(monkeypatch: py
         if strict:
             with pytest.raises(TypeError):
                 training.run()
+            assert not psutil.Process().children(), "the process ends also where the end raises"
             continue
         training.run()
         assert training.losses == plain.losses and not training.monitor.done
@@ -201,6 +208,145 @@ def test_the_process_ends_with_the_monitor_also_after_an_interruption() -> None:
     training.monitor.__exit__(KeyboardInterrupt)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     assert training.monitor.done == {0}, "what was seen before an interruption is kept"
+
+
+class Unreadable:
+    """A tokenizer that another process cannot load."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise FileNotFoundError("no vocabulary here")
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"size": 1}
+
+
+def test_no_step_is_lost_to_a_process_that_cannot_begin() -> None:
+    plain = Training(background=False, **MODES["probe"]).run()
+    training = Training(background=True, **MODES["probe"])
+    training.monitor.analyst.analysis.tokenizer = Unreadable()
+    training.run()
+    same(plain, training)
+    (note,) = training.monitor.notes
+    assert note.startswith("step 0: steps are analysed in the training process from here on (the other one could not")
+
+
+class Tracker:
+    """Remembers which metrics came."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, set[str]]] = []
+
+    def start(self, manifest: Any) -> None: ...
+    def finish(self, manifest: Any) -> None: ...
+    def write(self, rows: Table, step: int) -> None:
+        self.got.append((step, set(rows.arrow["metric"].to_pylist())))
+
+
+def test_what_is_logged_comes_after_its_step_and_no_file_stays_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("tests")])  # as some scripts have it
+    before, got = len(os.listdir("/proc/self/fd")), []
+    for background in (False, True):
+        options: dict[str, Any] = {"out": tmp_path / str(background), "progress": lambda *args: None}
+        training = Training(background=background, sinks=[tracker := Tracker()], **options, **MODES["probe"])
+        with training.monitor as monitor:
+            for step in range(STEPS):
+                training.update(step)
+                monitor.log(step, loss=training.losses[-1])
+            open_files = len(os.listdir("/proc/self/fd"))
+            assert len(monitor.table)
+            assert len(os.listdir("/proc/self/fd")) <= open_files, "results that are held hold no files"
+        got.append(tracker.got)
+        assert not monitor.notes
+    assert got[0] == got[1]
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_process_that_is_stopped_or_asked_to_end_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysts, "_PATIENCE", 0.2)
+    plain = Training(background=False, **MODES["probe"]).run()
+    training = Training(background=True, **MODES["probe"])
+    with training.monitor:
+        training.update(0)
+        process = worker(training)
+        for asked in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGSTOP):
+            process.send_signal(asked)  # the whole group gets some of them, of a terminal or of a queue
+        for step in range(1, STEPS):
+            training.update(step)
+        child = os.fork()
+        if not child:  # a process of the loop's own leaves the block
+            training.monitor.__exit__(SystemExit)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        process.send_signal(signal.SIGSTOP)
+    same(plain, training)
+    assert not training.monitor.notes
+
+
+def test_a_process_that_is_killed_before_the_end_costs_nothing_that_is_known(tmp_path: Path) -> None:
+    plain = Training(background=False, out=tmp_path / "here", **MODES["probe"]).run()
+    training = Training(background=True, out=tmp_path / "there", **MODES["probe"])
+    with training.monitor as monitor:
+        for step in range(STEPS):
+            training.update(step)
+        assert len(monitor.table)
+        worker(training).kill()
+    same(plain, training)
+    assert any("from here on (the other one has ended)" in note for note in monitor.notes)
+
+
+def test_an_interruption_of_waiting_costs_no_step() -> None:
+    class Interrupted(Future[Any]):
+        waits = 0
+
+        def exception(self, timeout: float | None = None) -> BaseException | None:
+            self.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+            return super().exception(timeout)
+
+    results, future = Training(background=False).monitor.results, Interrupted()
+    results.expect(OpenStep(0, parts=[("measure it", future)]))
+    with pytest.raises(KeyboardInterrupt):
+        results.collect(wait=True)
+    future.set_result(Found([{"metric": "drift", "value": 1.0}], row_count=7))
+    results.collect(wait=True)
+    assert len(results.tables) == 1 and results.row_count == 7
+
+
+def test_a_state_without_a_folder_is_that_of_the_last_step(tmp_path: Path) -> None:
+    saved = []
+    for out in (None, tmp_path / "run"):
+        training = Training(background=False, out=out, **MODES["probe"])
+        with training.monitor as monitor:
+            for step in range(3):
+                training.update(step)
+                if step == 0 and out is not None:
+                    monitor.files.give_up()  # as where another run has begun in it
+            monitor.save(tmp_path)
+        saved.append(str(torch.load(tmp_path / "monitor.pt", weights_only=True)["study"]))
+    assert saved[0] == saved[1]
+
+
+def test_a_monitor_is_entered_once() -> None:
+    training = Training(background=False)
+    with training.monitor, pytest.raises(AnisoscopeError, match="entered before"):
+        training.monitor.__enter__()
+    with pytest.raises(AnisoscopeError, match="entered before"), training.monitor:
+        pass
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_of_its_step() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert _sent(theirs, 3, (True, lambda: None))
+        message = transport.receive(ours)
+        assert message is not None and message[0] == 3
+        good, error = unpack(*message[1:], copied=True)
+        assert not good and isinstance(error, Exception)
+        ours.close()
+        assert not _sent(theirs, 4, (True, None))
 
 
 @pytest.mark.slow

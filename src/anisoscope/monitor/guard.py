@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from anisoscope.errors import UnusableFolder
+from anisoscope.errors import AnisoscopeError, UnusableFolder
 
 MOST_KINDS = 64  # after which kinds of faults are told apart by their type alone
 
@@ -104,8 +104,8 @@ class FaultGuard:
         if self.strict:
             raise error
         said = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {said[0] if said else ''}".rstrip(": ")
-        reason = reason.removeprefix("AnisoscopeError: ").removeprefix("UnusableFolder: ")
+        name = "" if isinstance(error, AnisoscopeError) else f"{type(error).__name__}: "
+        reason = f"{name}{said[0] if said else ''}".rstrip(": ")
         self.note(f"could not {what} ({reason.rstrip('.')})", type(error).__name__)
 
     def note(self, text: str, kind: str = "") -> None:

@@ -16,6 +16,7 @@ training (`monitor.guard`): what fails is noted, and the next step is measured a
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
 from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
 from anisoscope.monitor.open_step import (
+    HooksLost,
     OpenStep,
     attach_again,
     check_arguments,
@@ -59,7 +61,6 @@ from anisoscope.monitor.open_step import (
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress, takes_plain
-from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
@@ -175,14 +176,12 @@ class Monitor:
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
-        self.sinks, self.background = list(sinks), background
-        self.temporal = TemporalSpread()
+        self.sinks, self.background, self.temporal = list(sinks), background, TemporalSpread()
         self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
         self.tables, self.concepts, self.done = self.results.tables, self.results.concepts, self.results.done
         self.resumed = self._next = -1
-        self.seconds = 0.0
-        self.shown = 0  # the sum of hashes of all contexts of measured training batches
-        self._entered, self._fresh, self._ended = False, True, False
+        self.seconds, self.shown = 0.0, 0  # shown: the sum of hashes of all contexts of measured training batches
+        self._entered, self._fresh, self._ended, self._owner = False, True, False, 0  # the process that entered it
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
 
     def _shield(self, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,8 +222,7 @@ class Monitor:
             if store.unusable is not None:
                 self.guard.caught(WRITE, store.unusable)
         folder = store.folder.path / "state" if store is not None else None
-        run = folder.parent.name if folder is not None else ""
-        data = "live" if self.probe is None else "probe"
+        run, data = folder.parent.name if folder is not None else "", "live" if self.probe is None else "probe"
         self._columns: dict[str, Any] = {"run": run, "model": self.name, "seed": self.seed, "data": data}
         sites, self.every, self.map = self.instruments.sites, None, None
         if rows_taken:
@@ -238,9 +236,11 @@ class Monitor:
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
         parts: dict[str, Any] = {"store": store, "every": self.every, "map": self.map}
         self.analyst: Analyst = HereAnalyst(self.instruments.analysis(self.studies, tokenizer=self.tokenizer))
-        self.files = MonitorFiles(self.guard, lambda: self.analyst.ask("windows"), self._describe, **parts)
+        self.files = MonitorFiles(self.guard, partial(self._ask, "windows"), self._describe, **parts)
 
     def __enter__(self) -> Monitor:
+        if self._entered or self._ended:
+            raise AnisoscopeError("this monitor was entered before; it follows one training: make one for each.")
         try:
             self._begin()
         except BaseException:
@@ -253,7 +253,7 @@ class Monitor:
         return self
 
     def _begin(self) -> None:
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self._owner, device = os.getpid(), next((p.device for p in self.model.parameters()), torch.device("cpu"))
         self.analyst = choose_analyst(self.analyst.analysis, device, background=self.background)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
@@ -282,11 +282,12 @@ class Monitor:
         return self.files.store
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if self._owner not in (0, os.getpid()):  # a process that the training forked leaves the block, too
+            return
         self._entered, self._ended, self.guard.place = False, True, "the end"
         self.guard.strict &= kind is None  # an error of the training is not replaced by one of ours
-        attached = [self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)]
         try:
-            for detach in attached:
+            for detach in (self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)):
                 self.guard.call("take its hooks off", detach)
             self._collect(wait=True)
             if kind is None:
@@ -303,6 +304,7 @@ class Monitor:
             self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
             self.guard.call("write run.json", self._describe, status, **entries)
         finally:
+            self.analyst.close()  # if an error or a second interruption came before its end
             self.files.end()
 
     def _describe(self, status: str, **entries: Any) -> None:
@@ -320,7 +322,7 @@ class Monitor:
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
-        records, still_open = self.analyst.ask("finish")
+        records, still_open = self._ask("finish")
         if not still_open:  # otherwise the last state still refers to these files
             self.files.drop_window()
         counts = self.counts if self.plan is not None else None
@@ -414,14 +416,10 @@ class Monitor:
     def _mend(self, hooks: LiveGradients | EveryStep) -> None:
         """Attach hooks again that somebody removed, or whose module was replaced; without them nothing is seen."""
         try:
-            said = attach_again(hooks)
-        except AnisoscopeError:
+            attach_again(hooks, self.guard)
+        except HooksLost:
             self._hooks.remove(hooks)
             raise
-        if said and self.guard.strict:
-            raise AnisoscopeError(f"{said}; leave the hooks of a monitored model alone.")
-        if said:
-            self.guard.note(f"{said}; they were attached again")
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter()
@@ -431,16 +429,28 @@ class Monitor:
             self.seconds += time.perf_counter() - start
 
     def _analyse(self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool) -> Future[Found]:
-        """Have a step analysed; by this process if the other one is gone."""
-        if isinstance(self.analyst, BackgroundAnalyst) and self.analyst.ended:
-            self._collect(wait=True)
-            self._end_analysis()
-            if self.results.newest:
-                self.analyst.ask("load", *self.results.newest)
-            self.guard.note("steps are analysed in the training process from here on")
+        """Have a step analysed."""
+        self._take_over()
         seen = self.instruments.seen(rows, bank, study)
         seen.described, seen.saved = described, self.store is not None
         return self.analyst.submit(seen)
+
+    def _ask(self, name: str, *args: Any, **options: Any) -> Any:
+        while True:
+            self._take_over()
+            try:
+                return self.analyst.ask(name, *args, **options)
+            except AnisoscopeError:
+                if not self.analyst.ended:  # otherwise it ended just now
+                    raise
+
+    def _take_over(self) -> None:
+        """If the process of the analysis is gone, or never began, this one does it, from the newest state."""
+        if isinstance(self.analyst, BackgroundAnalyst) and (fault := self.analyst.fault):
+            self._collect(wait=True)
+            self._end_analysis()
+            self.analyst.ask("load", *(self.results.newest or ({}, {})))
+            self.guard.note(f"steps are analysed in the training process from here on ({fault})")
 
     def _end_analysis(self) -> None:
         """End the process of the analysis, if it has one; what is asked afterwards is answered by this one."""
@@ -476,8 +486,7 @@ class Monitor:
         return self._analyse(rows, None, "live", described=False) if "live" in self.studies else None
 
     def _trace_records(self, step: int) -> list[Record]:
-        rows = self._trace(step).records()
-        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+        return [{n: value for n, value in row.items() if value is not None} for row in self._trace(step).records()]
 
     def log(self, step: int, **numbers: float) -> None:
         """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only.
@@ -505,7 +514,7 @@ class Monitor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
         if self.instruments.study is None:
             raise AnisoscopeError("this monitor has no tangent study, so no proxies; add tangent to its metrics.")
-        found: Tensor = self.analyst.ask("basis", site, proxy=proxy, fit=fit)
+        found: Tensor = self._ask("basis", site, proxy=proxy, fit=fit)
         return found
 
     @property
@@ -553,7 +562,7 @@ class Monitor:
         states = {name: state[name] for name in self.studies if state.get(name) is not None}
         inside = {step for saved in states.values() if saved["frozen"] for step in saved["frozen"]["window"]}
         windows = self.store.window(sorted(inside)) if self.store is not None else {}
-        self.analyst.ask("load", states, windows)
+        self._ask("load", states, windows)
         self.results.newest = (states, windows) if self.store is not None else None
         for name, saved in states.items():
             self.studies[name].notes = list(saved["notes"])
@@ -575,22 +584,15 @@ class Monitor:
             if wait or self.store is None:  # only a store has the states of the studies after each step
                 self._collect(wait=True)
             state = self._state(max(self.done, default=-1)) | {"next": self._next}
-            self.results.then(partial(self.guard.call, _SAVE, self._write_state, Path(folder), state))
+            self.results.then(partial(self.guard.call, _SAVE, self.results.write_state, Path(folder), state, self._ask))
             self._collect()
-
-    def _write_state(self, folder: Path, state: dict[str, Any]) -> None:
-        newest = self.results.newest
-        studies = newest[0] if newest is not None else self.analyst.ask("state")
-        state |= {"done": [step for step in state["done"] if step in self.done], **studies}
-        if folder.is_dir():
-            replace_file(folder / "monitor.pt", lambda path: torch.save(state, path))
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""
         state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        self._collect(wait=True)  # steps from before it
         newest = self.store.newest() if self.store is not None else None
-        following = {*state["done"], state.get("next")}
-        self.resumed = -1
+        following, self.resumed = {*state["done"], state.get("next")}, -1
         if newest is not None and newest["step"] == state.get("next") and set(newest["done"]) == following:
             state, self.resumed = newest, newest["step"]
         if self.store is not None:

@@ -18,6 +18,7 @@ from anisoscope.measurement.bank import Bank
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.every_step import EveryStep
+from anisoscope.monitor.guard import FaultGuard
 from anisoscope.option import check_values, refuse_arguments, seeds_of
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import TangentPlan
@@ -53,6 +54,11 @@ class OpenStep:
     def ready(self) -> bool:
         """Whether everything is analysed."""
         return all(part.done() for _, part in self.parts)
+
+    def wait(self) -> None:
+        """Wait until it is."""
+        for _, part in self.parts:
+            part.exception()
 
 
 def step_number(step: Any) -> int:
@@ -121,19 +127,25 @@ def refuse_unlearnable(model: nn.Module, plan: TangentPlan | None, *, learns: bo
         check_rank(plan.rank, width=int(width or _NO_WIDTH))
 
 
-def attach_again(hooks: LiveGradients | EveryStep) -> str:
-    """Attach hooks that were removed; returns which, in words, or "". Where that fails they are all taken off."""
+class HooksLost(AnisoscopeError):
+    """Hooks that were removed, and cannot be attached again."""
+
+
+def attach_again(hooks: LiveGradients | EveryStep, guard: FaultGuard) -> None:
+    """Attach hooks that were removed, with a note, or an error if that is wanted. Where it fails they are taken off."""
     lost = hooks.lost()
     if not lost:
-        return ""
+        return
     named = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
     what = f"hooks were removed, or modules replaced, at {named}"
     try:
         hooks.reattach()
     except Exception as error:
         hooks.__exit__()
-        raise AnisoscopeError(f"{what}, and the model has changed: {error}; this part is switched off") from error
-    return what
+        raise HooksLost(f"{what}, and the model has changed: {error}; this part is switched off") from error
+    if guard.strict:
+        raise AnisoscopeError(f"{what}; leave the hooks of a monitored model alone.")
+    guard.note(f"{what}; they were attached again")
 
 
 def nothing_measured(steps: int, due: int, when: Any) -> AnisoscopeError:

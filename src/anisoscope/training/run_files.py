@@ -288,9 +288,9 @@ class Checkpoints:
 
 
 def _complete(path: Path) -> bool:
-    """Whether a training can go on from a checkpoint: the state of its monitor comes later than the rest."""
+    """Whether a training can go on from a checkpoint: the state of its monitor comes later, by a hidden name first."""
     monitor = path / "training" / "monitor"
-    return (path / "training" / "state.json").is_file() and (not monitor.is_dir() or any(monitor.iterdir()))
+    return (path / "training" / "state.json").is_file() and (not monitor.is_dir() or any(monitor.glob("[!.]*")))
 
 
 def restore(path: Path, model: nn.Module, optimizer: Optimizer, *, monitor: Any = None) -> int:

@@ -11,20 +11,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import pickle
 import queue
+import select
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
+from typing import IO, Any
 
-import psutil
 import torch
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.placement import free_memory
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
 from anisoscope.monitor.analysis.transport import Parcel
@@ -32,8 +33,12 @@ from anisoscope.monitor.analysis.transport import Parcel
 _CORES = 4  # of the machine, from which on a second process is no burden
 _ROOM = 4 << 30  # bytes of a GPU that must be free for it
 _SHARE = 4  # of the host's free memory, one part in so many may hold steps that wait
+_MOST = 64  # messages that wait: each is a file until the other process takes it
+_PATIENCE = 5.0  # seconds between looks whether the process was stopped, and until one that does not end is killed
 _START = """
-import sys
+import signal, sys
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
 sys.path[:] = {path!r}
 from anisoscope.monitor.analysis.worker import serve
 serve({line})
@@ -42,6 +47,8 @@ serve({line})
 
 class HereAnalyst:
     """Analyses each step at once, in this process."""
+
+    ended = False
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
@@ -59,28 +66,43 @@ class HereAnalyst:
     def end(self) -> None:
         """Nothing is submitted after this."""
 
+    def close(self) -> None:
+        """There is no process to end."""
+
 
 class BackgroundAnalyst:
     """Analyses steps in a process of its own, one after the other."""
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis  # as it was at the start; at the end with the proxies that were fitted
-        parcel = Parcel.of(analysis)
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 – read when the process has ended
-        code = _START.format(path=sys.path, line=theirs.fileno())
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self._errors
-            )
+        parcel = Parcel.of(replace(analysis, progress=None))  # which is for this process, and may not be pickled
+        with contextlib.ExitStack() as opened:
+            self._line, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            self._errors = opened.enter_context(os.fdopen(os.memfd_create("anisoscope"), "w+b"))  # no disk is needed
+            self._process = _started(theirs, self._errors)
+            theirs.close()
+            opened.pop_all()
+        self._owner = os.getpid()
         self._waiting: collections.OrderedDict[int, tuple[Future[Any], int]] = collections.OrderedDict()
         self._number, self._lock = 0, threading.Lock()
         self._outgoing: queue.SimpleQueue[tuple[int, Parcel] | None] = queue.SimpleQueue()
-        self._room = int(psutil.virtual_memory().available) // _SHARE
+        self._room = free_memory(torch.device("cpu")) // _SHARE
         self.ended = False
-        for act in (self._listen, self._speak):
-            threading.Thread(target=act, name="anisoscope-analysis", daemon=True).start()
-        self._post(parcel)
+        acts = (self._listen, self._speak)
+        self._threads = [threading.Thread(target=act, name="anisoscope-analysis", daemon=True) for act in acts]
+        for thread in self._threads:
+            thread.start()
+        self._begun = self._post(parcel)
+
+    @property
+    def fault(self) -> str:
+        """Why it analyses nothing more, or ""; waits until the process has begun, so that no step is given in vain."""
+        if os.getpid() != self._owner:
+            return "this process was forked from that of the monitor"
+        if (error := self._begun.exception()) is not None:
+            said = f"{type(error).__name__}: {error}".removeprefix("AnisoscopeError: ").splitlines()[0][:200]
+            return f"the other one could not begin: {said}"
+        return "the other one has ended" if self.ended else ""
 
     def submit(self, seen: Seen) -> Future[Found]:
         """The future results of a step; waits while the steps before it fill the memory set aside for them."""
@@ -93,13 +115,31 @@ class BackgroundAnalyst:
     def end(self) -> None:
         """Wait for everything, bring the fitted proxies home and end the process."""
         try:
-            if not self.ended:
+            if not self.fault:
                 self.analysis.take_proxies(self.ask("proxies"))
         finally:
-            with contextlib.suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)  # to close it alone would not wake the thread that listens
-            self._outgoing.put(None)
-            self._process.wait()
+            self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if os.getpid() != self._owner:  # of a fork of the training, to which nothing of this belongs
+            return
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)  # to close it alone would not wake the thread that listens
+        self._outgoing.put(None)
+        self._exit_status()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+        self._line.close()
+        self._errors.close()
+
+    def _exit_status(self) -> int:
+        """That of the process, which has nothing more to do."""
+        try:
+            return self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # also where it is stopped
+            return self._process.wait()
 
     def _post(self, parcel: Parcel) -> Future[Any]:
         self._make_room(parcel.size)
@@ -132,7 +172,7 @@ class BackgroundAnalyst:
         while True:
             with self._lock:
                 waiting = list(self._waiting.values())
-            if not waiting or sum(held for _, held in waiting) + size <= self._room:
+            if not waiting or (len(waiting) < _MOST and sum(held for _, held in waiting) + size <= self._room):
                 return
             waiting[0][0].exception()  # waits
 
@@ -140,6 +180,7 @@ class BackgroundAnalyst:
         """Receive results until the process ends."""
         while True:
             try:
+                self._wait_for_message()
                 message = transport.receive(self._line)
             except OSError:
                 message = None
@@ -147,10 +188,18 @@ class BackgroundAnalyst:
                 return self._fail()
             number, file, size = message
             try:
-                good, value = transport.unpack(file, size)
+                good, value = transport.unpack(file, size, copied=True)
             except Exception as error:  # such as an error that cannot be unpickled
                 good, value = False, AnisoscopeError(f"its results could not be read ({error})")
             self._settle(number, good=good, value=value)
+
+    def _wait_for_message(self) -> None:
+        """Until there is one; a process that somebody stopped is woken, or we would wait forever."""
+        line = select.poll()
+        line.register(self._line, select.POLLIN)
+        while not line.poll(_PATIENCE * 1000):
+            if self._waiting:
+                self._process.send_signal(signal.SIGCONT)
 
     def _fail(self) -> None:
         """The process has ended: nothing that waits for it will come."""
@@ -159,7 +208,7 @@ class BackgroundAnalyst:
             self._waiting.clear()
         if not waiting:
             return
-        code = self._process.wait()
+        code = self._exit_status()
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -168,6 +217,13 @@ class BackgroundAnalyst:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+
+
+def _started(line: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The process at the other end of this line."""
+    code = _START.format(path=[os.fspath(entry) for entry in sys.path], line=line.fileno())
+    files: dict[str, Any] = {"pass_fds": [line.fileno()], "stdin": subprocess.DEVNULL, "stderr": errors}
+    return subprocess.Popen([sys.executable, "-c", code], **files)
 
 
 Analyst = HereAnalyst | BackgroundAnalyst
@@ -181,7 +237,7 @@ def choose_analyst(analysis: Analysis, device: torch.device, *, background: bool
             return HereAnalyst(analysis)
         try:
             return BackgroundAnalyst(analysis)
-        except (pickle.PicklingError, AttributeError, TypeError, OSError):  # a metric or tokenizer of the user's own
+        except Exception:  # whatever the pickling of a metric or tokenizer of the user's own raises; no process or file
             return HereAnalyst(analysis)
     if not background:
         return HereAnalyst(analysis)
@@ -189,7 +245,12 @@ def choose_analyst(analysis: Analysis, device: torch.device, *, background: bool
         raise AnisoscopeError("background=True needs Linux; leave it out, and steps are analysed in this process.")
     try:
         return BackgroundAnalyst(analysis)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except OSError as error:
+        raise AnisoscopeError(
+            f"background=True needs a second process, which could not be started ({error}); make room for it, or leave "
+            "background out."
+        ) from error
+    except Exception as error:  # whatever pickling raises
         raise AnisoscopeError(
             f"background=True needs metrics and a tokenizer that can be pickled ({error}); define them in a module, or "
             "leave background out."

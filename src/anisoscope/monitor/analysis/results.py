@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.files import MonitorFiles
 from anisoscope.monitor.instruments import Instruments
 from anisoscope.monitor.open_step import OpenStep, part_name
+from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.tangent_study import TangentStudy
@@ -65,7 +70,8 @@ class StepResults:
                 self._waiting.popleft()
                 first()
             elif wait or first.ready:
-                self._waiting.popleft()
+                first.wait()
+                self._waiting.popleft()  # not before: an interruption costs no step
                 with guard.at(f"step {first.step}"):
                     guard.call("keep its results", self._keep_step, first)
             else:
@@ -74,11 +80,12 @@ class StepResults:
     def _keep_step(self, opened: OpenStep) -> None:
         """Keep the results of one step; without any the step counts as not measured."""
         step, states, window = opened.step, dict[str, Any](), dict[str, Any]()
-        measured = bool(opened.records) or not opened.parts
+        measured, came = bool(opened.records) or not opened.parts, False
         for what, part in opened.parts:
             found = self.files.guard.call(what, part.result)
             if found is not None:
-                measured, self.row_count = True, found.row_count or self.row_count
+                measured = came = True
+                self.row_count = found.row_count or self.row_count
                 opened.records += found.records
                 self._describe(step, found)
                 states, window = found.state or states, found.window or window
@@ -86,7 +93,9 @@ class StepResults:
             self.done.discard(step)
             return
         known = opened.state and (states or not self.studies)  # otherwise the state before it stays the newest
-        if states:
+        if came and not states:
+            self.newest = None  # it was not asked for, and what is held is older
+        elif states:
             inside = {} if self.newest is None else self.newest[1]
             self.newest = states, _inside(states, {**inside, step: window})
         after = opened.state | {"done": sorted(s for s in self.done if s <= step)} | states
@@ -106,8 +115,20 @@ class StepResults:
             if self.files.store is not None and cards:
                 self.files.store.put_concepts(step, cards)
 
+    def write_state(self, folder: Path, state: dict[str, Any], ask: Callable[[str], Any]) -> None:
+        """Write the state of a monitor after the steps so far, with that of the studies, unless the folder is gone."""
+        studies = self.newest[0] if self.newest is not None else ask("state")
+        state |= {"done": [step for step in state["done"] if step in self.done], **studies}
+        if folder.is_dir():
+            replace_file(folder / "monitor.pt", lambda path: torch.save(state, path))
+
     def log(self, step: int, records: list[Record]) -> None:
-        """Keep numbers of the training itself at a measured step, each once."""
+        """Keep numbers of the training itself at a measured step, each once, after what was measured at it."""
+        if step in self.done:
+            self.then(partial(self.files.guard.call, "log numbers", self._log, step, records))
+            self.collect()
+
+    def _log(self, step: int, records: list[Record]) -> None:
         fresh = [row for row in records if (step, row["metric"]) not in self.logged]
         names = sorted({row["metric"] for row in fresh})
         if step in self.done and fresh:

@@ -16,6 +16,7 @@ import pickle
 import socket
 import struct
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class _Writer(pickle.Pickler):
         self.sizes: dict[str, int] = {}  # of the blocks, by device
 
     def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in the script itself")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return None
         if id(value) not in self.tensors:
@@ -48,7 +51,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, text: bytes, memory: mmap.mmap, sizes: dict[str, int]) -> None:
+    def __init__(self, text: bytes, memory: mmap.mmap | bytearray, sizes: dict[str, int]) -> None:
         super().__init__(io.BytesIO(text))
         self.memory, self.known = memory, dict[Any, Tensor]()
         self.starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
@@ -150,15 +153,17 @@ def _copy(block: Tensor, memory: Tensor) -> None:
             there.copy_(stage[: len(part)])
 
 
-def unpack(file: int, size: int) -> Any:
+def unpack(file: int, size: int, *, copied: bool = False) -> Any:
     """The object in a file of shared memory; tensors are views of that memory, or on the device that they were on.
+
+    The file stays open as long as one of the views is held, unless the memory is `copied`.
 
     >>> parcel = Parcel.of({"x": torch.arange(3), "name": "rows"})
     >>> unpack(parcel.written(), parcel.size)
     {'x': tensor([0, 1, 2]), 'name': 'rows'}
     """
-    memory = mmap.mmap(file, size)
-    os.close(file)
+    with open(file, "rb") as held:  # closes it
+        memory: mmap.mmap | bytearray = bytearray(held.read()) if copied else mmap.mmap(file, size)
     start, end = _ENDS.unpack(memory[-_ENDS.size :])
     sizes, text = pickle.loads(memory[start:end])
     return _Reader(text, memory, sizes).load()

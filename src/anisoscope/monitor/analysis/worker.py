@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import socket
 from typing import Any
 
@@ -18,8 +17,10 @@ _KINDNESS = 5  # of 19: the training goes first where cores are few
 
 
 def serve(file: int) -> None:
-    """Answer the messages of one training until it ends; the first one is the analysis."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training, which then tells us when to end
+    """Answer the messages of one training until it ends; the first one is the analysis, without which there is nothing.
+
+    Signals are for the training, which tells us when to end: those that ask to are ignored from the first line on.
+    """
     os.nice(_KINDNESS)
     line, parent = socket.socket(fileno=file), os.getppid()
     line.settimeout(_PATIENCE)
@@ -36,13 +37,22 @@ def serve(file: int) -> None:
             value = None  # the rows are not needed any more
         except Exception as error:
             answer = False, _told(error)
-        try:
-            transport.send(line, number, transport.Parcel.of(answer))
-        except (BrokenPipeError, ConnectionError):
+        if not _sent(line, number, answer) or analysis is None:
             return
         answer = None
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the training may need it
+
+
+def _sent(line: socket.socket, number: int, answer: Any) -> bool:
+    """Whether the training takes answers; one that cannot be sent is replaced by the reason."""
+    try:
+        transport.send(line, number, transport.Parcel.of(answer))
+    except ConnectionError:
+        return False
+    except Exception as error:  # a card of a tokenizer that gives anything but text
+        return answer[0] and _sent(line, number, (False, _told(error)))
+    return True
 
 
 def _next(line: socket.socket, parent: int) -> tuple[int, int, int] | None:
