@@ -35,6 +35,7 @@ _ROOM = 4 << 30  # bytes of a GPU that must be free for it
 _SHARE = 4  # of the host's free memory, one part in so many may hold steps that wait
 _MOST = 64  # messages that wait: each is a file until the other process takes it
 _PATIENCE = 5.0  # seconds between looks whether the process was stopped, and until one that does not end is killed
+_KNOWN = {"anisoscope", "torch", "transformers", "tokenizers", "numpy", *sys.stdlib_module_names}  # can be imported
 _START = """
 import signal, sys
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
@@ -92,13 +93,20 @@ class BackgroundAnalyst:
         self._threads = [threading.Thread(target=act, name="anisoscope-analysis", daemon=True) for act in acts]
         for thread in self._threads:
             thread.start()
+        self._known = parcel.packages <= _KNOWN
         self._begun = self._post(parcel)
 
     @property
     def fault(self) -> str:
-        """Why it analyses nothing more, or ""; waits until the process has begun, so that no step is given in vain."""
+        """Why it analyses nothing more, or "".
+
+        If the other process must load something of the user's own, this waits until it has, so that no step is given
+        in vain.
+        """
         if os.getpid() != self._owner:
             return "this process was forked from that of the monitor"
+        if self._known and not self._begun.done():
+            return ""
         if (error := self._begun.exception()) is not None:
             said = f"{type(error).__name__}: {error}".removeprefix("AnisoscopeError: ").splitlines()[0][:200]
             return f"the other one could not begin: {said}"

@@ -36,10 +36,13 @@ class _Writer(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: dict[int, tuple[Tensor, str, int]] = {}  # by id; kept, so that ids stay their own
         self.sizes: dict[str, int] = {}  # of the blocks, by device
+        self.packages: set[str] = set()  # that the other process imports for it
 
     def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            raise pickle.PicklingError(f"{value.__qualname__} is defined in the script itself")
+        if isinstance(value, type | FunctionType):
+            self.packages.add(str(value.__module__).partition(".")[0])
+            if value.__module__ == "__main__":
+                raise pickle.PicklingError(f"{value.__qualname__} is defined in the script itself")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return None
         if id(value) not in self.tensors:
@@ -91,6 +94,7 @@ class Parcel:
     text: bytes
     blocks: dict[str, Tensor]
     copied: list[torch.cuda.Event]  # when the blocks are complete
+    packages: set[str]  # that the other process imports for it
 
     @classmethod
     @torch.no_grad()
@@ -104,7 +108,7 @@ class Parcel:
             _view(blocks[device], place, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
         cuda = [block.device for block in blocks.values() if block.is_cuda]
         copied = [torch.cuda.current_stream(device).record_event() for device in cuda]
-        return cls(pickle.dumps((writer.sizes, file.getvalue())), blocks, copied)
+        return cls(pickle.dumps((writer.sizes, file.getvalue())), blocks, copied, writer.packages)
 
     @property
     def size(self) -> int:
