@@ -338,12 +338,13 @@ def test_a_training_that_goes_to_another_directory_has_one_folder(
     assert not list((tmp_path / "other").iterdir())
 
 
+@pytest.mark.parametrize("background", [False, True])
 def test_a_current_directory_that_is_gone_stops_nothing(
-    tmp_path: Path, plain: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    background: bool, tmp_path: Path, plain: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    weights, monitor = weights_after(out="run")
+    weights, monitor = weights_after(out="run", background=background)
     os.chdir(tmp_path)
     assert same(weights, plain) and monitor.done == {0, 1, 3}

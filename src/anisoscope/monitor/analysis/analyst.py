@@ -229,9 +229,13 @@ class BackgroundAnalyst:
 
 def _started(line: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """The process at the other end of this line."""
-    code = _START.format(path=[os.fspath(entry) for entry in sys.path], line=line.fileno())
+    try:
+        path = [os.path.abspath(entry) for entry in sys.path]
+    except FileNotFoundError:  # the current directory is gone, and with it whatever is relative to it
+        path = [os.fspath(entry) for entry in sys.path if os.path.isabs(entry)]
+    code = _START.format(path=path, line=line.fileno())
     files: dict[str, Any] = {"pass_fds": [line.fileno()], "stdin": subprocess.DEVNULL, "stderr": errors}
-    return subprocess.Popen([sys.executable, "-c", code], **files)
+    return subprocess.Popen([sys.executable, "-c", code], cwd=os.path.dirname(sys.executable) or None, **files)
 
 
 Analyst = HereAnalyst | BackgroundAnalyst
