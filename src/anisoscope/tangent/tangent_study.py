@@ -104,23 +104,12 @@ class TangentStudy:
         apart = first_apart(halves)
         fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
         fits["out"] = self._fit_rows({site: halves[site][0].without_first() for site in outliers(halves, apart)})
-        sets = self._fit(halves, fits[""])
-        plain, others = len(sets), self._readings(fits)
-        refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
-        proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
-        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
-        for (first, space, _), mine in zip(others, refitted[plain:], strict=True):
-            for label, found in mine.items():
-                for site, proxy in found.items():
-                    other[site].setdefault((first, space), {})[label] = proxy
+        proxies, other = self._refitted(halves, fits)
         self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
         folds = dict(zip(halves, spreads, strict=True))
-        # growth of the covariance of the test half since the last measured step, and the directions that span it
-        known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < rows.step}
-        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
-        grown = dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
+        grown = self._growth(folds, rows.step)
         readings = [
             Reading(site, first, space, test.without_first() if first else test, mine)
             for site, (_, test) in halves.items()
@@ -162,7 +151,38 @@ class TangentStudy:
             by_site = each_on_host(measure_site, list(halves), device)
         records = [row for found in by_site for row in found]
         records += energy.holm_records(records)
-        if self.frozen is not None and self.frozen.missed(rows.step):
+        records += self._offered(rows.step, halves, moments)
+        return [*records, *self._at_splits(rows)]
+
+    def _refitted(
+        self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[str, Mapping[Site, FitRows]]
+    ) -> tuple[dict[Label, dict[Site, Proxy]], dict[Site, Readings]]:
+        """All proxies with their refits: on all rows as they are, and by site those of other rows and coordinates."""
+        sets = self._fit(halves, fits[""])
+        plain, others = len(sets), self._readings(fits)
+        refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
+        proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
+        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        for (first, space, _), mine in zip(others, refitted[plain:], strict=True):
+            for label, found in mine.items():
+                for site, proxy in found.items():
+                    other[site].setdefault((first, space), {})[label] = proxy
+        return proxies, other
+
+    def _growth(self, folds: Mapping[Site, FoldCovariance], step: int) -> dict[Site, tuple[Tensor, ...]]:
+        """Growth of the covariance of the test half since the last measured step, and the directions that span it."""
+        known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < step}
+        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
+        return dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
+
+    def _offered(
+        self,
+        step: int,
+        halves: Mapping[Site, tuple[Half, Half]],
+        moments: Mapping[tuple[Site, str], GradientMoments],
+    ) -> list[Record]:
+        """Records of frozen proxies, which are told of this step; none where they are left out, with a note."""
+        if self.frozen is not None and self.frozen.missed(step):
             self._note(
                 f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
             )
@@ -173,11 +193,10 @@ class TangentStudy:
                 "advance which; give total_steps, and when= as a schedule or a list of steps"
             )
             self.frozen = None
-        if self.frozen is not None:
-            whole = {site: fit for site, (fit, _) in halves.items()}
-            whole_moments = {site: moments[site, ""] for site in halves}
-            records += self.frozen.offer(rows.step, whole, whole_moments, rank=self.main_rank)
-        return [*records, *self._at_splits(rows)]
+        if self.frozen is None:
+            return []
+        whole = {site: fit for site, (fit, _) in halves.items()}
+        return self.frozen.offer(step, whole, {site: moments[site, ""] for site in halves}, rank=self.main_rank)
 
     def _at_splits(self, rows: StepRows) -> Iterator[Record]:
         """Energies of proxies fitted and tested on other halves of the same contexts, as rows with `split`.
