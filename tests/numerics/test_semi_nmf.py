@@ -14,8 +14,7 @@ from scipy.optimize import linear_sum_assignment
 import anisoscope.numerics.factors as nnls_module
 from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.factors import descent, k_means, nonnegative_codes
-from anisoscope.numerics.linalg import leading_axes, principal_angles, subspace_overlap
-from anisoscope.numerics.semi_nmf import fit as fit_batch
+from anisoscope.numerics.linalg import principal_angles, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
 
@@ -248,14 +247,6 @@ def test_many_fits_at_once_equal_one_at_a_time(n: int, d: int, init: str) -> Non
         for j in range(2):
             alone = semi_nmf(x[i, j], 4, init="svd" if start is None else start[i, j])
             torch.testing.assert_close(together[i, j], alone.directions, rtol=1e-6, atol=1e-6)
-
-
-def test_leading_axes_that_are_known_need_not_be_found_again() -> None:
-    x = torch.stack([clustered(300, 24, seed=seed) for seed in (1, 2)])
-    x = x - x.mean(1, keepdim=True)
-    known = leading_axes(x, 4, keep=8, cycles=1)
-    alone, given = (fit_batch(x, 4, seed=0, init="svd", leading=leading) for leading in (None, known))
-    assert torch.equal(alone.codes, given.codes) and torch.equal(alone.directions, given.directions)
 
 
 @pytest.mark.parametrize("init", ["svd", "random", "kmeans", "fits", "directions"])

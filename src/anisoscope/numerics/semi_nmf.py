@@ -174,15 +174,13 @@ def fit(
     max_iter: int = MAX_ITER,
     tol: float | None = None,
     guess: Tensor | None = None,
-    leading: Leading | None = None,
 ) -> State:
     """Fit each of X [b, n, d] until it has converged; directions have norm 1.
 
     Concepts are sorted by energy, largest first, unless `init` is directions, whose order is kept. `guess` holds codes
-    of nearly the same rows for these directions: a few steps from there replace the exact codes. `leading` are the
-    2·rank leading axes, where they are known.
+    of nearly the same rows for these directions: a few steps from there replace the exact codes.
     """
-    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess, leading=leading)
+    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
     directions = least_squares(codes, codes.mT @ X).to(X.dtype)
     norms = norms_of(directions)
     codes, directions = codes * norms.mT, directions / norms
@@ -279,7 +277,7 @@ def _rounding(X: Tensor) -> Tensor:
 
 
 def _first_codes(
-    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None, leading: Leading | None
+    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
 ) -> tuple[Tensor, list[int]]:
     """Initial codes [b, n, r], and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
@@ -288,7 +286,7 @@ def _first_codes(
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init in NEAR:
-        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners", leading=leading)
+        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners")
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
@@ -298,9 +296,7 @@ def _first_codes(
     return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
-def start_codes(
-    X: Tensor, rank: int, *, seed: int, corners: bool = False, leading: Leading | None = None
-) -> tuple[Tensor, int]:
+def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tuple[Tensor, int]:
     """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
     The error of the least squares directions for them is near the minimum, but with `corners` where the extreme rows
@@ -310,7 +306,7 @@ def start_codes(
     >>> codes.shape, passes
     (torch.Size([3, 2]), 1)
     """
-    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1) if leading is None else leading
+    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1)
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
