@@ -242,14 +242,22 @@ class Bank:
         self._queued: list[_Queued] = []
         self._queued_bytes = 0  # bytes
         self._limits: dict[torch.device, int] = {}  # bytes that may be queued
+        self._stacked = False  # whether sums wait to be given to cells
+
+    @property
+    def device(self) -> str:
+        """The type of the device that rows came from."""
+        return next((device.type for device in self._limits if device.type != "cpu"), "cpu")
 
     @property
     def sites(self) -> dict[Site, SiteStats]:
         """The statistics of each site; adds all queued rows first."""
         self._settle()
-        bring([sums for stats in self._sites.values() for sums in stats.stacked()])
-        for stats in self._sites.values():
-            stats.spread()
+        if self._stacked:
+            bring([sums for stats in self._sites.values() for sums in stats.stacked()])
+            for stats in self._sites.values():
+                stats.spread()
+            self._stacked = False
         return self._sites
 
     def __getstate__(self) -> dict[str, Any]:
@@ -308,7 +316,7 @@ class Bank:
     def _add_rows(self, rows: Rows, total: Tensor) -> None:
         split = self._split_of(rows.index)
         site = self._sites.setdefault(rows.site, SiteStats())
-        site.spectrum = None
+        site.spectrum, self._stacked = None, True
         site.width, site.heads = rows.x.shape[-1], rows.x.shape[1] if rows.x.ndim == 3 else 0
         site.contexts.update(split.contexts)
         if rows.x.dtype is torch.float64 or not bool(total.isfinite()):  # it may overflow although all rows are finite

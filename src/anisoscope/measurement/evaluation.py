@@ -28,6 +28,7 @@ from anisoscope.metrics.engine.estimation import Estimate, Part, View
 from anisoscope.metrics.engine.folds import Graph, Neighbours, sample_graphs
 from anisoscope.metrics.engine.metric import WEIGHT_KINDS, Request
 from anisoscope.numerics.hashing import FOLDS
+from anisoscope.numerics.host import few_threads
 from anisoscope.option import Progress
 from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, variant_name
@@ -77,9 +78,10 @@ def evaluate_pass(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> tuple[Records, dict[str, Any]]:
     """The records of a bank, and the counts of its rows for run.json, with notes on them."""
-    records = evaluate_bank(bank, requests, setup, progress=progress)
-    give_back()
-    return records, {**row_counts(bank), "notes": row_notes(bank)}
+    with few_threads(bank.device):
+        records = evaluate_bank(bank, requests, setup, progress=progress)
+        give_back()
+        return records, {**row_counts(bank), "notes": row_notes(bank)}
 
 
 def _groups(bank: Bank) -> Iterator[list[Site]]:

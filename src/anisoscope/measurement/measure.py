@@ -22,9 +22,11 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
+from anisoscope.models.forward import input_device
 from anisoscope.models.load import load_model
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
+from anisoscope.numerics.host import few_threads
 from anisoscope.option import Progress, check_values, takes_plain
 from anisoscope.results.query import Table
 
@@ -141,7 +143,8 @@ def capture_batches(
     Each forward pass runs inside `around(batch)`; `after` is called with its number, from 1 on, and the batch.
     `options` are those of `Capture`.
     """
-    with Capture(model, sites, sink, layout=setup.layout, **options) as capture:
+    capture = Capture(model, sites, sink, layout=setup.layout, **options)
+    with few_threads(input_device(model).type), capture:
         for number, batch in enumerate(batches, 1):
             with around(batch):
                 capture.run(batch)

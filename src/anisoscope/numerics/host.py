@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 _LOCK = threading.Lock()
 _limits = 0  # active `one_blas_thread` contexts
 _MOST = 4 << 20  # elements of the largest buffer kept for reuse, which saves the page faults of new memory
+_BESIDE = 4  # threads that pay beside an accelerator, where the host has only small operations
 _LOCAL = threading.local()
 
 
@@ -58,6 +59,24 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on 
 def each_on_host(act: Callable[[Item], Result], items: Sequence[Item], device: str) -> list[Result]:
     """As `together`, but sequential if the work runs on an accelerator, where the host only launches it."""
     return together(act, items) if device == "cpu" else [act(item) for item in items]
+
+
+@contextlib.contextmanager
+def few_threads(device: str) -> Iterator[None]:
+    """A few threads for operations of the host beside an accelerator: many take longer to wake than the work does.
+
+    >>> with few_threads("cuda"):
+    ...     torch.get_num_threads() <= 4
+    True
+    """
+    before = torch.get_num_threads()
+    if device != "cpu":
+        torch.set_num_threads(min(_BESIDE, before))
+    try:
+        yield
+    finally:
+        if device != "cpu":
+            torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

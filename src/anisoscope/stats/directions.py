@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Self
 
@@ -39,7 +39,8 @@ class Additive:
 
     def heads(self, counts: Sequence[int]) -> list[Self]:
         """One statistic for each entry of the leading dimension, of these numbers of rows."""
-        return [replace(self.head(number), n=count) for number, count in enumerate(counts)]
+        names, parts = list(self.tensors()), zip(*(value.unbind() for value in self.tensors().values()), strict=True)
+        return [type(self)(n=n, **dict(zip(names, part, strict=True))) for n, part in zip(counts, parts, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
         return {"n": torch.as_tensor(self.n), **self.tensors()}
