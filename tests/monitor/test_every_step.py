@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anisoscope.capture.row import PositionChoice
+from anisoscope.capture.sampled_rows import SampledContexts, mask_of, spread
 from anisoscope.capture.sites.layout import find_layout
-from anisoscope.capture.step_capture import SampledContexts, mask_of, spread
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at

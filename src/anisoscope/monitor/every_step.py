@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from anisoscope.capture.sampled_rows import SampledPass, SampledRows
 from anisoscope.capture.sites.site import Site, flow_order
-from anisoscope.capture.step_capture import SampledPass, SampledRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_cosine
 from anisoscope.results.folder import replace_file
