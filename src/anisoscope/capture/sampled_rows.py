@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from anisoscope.capture import row
 from anisoscope.capture.capture import Arguments, Rule, Ruled
-from anisoscope.capture.graph_hook import GraphHook, Waiting
+from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, rows_at
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection
-from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.sites.layout import Layout, Stack, StackPass
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import Report, StepCapture, StepPass
 from anisoscope.errors import AnisoscopeError
@@ -146,7 +146,8 @@ class SampledRows(StepCapture):
         kept: PositionChoice | None = None,
         report: Report | None = None,
     ) -> None:
-        self._waiting: list[Waiting] = []  # in a graph: for gradients of the current step
+        self._waiting: list[Any] = []  # in a graph: for gradients of the current step
+        self._graphed: dict[str, GraphRows] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
@@ -171,10 +172,62 @@ class SampledRows(StepCapture):
 
     # hooks
 
-    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
-        inner = self._shielded(act)
-        recomputing = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
-        return GraphHook(module, whole, inner=inner, waiting=self._waiting, recomputing=recomputing, **words)
+    def _attach(self) -> None:
+        self._graphed.clear()
+        super()._attach()
+
+    def _made(
+        self,
+        module: nn.Module,
+        whole: Callable[..., None],
+        act: Callable[..., None],
+        *,
+        site: Site | None = None,
+        running: StackPass | None = None,
+        begun: StackPass | None = None,
+        ended: Sequence[StackPass] = (),
+        **words: Any,
+    ) -> Any:
+        """`running` is the stack of a hook that always sees `site`; those begun and ended are told to a graph, too."""
+        rows, opens = (None if of is None else self._in_graph(of) for of in (running, begun))
+        words |= {"site": site, "rows": rows, "opens": opens, "closes": tuple(map(self._in_graph, ended))}
+        words["recomputing"] = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
+        return GraphHook(module, whole, inner=self._shielded(act), waiting=self._waiting, **words)
+
+    def _in_graph(self, running: StackPass) -> GraphRows:
+        """Where the hooks of a stack keep rows while a graph is traced."""
+
+        def find(site: Site, x: Tensor) -> Chosen | None:
+            contexts = running.contexts
+            if contexts is None or not self.batches:
+                return None
+            placed = row.positioned(x, contexts, site)
+            selection = contexts.select(placed.shape[1], self.choice, x.device)
+            index = selection.take
+            if placed.shape[:2] != x.shape[:2]:  # positions come first
+                index = index % placed.shape[1] * placed.shape[0] + index // placed.shape[1]
+            return self._chosen(self.batches[-1], index, selection.index)
+
+        name = running.stack.name
+        if name not in self._graphed:
+            self._graphed[name] = GraphRows(self._shielded(find), most=self.most, waiting=self._waiting)
+        return self._graphed[name]
+
+    def _chosen(self, seen: SampledPass, index: Tensor, about: Index) -> Chosen:
+        assert isinstance(about, SampledIndex)
+
+        def keep(rows: Tensor, sites: list[Site], learning: set[Site]) -> None:
+            self._seen.update(sites)
+            if len(index):
+                seen.rows.update(zip(sites, rows[:, : len(index)].unbind(0), strict=True))
+                seen.valid.update(dict.fromkeys(sites, about.valid))
+                seen.awaited |= learning
+                seen.unreached += [site for site in sites if site not in learning]
+
+        def receive(site: Site, gradient: Tensor) -> None:
+            seen.receive(site, rows_at(gradient, index))
+
+        return Chosen(index, self._shielded(keep), self._shielded(receive))
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
