@@ -196,7 +196,7 @@ class GraphRows:
 
     def take(self, x: Tensor, number: int, learns: bool) -> None:
         place = (x.shape[0], x.shape[1], x.shape[2], x.device)
-        if self.index is None or self.place != place:  # stages may have positions of their own
+        if self.index is None or self.ticket is None or self.place != place:  # stages may have positions of their own
             self._hand_over()
             self.index, self.ticket = choose(x, ORDER, number, self.most)
             self.place = place

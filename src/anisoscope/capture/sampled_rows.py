@@ -148,6 +148,7 @@ class SampledRows(StepCapture):
     ) -> None:
         self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         self._graphed: dict[str, GraphRows] = {}  # by stack
+        self._recomputing: tuple[nn.Module, ...] = ()
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
@@ -174,6 +175,7 @@ class SampledRows(StepCapture):
 
     def _attach(self) -> None:
         self._graphed.clear()
+        self._recomputing = tuple(part for part in self.model.modules() if hasattr(part, "gradient_checkpointing"))
         super()._attach()
 
     def _made(
@@ -191,7 +193,7 @@ class SampledRows(StepCapture):
         """`running` is the stack of a hook that always sees `site`; those begun and ended are told to a graph, too."""
         rows, opens = (None if of is None else self._in_graph(of) for of in (running, begun))
         words |= {"site": site, "rows": rows, "opens": opens, "closes": tuple(map(self._in_graph, ended))}
-        words["recomputing"] = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
+        words["recomputing"] = self._recomputing
         return GraphHook(module, whole, inner=self._shielded(act), waiting=self._waiting, **words)
 
     def _in_graph(self, running: StackPass) -> GraphRows:

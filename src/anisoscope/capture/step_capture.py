@@ -149,7 +149,7 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     for module in marked:
         module.forward = module.forward
     try:
-        with dynamo.config.patch(skip_nnmodule_hook_guards=False, wrap_top_frame=True):  # in the graph: all hooks
+        with dynamo.config.patch(wrap_top_frame=True):  # in the graph: all hooks
             yield
     finally:
         for module in marked:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ _CHARACTER_FAMILIES = ("canine", "byt5")
 _CONVOLUTION_FAMILIES = ("cvt",)  # has attention between convolutions; the literature counts it as convolutional
 _CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
+_signatures: weakref.WeakKeyDictionary[types.FunctionType, inspect.Signature] = weakref.WeakKeyDictionary()
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
@@ -101,7 +104,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward call by name, including those passed as *args and **kwargs."""
-    signature = inspect.signature(module.forward)
+    signature = _signature(module.forward)
     named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
         kind = signature.parameters[name].kind
@@ -112,6 +115,16 @@ def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         else:
             named[name] = value
     return named
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a bound method, read once for each function: it is asked for at every training step."""
+    function = getattr(forward, "__func__", None)
+    if not isinstance(function, types.FunctionType):
+        return inspect.signature(forward)
+    if function not in _signatures:
+        _signatures[function] = inspect.signature(forward)
+    return _signatures[function]
 
 
 def first_tensor(path: str, *values: Any) -> Tensor:

@@ -66,25 +66,27 @@ class _Group:
 
     def add(self, seen: SampledPass) -> None:
         """Add the rows of one pass and their gradients; a missing site has no valid row."""
-        found = [seen.rows.get(site) for site in self.sites] + [seen.gradients.get(site) for site in self.sites]
-        longest = max((len(x) for x in found if x is not None), default=0)
+        rows, gradients = (list(map(held.get, self.sites)) for held in (seen.rows, seen.gradients))
+        found, flags = rows + gradients, list(map(seen.valid.get, self.sites)) * 2
+        lengths = [0 if x is None else x.shape[0] for x in found]
+        longest = max(lengths)
         if not longest:
             return
-        empty = torch.zeros(0, self.width, device=self.device)
-        tensors = [empty if x is None else x for x in found]
-        rows = torch.stack([x if len(x) == longest else pad(x, (0, 0, 0, longest - len(x))) for x in tensors])
-        valid = self._valid(seen, found, longest)
-        sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
+        if min(lengths) == longest and all(flag is flags[0] for flag in flags):  # the rule
+            stacked, valid = torch.stack(found), None if flags[0] is None else flags[0][None]  # type: ignore[arg-type]
+        else:
+            empty = torch.zeros(0, self.width, device=self.device)
+            tensors = [empty if x is None else x for x in found]
+            stacked = torch.stack([pad(x, (0, 0, 0, longest - len(x))) for x in tensors])
+            valid = self._valid(flags, lengths, longest)
+        sums = Trace.of(stacked, valid, centred=len(self.sites))  # moments of gradients are about 0
         self.sums = sums if self.sums is None else self.sums.merge(sums)
 
-    def _valid(self, seen: SampledPass, found: list[Tensor | None], length: int) -> Tensor:
-        """Mask of valid rows [2·sites, length], or [1, length] if it is the same for all."""
-        flags = [seen.valid.get(site) for site in self.sites * 2]
-        if all(x is not None and len(x) == length and flag is flags[0] for x, flag in zip(found, flags, strict=True)):
-            return torch.ones(1, length, dtype=torch.bool, device=self.device) if flags[0] is None else flags[0][None]
+    def _valid(self, flags: Sequence[Tensor | None], lengths: Sequence[int], length: int) -> Tensor:
+        """Mask of valid rows [2·sites, length]."""
         place, parts = torch.arange(length, device=self.device), []
-        for x, flag in zip(found, flags, strict=True):
-            present = place < (0 if x is None else len(x))
+        for flag, own in zip(flags, lengths, strict=True):
+            present = place < own
             parts.append(present if flag is None else present & pad(flag, (0, length - len(flag))))
         return torch.stack(parts)
 
