@@ -115,6 +115,7 @@ class SampledPass(StepPass):
 
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
+    compiled: bool = False  # whether its rows came out of a graph of torch.compile
 
     def receive(self, site: Site, gradient: Tensor) -> None:
         earlier = self.gradients.get(site)
@@ -220,6 +221,7 @@ class SampledRows(StepCapture):
 
         def keep(rows: Tensor, sites: list[Site], learning: set[Site]) -> None:
             self._seen.update(sites)
+            seen.compiled = True
             if len(index):
                 seen.rows.update(zip(sites, rows[:, : len(index)].unbind(0), strict=True))
                 seen.valid.update(dict.fromkeys(sites, about.valid))
