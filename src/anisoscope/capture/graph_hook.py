@@ -40,7 +40,7 @@ with torch.inference_mode(False):
 _hooks: weakref.WeakValueDictionary[int, GraphHook] = weakref.WeakValueDictionary()
 _numbers, _tickets = itertools.count(), itertools.count()
 _waiting: weakref.WeakValueDictionary[int, Waiting | Chosen] = weakref.WeakValueDictionary()
-_current = threading.local()  # `waiting`: of the operator that runs
+_current = threading.local()  # `graph`: whether an operator runs that begins a pass, `waiting`: of the one that runs
 
 
 class ModuleHook:
@@ -219,6 +219,11 @@ class GraphRows:
         self.close()
 
 
+def in_graph() -> bool:
+    """Whether an operator of a graph runs."""
+    return getattr(_current, "graph", False)
+
+
 def on_gradient(x: Tensor, act: GradientAct) -> bool:
     """Have `act` called with the gradient of x when it comes; False where none will."""
     waiting: Waiting | None = getattr(_current, "waiting", None)
@@ -288,8 +293,12 @@ def _call(order: Tensor, values: list[Tensor], names: str, number: int, grad: bo
     named = dict(zip(names.split(","), values, strict=True)) if names else {}
     placed = {int(name): named.pop(name) for name in list(named) if name.isdecimal()}
     args = tuple(placed.get(i) for i in range(max(placed, default=-1) + 1))
-    with torch.set_grad_enabled(grad):
-        hook.inner(hook.module, args, named)
+    _current.graph = True
+    try:
+        with torch.set_grad_enabled(grad):
+            hook.inner(hook.module, args, named)
+    finally:
+        _current.graph = False
 
 
 @torch.library.impl(_library, "tap", "CompositeExplicitAutograd")

@@ -6,6 +6,7 @@ Shapes: B contexts, T positions, m of the B·T positions data, k rows taken, S s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 
 from anisoscope.capture import row
 from anisoscope.capture.capture import Arguments, Rule, Ruled
-from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, rows_at
+from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, in_graph, rows_at
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import Report, StepCapture, StepPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND
+from anisoscope.numerics.fused import Fused
 
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
@@ -39,6 +41,7 @@ class SampledContexts(Contexts):
 
     most: int = 2048
     turn: float = 0.0  # relative position taken within each stretch; changes at every pass
+    compiled: bool = False  # whether the pass is
     _taken: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
 
     def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
@@ -82,9 +85,10 @@ class SampledContexts(Contexts):
         if inner != length:
             place = torch.arange(length, device=device)
             real = real & (place >= prefix) & (place < length - suffix)
-        counts = real.flatten().cumsum(0)
-        ranks, valid = spread(counts[-1], min(self.most, counts.numel()), turn=self.turn, device=device)
-        return torch.searchsorted(counts, ranks + 1).clamp_(max=counts.numel() - 1), valid
+        most = min(self.most, real.numel())
+        find = _spread_over_compiled if self.compiled else _spread_over
+        index, valid = find(real, _places(most, device)[0], _fractions(most, self.turn, device))
+        return index, valid
 
 
 def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,18 +99,60 @@ def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device)
     >>> spread(torch.tensor(2), 4, turn=0.5, device=torch.device("cpu"))[1].tolist()
     [True, True, False, False]
     """
+    j, part = _places(most, device)[0], _fractions(most, turn, device)
+    if isinstance(count, Tensor):
+        return _placed(count, j, part)
+    start, sizes = _stretches(count, most, device)
+    return start + (part * sizes).long(), j[:-1] < count
+
+
+# what does not change from step to step is made once: a training may wait for every operation of its host
+
+
+@functools.lru_cache(maxsize=8)
+def _places(most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The numbers from 0 to `most`, and all but the last times the golden ratio."""
     j = torch.arange(most + 1, device=device)
-    least = count.clamp(1, most) if isinstance(count, Tensor) else max(1, min(count, most))
-    ends = j * count // least
+    return j, j[:-1] * _GOLDEN
+
+
+@functools.lru_cache(maxsize=8)
+def _stretches(count: int, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where equal stretches of `count` rows begin, and their sizes."""
+    ends = _places(most, device)[0] * count // max(1, min(count, most))
+    return ends[:-1], ends[1:] - ends[:-1]
+
+
+def _fractions(most: int, turn: float, device: torch.device) -> Tensor:
+    """Which relative position of each stretch is taken."""
+    return (_places(most, device)[1] + turn).remainder_(1.0)
+
+
+def _placed(count: Tensor, j: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    ends = j * count // count.clamp(1, len(part))
     start = ends[:-1]
-    within = (j[:-1] * _GOLDEN + turn).remainder_(1.0) * (ends[1:] - start)
-    return start + within.long(), j[:-1] < count
+    return start + (part * (ends[1:] - start)).long(), j[:-1] < count
 
 
-def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
-    """Which positions are data [B, T], as by `read_contexts` but without leaving their device; None if all are."""
+def _spread_over(real: Tensor, j: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    """The same among the positions that are data [B, T]."""
+    counts = real.flatten().cumsum(0)
+    ranks, valid = _placed(counts[-1], j, part)
+    return torch.searchsorted(counts, ranks + 1).clamp_(max=counts.numel() - 1), valid
+
+
+_spread_over_compiled = Fused(_spread_over)
+
+
+def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any, ids: Fused | None = None) -> Tensor | None:
+    """Which positions are data [B, T], as by `read_contexts` but without leaving their device; None if all are.
+
+    `ids` is `row.unpadded_ids` for this configuration, compiled.
+    """
     stated = row.stated_mask(arguments, content, [])
-    return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
+    if stated is not None or content.is_floating_point():
+        return stated
+    return row.unpadded_ids(content, config) if ids is None else ids(content)[0]
 
 
 @dataclass
@@ -150,6 +196,7 @@ class SampledRows(StepCapture):
         self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         self._graphed: dict[str, GraphRows] = {}  # by stack
         self._recomputing: tuple[nn.Module, ...] = ()
+        self._masks: dict[str, Fused] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
@@ -260,9 +307,22 @@ class SampledRows(StepCapture):
         if content is None:
             raise row.no_content(arguments)
         if real is None and content.dim() < 4:
-            real = mask_of(arguments, content, stack.config)
+            real = mask_of(arguments, content, stack.config, self._unpadded(stack) if in_graph() else None)
         tokens = None if content.is_floating_point() or content.dim() != 2 else content
-        return SampledContexts(torch.zeros(content.shape[0]), real, tokens, most=self.most, turn=self.turn)
+        words: dict[str, Any] = {"most": self.most, "turn": self.turn, "compiled": in_graph()}
+        return SampledContexts(torch.zeros(content.shape[0]), real, tokens, **words)
+
+    def _unpadded(self, stack: Stack) -> Fused | None:
+        config = stack.config
+        if stack.name not in self._masks and row.padding_id(config) is not None:
+
+            def unpadded(ids: Tensor) -> tuple[Tensor, ...]:
+                found = row.unpadded_ids(ids, config)
+                assert found is not None
+                return (found,)
+
+            self._masks[stack.name] = Fused(unpadded)
+        return self._masks.get(stack.name)
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
