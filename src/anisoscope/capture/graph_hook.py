@@ -37,7 +37,7 @@ _library.define("keep(Tensor(a!) order, Tensor[] rows, int[] numbers, int[] lear
 _library.define("arrived(Tensor(a!) gradient, Tensor ticket, int number) -> ()")
 with torch.inference_mode(False):
     ORDER = torch.zeros(())
-_hooks: weakref.WeakValueDictionary[int, GraphHook] = weakref.WeakValueDictionary()
+_hooks: weakref.WeakValueDictionary[int, HookRecord] = weakref.WeakValueDictionary()
 _numbers, _tickets = itertools.count(), itertools.count()
 _waiting: weakref.WeakValueDictionary[int, Waiting | Chosen] = weakref.WeakValueDictionary()
 _current = threading.local()  # `graph`: whether an operator runs that begins a pass, `waiting`: of the one that runs
@@ -64,17 +64,21 @@ def do_nothing(*_: Any, **__: Any) -> None:
     """The hook of a copy."""
 
 
-class GraphHook(ModuleHook):
+class GraphHook(nn.Module):
     """A hook that may stand in a graph of torch.compile.
 
     `act` is called as any hook; in a graph `inner` is called in its place, by default the same. It is given, with
     `pick`, the tensor that this finds in the arguments of the hook, else (module, args, kwargs): of a hook `before` the
     call those of the module that are tensors, after it none. With `learns` it may ask for the gradient of that tensor
-    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. If a module of `recomputing`
-    uses gradient checkpointing the graph is broken: an operator that changes a tensor cannot be recomputed.
+    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. While `recomputing` the graph is
+    broken: an operator that changes a tensor cannot be recomputed.
 
     A hook with `rows` and the `site` that it is always at takes rows of its tensor in the graph, if that is the graph
     where the hook that `opens` them stands; one that `closes` them hands them over.
+
+    torch.compile looks at every step whether what it traced is still the same. Modules whose attributes are numbers,
+    names and functions are looked at quickly, and so are those that hold them: so a hook is a module, and has names of
+    the objects that it uses while it is traced (`_held`).
     """
 
     def __init__(
@@ -86,56 +90,50 @@ class GraphHook(ModuleHook):
         pick: Callable[..., Tensor | None] | None = None,
         before: bool = False,
         learns: bool = False,
-        waiting: list[Waiting] | None = None,
-        recomputing: Sequence[Any] = (),
+        waiting: list[Any] | None = None,
+        recomputing: Recomputing | None = None,
         rows: GraphRows | None = None,
         site: Hashable = None,
         opens: GraphRows | None = None,
         closes: Sequence[GraphRows] = (),
     ) -> None:
-        super().__init__(module, torch.compiler.disable(act))  # outside of a graph it is not compiled either
-        self.rows, self.site, self.opens, self.closes = rows, site, opens, closes
-        self.inner, self.pick, self.learns, self.number = inner or act, pick, learns, next(_numbers)
-        self.before, self.recomputing, self.waiting = before, recomputing, [] if waiting is None else waiting
-        _hooks[self.number] = self
+        super().__init__()
+        self.number, self.target, self.pick, self.before, self.learns = next(_numbers), id(module), pick, before, learns
+        self.recomputing, self.rows, self.opens = (None if x is None else x.name for x in (recomputing, rows, opens))
+        self.closes = tuple(x.name for x in closes)
+        act = torch.compiler.disable(act)  # outside of a graph it is not compiled either
+        self.record = HookRecord(module, act, inner or act, [] if waiting is None else waiting, rows, site)
+        self.record.ends = (*closes, *(() if opens is None else (opens,)))
+        _hooks[self.number] = self.record
 
     def __call__(self, called: nn.Module, *args: Any) -> None:
-        if called is not self.module:
+        if id(called) != self.target:  # a copy
             return
-        if not torch.compiler.is_compiling() or self._recomputes():
-            self._leave_graph()
-            self.act(called, *args)
+        if not torch.compiler.is_compiling():
+            self.record.leave_graph()
+            self.record.act(called, *args)
+        elif self.recomputing is not None and getattr(_held, self.recomputing).now:
+            self.record.act(called, *args)
         elif self.pick is None:
-            for rows in self.closes:
-                rows.close()
+            for name in self.closes:
+                getattr(_held, name).close()
             self._trace_call(*args if self.before else ())
             if self.opens is not None:
-                self.opens.begin()
+                getattr(_held, self.opens).begin()
         else:
             x = self.pick(called, *args)
             if x is not None:
                 self._trace_tap(x)
 
+    def __reduce__(self) -> Any:
+        return _left_behind, ()
+
     def _trace_tap(self, x: Tensor) -> None:
         learns, grad = self.learns and x.requires_grad, torch.is_grad_enabled()
-        if self.rows is not None and self.rows.open and grad and x.dim() == 3:
-            self.rows.take(x, self.number, learns)
+        if self.rows is not None and grad and x.dim() == 3 and getattr(_held, self.rows).open:
+            getattr(_held, self.rows).take(x, self.number, learns)
         else:
             tap(x, ORDER, self.number, grad, learns)
-
-    def _leave_graph(self) -> None:
-        """What a graph that was broken left behind."""
-        for rows in self.closes:
-            if rows.open:
-                rows.close_outside()
-        if self.opens is not None and self.opens.open:
-            self.opens.forget()
-
-    def _recomputes(self) -> bool:
-        for part in self.recomputing:  # noqa: SIM110 – plain, because torch.compile traces it
-            if part.gradient_checkpointing:
-                return True
-        return False
 
     def _trace_call(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         tensors = {str(i): value.detach() for i, value in enumerate(args) if isinstance(value, Tensor)}
@@ -144,13 +142,62 @@ class GraphHook(ModuleHook):
         torch.ops.anisoscope.call(ORDER, list(tensors.values()), ",".join(tensors), self.number, grad)
 
 
+@dataclass(eq=False)
+class HookRecord:
+    """What a hook does, beyond what is traced."""
+
+    module: nn.Module
+    act: Callable[..., Any]
+    inner: Callable[..., Any]
+    waiting: list[Any]
+    rows: GraphRows | None
+    site: Any
+    ends: tuple[GraphRows, ...] = ()  # which this hook opens or closes
+
+    def leave_graph(self) -> None:
+        """Hand over what a graph that was broken left behind."""
+        for rows in self.ends:
+            if rows.open:
+                rows.close_outside()
+
+
+class Held:
+    """Objects that hooks name: an attribute for each."""
+
+
+_held = Held()
+
+
+class HeldObject:
+    """One of them, until `remove`."""
+
+    def __init__(self) -> None:
+        self.name = f"n{next(_numbers)}"
+        setattr(_held, self.name, self)
+
+    def remove(self) -> None:
+        vars(_held).pop(self.name, None)
+
+
+class Recomputing(HeldObject):
+    """Whether one of these modules uses gradient checkpointing, when last looked."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        super().__init__()
+        self.parts = [part for part in parts if hasattr(part, "gradient_checkpointing")]
+        self.look()
+
+    def look(self) -> None:
+        self.now = any(part.gradient_checkpointing for part in self.parts)
+
+
 class Waiting:
     """Those who wait for the gradient of one activation of one pass."""
 
     def __init__(self, learns: bool) -> None:
         self.learns, self.acts = learns, list[GradientAct]()
 
-    def arrived(self, gradient: Tensor, hook: GraphHook) -> None:
+    def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
         for act in self.acts:
             act(gradient)
 
@@ -163,11 +210,11 @@ class Chosen:
     keep: Callable[[Tensor, list[Any], set[Any]], Any]  # of rows [S, k, d], their sites, those that a gradient comes to
     receive: Callable[[Any, Tensor], Any]  # of a site and the gradient [B, T, d] of its activation
 
-    def arrived(self, gradient: Tensor, hook: GraphHook) -> None:
+    def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
         self.receive(hook.site, gradient)
 
 
-class GraphRows:
+class GraphRows(HeldObject):
     """Rows that the hooks of one stack take inside a graph, of at most `most` positions.
 
     `find(site, x)` chooses them when the graph runs; None where nothing is recorded. The rest is there while a graph is
@@ -175,6 +222,7 @@ class GraphRows:
     """
 
     def __init__(self, find: Callable[[Any, Tensor], Chosen | None], *, most: int, waiting: list[Any]) -> None:
+        super().__init__()
         self.find, self.most, self.waiting = find, most, waiting
         self.forget()
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture import row
 from anisoscope.capture.capture import Arguments, Rule, Ruled
-from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, in_graph, rows_at
+from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, Recomputing, in_graph, rows_at
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass
 from anisoscope.capture.sites.site import Site
@@ -195,7 +195,7 @@ class SampledRows(StepCapture):
     ) -> None:
         self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         self._graphed: dict[str, GraphRows] = {}  # by stack
-        self._recomputing: tuple[nn.Module, ...] = ()
+        self._recomputing: Recomputing | None = None
         self._masks: dict[str, Fused] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
@@ -205,6 +205,8 @@ class SampledRows(StepCapture):
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
         self.batches, self._number, self.active, self.failed = [], 0, True, False
         self._start = step * _GOLDEN % 1.0
+        if self._recomputing is not None:
+            self._recomputing.look()
 
     def end(self) -> None:
         """Stop recording and hand over the passes that received gradients."""
@@ -223,7 +225,8 @@ class SampledRows(StepCapture):
 
     def _attach(self) -> None:
         self._graphed.clear()
-        self._recomputing = tuple(part for part in self.model.modules() if hasattr(part, "gradient_checkpointing"))
+        self._recomputing = Recomputing(list(self.model.modules()))
+        self._stack.callback(self._recomputing.remove)
         super()._attach()
 
     def _made(
@@ -261,6 +264,7 @@ class SampledRows(StepCapture):
         name = running.stack.name
         if name not in self._graphed:
             self._graphed[name] = GraphRows(self._shielded(find), most=self.most, waiting=self._waiting)
+            self._stack.callback(self._graphed[name].remove)
         return self._graphed[name]
 
     def _chosen(self, seen: SampledPass, index: Tensor, about: Index) -> Chosen:
