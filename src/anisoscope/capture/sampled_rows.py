@@ -196,7 +196,7 @@ class SampledRows(StepCapture):
         self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         self._graphed: dict[str, GraphRows] = {}  # by stack
         self._recomputing: Recomputing | None = None
-        self._masks: dict[str, Fused] = {}  # by stack
+        self._masks: dict[str, Fused | None] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
@@ -317,16 +317,17 @@ class SampledRows(StepCapture):
         return SampledContexts(torch.zeros(content.shape[0]), real, tokens, **words)
 
     def _unpadded(self, stack: Stack) -> Fused | None:
-        config = stack.config
-        if stack.name not in self._masks and row.padding_id(config) is not None:
+        """`row.unpadded_ids` for the configuration of a stack, compiled; None where it finds nothing."""
+        if stack.name not in self._masks:
+            config = stack.config
 
             def unpadded(ids: Tensor) -> tuple[Tensor, ...]:
                 found = row.unpadded_ids(ids, config)
                 assert found is not None
                 return (found,)
 
-            self._masks[stack.name] = Fused(unpadded)
-        return self._masks.get(stack.name)
+            self._masks[stack.name] = None if row.padding_id(config) is None else Fused(unpadded)
+        return self._masks[stack.name]
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
