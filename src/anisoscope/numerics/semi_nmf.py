@@ -174,13 +174,15 @@ def fit(
     max_iter: int = MAX_ITER,
     tol: float | None = None,
     guess: Tensor | None = None,
+    leading: Leading | None = None,
 ) -> State:
     """Fit each of X [b, n, d] until it has converged; directions have norm 1.
 
     Concepts are sorted by energy, largest first, unless `init` is directions, whose order is kept. `guess` holds codes
-    of nearly the same rows for these directions: a few steps from there replace the exact codes.
+    of nearly the same rows for these directions: a few steps from there replace the exact codes. `leading` are the
+    leading directions of the rows, 2r of them, where they are known.
     """
-    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
+    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess, leading=leading)
     directions = least_squares(codes, codes.mT @ X).to(X.dtype)
     norms = norms_of(directions)
     codes, directions = codes * norms.mT, directions / norms
@@ -277,7 +279,7 @@ def _rounding(X: Tensor) -> Tensor:
 
 
 def _first_codes(
-    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
+    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None, leading: Leading | None
 ) -> tuple[Tensor, list[int]]:
     """Initial codes [b, n, r], and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
@@ -286,7 +288,7 @@ def _first_codes(
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init in NEAR:
-        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners")
+        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners", leading=leading)
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
@@ -296,7 +298,9 @@ def _first_codes(
     return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
-def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tuple[Tensor, int]:
+def start_codes(
+    X: Tensor, rank: int, *, seed: int, corners: bool = False, leading: Leading | None = None
+) -> tuple[Tensor, int]:
     """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
     The error of the least squares directions for them is near the minimum, but with `corners` where the extreme rows
@@ -306,7 +310,7 @@ def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tu
     >>> codes.shape, passes
     (torch.Size([3, 2]), 1)
     """
-    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1)
+    found = leading_axes(X, rank, keep=2 * rank, seed=seed, cycles=1) if leading is None else leading
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
@@ -350,7 +354,7 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     w = _first_w(T, theta, rank)
     best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
     for left in reversed(range(_W_STEPS)):
-        projected = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
+        projected = (w.unsqueeze(-2) @ T).squeeze(-2).double()  # a row times T: ten times faster than Tᵀ times a column
         value, directions = _free_directions(theta, projected, rank)
         better = value < error
         best = torch.where(better.unsqueeze(-1), w, best)
@@ -359,7 +363,7 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         if not left:
             break
         outside = projected - (directions @ (directions.mT @ projected.unsqueeze(-1))).squeeze(-1)
-        moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
+        moved = _unit((outside.to(T.dtype).unsqueeze(-2) @ T.mT).squeeze(-2).clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
     return best * T.shape[-2] ** 0.5, free, error
 
@@ -427,28 +431,35 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
     Rows in which that is not enough are shifted until they are non-negative.
     """
     T, theta = found.scores, found.energies
-    needed = -corners.amin(-1)
     allowed = error + _WORSE * (theta[..., rank - 1 :].sum(-1) - error)
-    chosen, settled = corners, torch.zeros_like(error, dtype=torch.bool)
-    for shift in _SHIFTS:
-        codes = corners + torch.maximum(shift * w, needed).unsqueeze(-1)
-        chosen = torch.where(settled[..., None, None], chosen, codes)
-        projected = (codes.mT @ T).double()
-        explained = (least_squares(codes, projected) * projected).sum((-2, -1))  # energy of T in the span of codes
-        settled = settled | (theta.sum(-1) - explained <= allowed)
-        if settled.device.type == "cpu" and bool(settled.all()):  # a device would wait for the answer
-            break
-    return chosen.clamp_min(0.0)
+    steps = torch.tensor(_SHIFTS, dtype=w.dtype, device=w.device).unsqueeze(-1)
+    shifts = torch.maximum(steps * w.unsqueeze(-2), -corners.amin(-1).unsqueeze(-2))  # [..., shifts, n]
+    # a shift m is the same for all corners: (P + m1ᵀ)ᵀ(P + m1ᵀ) and (P + m1ᵀ)ᵀT need no further pass over P
+    wide, far = corners.double(), shifts.double()
+    along = far @ wide
+    gram = (wide.mT @ wide).unsqueeze(-3) + along.unsqueeze(-1) + along.unsqueeze(-2)
+    gram = gram + far.square().sum(-1)[..., None, None]
+    projected = (corners.mT @ T).double().unsqueeze(-3) + (shifts @ T).double().unsqueeze(-2)
+    explained = (_solved(gram, projected) * projected).sum((-2, -1))  # energy of T in the span of the codes
+    settled = theta.sum(-1, keepdim=True) - explained <= allowed.unsqueeze(-1)
+    first = torch.where(settled.any(-1), settled.to(torch.int8).argmax(-1), len(_SHIFTS) - 1)
+    shift = shifts.gather(-2, first[..., None, None].expand(*shifts.shape[:-2], 1, shifts.shape[-1])).squeeze(-2)
+    return (corners + shift.unsqueeze(-1)).clamp_min(0.0)
 
 
 def least_squares(codes: Tensor, projected: Tensor) -> Tensor:
     """D = argmin ‖X − Z D‖² in float64 from Z and `projected` = ZᵀX; a small ridge makes it unique."""
     wide = codes.double()
-    norms = torch.linalg.vector_norm(wide, dim=-2).unsqueeze(-1)
+    return _solved(wide.mT @ wide, projected.double())
+
+
+def _solved(gram: Tensor, projected: Tensor) -> Tensor:
+    """The same from ZᵀZ."""
+    norms = gram.diagonal(dim1=-2, dim2=-1).sqrt().unsqueeze(-1)
     norms = torch.where(norms > 0, norms, 1.0)
-    gram = (wide.mT @ wide) / norms / norms.mT
+    gram = gram / norms / norms.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(1e-11)
-    return torch.cholesky_solve(projected.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
+    return torch.cholesky_solve(projected / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
 
 
 def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:

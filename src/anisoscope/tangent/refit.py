@@ -22,13 +22,13 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.numerics import factors, semi_nmf
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
-from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
+from anisoscope.numerics.linalg import Leading, orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}  # of rows and moments of the sites refitted together
+_BYTES = {"cpu": 1 << 24, "cuda": 1 << 31}  # of rows and moments of the sites refitted together: one on the host
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -158,7 +158,10 @@ class Reduced:
 
     def _codes(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
         """By semi-NMF: a row of zeros has the code zero and no part in the fit, so rows left out may stay."""
-        found = semi_nmf.fit(scores.flatten(0, 1), concepts, seed=seed, init="svd")
+        values, vectors = (part.flatten(0, 1).flip(-1)[..., : 2 * concepts] for part in self.turns)
+        rows = scores.flatten(0, 1)
+        leading = Leading(vectors, rows @ vectors.to(rows.dtype), values.clamp_min(0.0))
+        found = semi_nmf.fit(rows, concepts, seed=seed, init="svd", leading=leading)
         return found.codes.unflatten(0, scores.shape[:2])
 
     def _members(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
