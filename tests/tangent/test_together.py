@@ -21,8 +21,33 @@ from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, SubspaceTest,
 from anisoscope.tangent.proxy import Half, Label, fit_controls, fit_proxies, fit_standardised, fit_with_controls
 from anisoscope.tangent.refit import FitRows, with_refits
 from anisoscope.tangent.ties import Planes, opened, swings_of
+from anisoscope.tangent.together import anisotropy_of
 
 D, R, SITE = 16, 3, Site(1, "resid")
+
+
+def test_semi_nmf_of_a_site_does_not_depend_on_the_others_to_the_last_bit() -> None:
+    rows = {Site(i, "resid"): noise(80, D, seed=i).exp().float() for i in range(3)}
+    found = fit_proxies(rows, Label("semi_nmf", R), seed=0)
+    for site, x in rows.items():
+        alone = fit_proxies({site: x}, Label("semi_nmf", R), seed=0)[site]
+        assert torch.equal(found[site].basis, alone.basis), site
+
+
+def test_anisotropy_of_folds_left_out_and_of_groups_is_that_of_their_moments() -> None:
+    moments = []
+    for seed in range(2):
+        g, number = noise(90, D, seed=seed), torch.arange(90) // 3
+        masks = {"a": torch.arange(90) < 30, "b": torch.arange(90) >= 60}
+        moments.append(GradientMoments().update(g, context=number, fold=even_folds(number), groups=masks))
+    found = anisotropy_of(moments, [0, 5], ["b"])
+    for site, mine in enumerate(moments):
+        lines = [mine.total, *(mine.total - mine.folds[fold] for fold in (0, 5)), mine.groups["b"]]
+        for line, M in enumerate(lines):
+            C = M / M.trace()
+            torch.testing.assert_close(found.C[site, line], C)
+            torch.testing.assert_close(found.whole[site, line], (C - torch.eye(D) / D).square().sum())
+            torch.testing.assert_close(found.squares[site, line], C.square().sum())
 
 
 class Operations(TorchDispatchMode):
