@@ -331,13 +331,11 @@ def test_from_one_step_of_training_to_the_next_a_warm_start_needs_a_third_of_the
         assert 3 * warm.iterations <= cold.iterations and warm.error <= cold.error * (1 + 1e-3)
 
 
-def test_leading_directions_that_are_known_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_products_of_the_start_differ_by_rounding_alone() -> None:
     X = torch.stack([decaying(300, 24, seed=seed).double() for seed in (0, 1)])
     X = X - X.mean(1, keepdim=True)
-    known, plain = leading_axes(X, 4, keep=8, seed=0), fitting.fit(X, 4, seed=0, init="svd")
-    monkeypatch.setattr(fitting, "leading_axes", lambda *_, **__: pytest.fail("looked for"))
-    found = fitting.fit(X, 4, seed=0, init="svd", leading=known)
-    torch.testing.assert_close(found.directions, plain.directions, rtol=1e-9, atol=1e-9)
+    plain, quick = (fitting.fit(X, 4, seed=0, init="svd", quick=quick).directions for quick in (False, True))
+    torch.testing.assert_close(quick, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("worse", [0.0, 0.05, 1e3])

@@ -26,14 +26,6 @@ from anisoscope.tangent.together import anisotropy_of
 D, R, SITE = 16, 3, Site(1, "resid")
 
 
-def test_semi_nmf_of_a_site_does_not_depend_on_the_others_to_the_last_bit() -> None:
-    rows = {Site(i, "resid"): noise(80, D, seed=i).exp().float() for i in range(3)}
-    found = fit_proxies(rows, Label("semi_nmf", R), seed=0)
-    for site, x in rows.items():
-        alone = fit_proxies({site: x}, Label("semi_nmf", R), seed=0)[site]
-        assert torch.equal(found[site].basis, alone.basis), site
-
-
 def test_anisotropy_of_folds_left_out_and_of_groups_is_that_of_their_moments() -> None:
     moments = []
     for seed in range(2):

@@ -173,8 +173,7 @@ class Anisotropy:
 
 def _deviation(C: Tensor, level: Tensor) -> Tensor:
     """‖C − level·I‖_F²."""
-    beside = C.clone()
-    beside.diagonal(dim1=-2, dim2=-1).sub_(level.unsqueeze(-1))
+    beside = C - torch.diag_embed(level.unsqueeze(-1).expand(C.shape[:-1]))
     return torch.linalg.vector_norm(beside, dim=(-2, -1)).square()
 
 

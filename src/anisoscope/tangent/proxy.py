@@ -349,15 +349,11 @@ def fit_alike(rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int
 
 
 def _directions(versions: Sequence[Tensor], rank: int, *, method: str, seed: int) -> Tensor:
-    """The directions [b, k, d] of stacked sites: on a device in one batch, semi-NMF on the host site by site.
-
-    There one core each is faster, because what a fit holds stays in its cache.
-    """
+    """The directions [b, k, d] of stacked sites: on a device in one batch, on the host one core for each version."""
     if versions[0].device.type != "cpu":
         return fit_directions(torch.cat(list(versions)), rank, method=method, seed=seed)
-    parts = [x for mine in versions for x in (mine.split(1) if method == "semi_nmf" else [mine])]
-    with exact_products(parts[0].device):  # set once: parallel threads would reset it for each other
-        return torch.cat(together(lambda x: fit_directions(x, rank, method=method, seed=seed), parts))
+    with exact_products(versions[0].device):  # set once: parallel threads would reset it for each other
+        return torch.cat(together(lambda x: fit_directions(x, rank, method=method, seed=seed), versions))
 
 
 def fit_with_controls(

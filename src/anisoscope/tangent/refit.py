@@ -22,7 +22,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.numerics import factors, semi_nmf
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
-from anisoscope.numerics.linalg import Leading, orthonormal_columns, small_eigh
+from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
@@ -158,10 +158,7 @@ class Reduced:
 
     def _codes(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
         """By semi-NMF: a row of zeros has the code zero and no part in the fit, so rows left out may stay."""
-        values, vectors = (part.flatten(0, 1).flip(-1)[..., : 2 * concepts] for part in self.turns)
-        rows = scores.flatten(0, 1)
-        leading = Leading(vectors, rows @ vectors.to(rows.dtype), values.clamp_min(0.0))
-        found = semi_nmf.fit(rows, concepts, seed=seed, init="svd", leading=leading)
+        found = semi_nmf.fit(scores.flatten(0, 1), concepts, seed=seed, init="svd", quick=True)
         return found.codes.unflatten(0, scores.shape[:2])
 
     def _members(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
