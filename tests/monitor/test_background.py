@@ -21,12 +21,13 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine import metric as declared
 from anisoscope.monitor.analysis import analyst as analysts
 from anisoscope.monitor.analysis import transport
-from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.monitor.analysis.analysis import Analysis, Found
 from anisoscope.monitor.analysis.analyst import BackgroundAnalyst, HereAnalyst
 from anisoscope.monitor.analysis.transport import Parcel, unpack
 from anisoscope.monitor.analysis.worker import _sent
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.open_step import OpenStep
+from anisoscope.numerics.host import cores
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.stats.moments import Moments
@@ -40,6 +41,26 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::anisoscope.monitor.guard.MonitorWarning"),
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux"),
 ]
+
+
+def test_on_the_host_sites_have_one_core_each_and_the_training_its_threads_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, seen = torch.get_num_threads(), list[tuple[int, int]]()
+    measure = Analysis.measure
+
+    def looked(self: Analysis, given: Any) -> Any:
+        seen.append((torch.get_num_threads(), cores()))
+        return measure(self, given)
+
+    monkeypatch.setattr(Analysis, "measure", looked)
+    torch.set_num_threads(2)
+    try:
+        Training(background=False).run()
+        assert seen and set(seen) == {(1, 2)}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 class Training:

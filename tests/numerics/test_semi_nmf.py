@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import anisoscope.numerics.factors as nnls_module
+import anisoscope.numerics.semi_nmf as fitting
 from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.factors import descent, k_means, nonnegative_codes
-from anisoscope.numerics.linalg import principal_angles, subspace_overlap
+from anisoscope.numerics.linalg import leading_axes, principal_angles, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
 
@@ -328,6 +329,31 @@ def test_from_one_step_of_training_to_the_next_a_warm_start_needs_a_third_of_the
     for before, after in zip(series[4::6], series[5::6], strict=True):
         warm, cold = semi_nmf(after, 8, init=semi_nmf(before, 8)), semi_nmf(after, 8)
         assert 3 * warm.iterations <= cold.iterations and warm.error <= cold.error * (1 + 1e-3)
+
+
+def test_quick_products_of_the_start_differ_by_rounding_alone() -> None:
+    X = torch.stack([decaying(300, 24, seed=seed).double() for seed in (0, 1)])
+    X = X - X.mean(1, keepdim=True)
+    plain, quick = (fitting.fit(X, 4, seed=0, init="svd", quick=quick).directions for quick in (False, True))
+    torch.testing.assert_close(quick, plain, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("worse", [0.0, 0.05, 1e3])
+def test_codes_are_shifted_by_the_first_shift_that_suffices(worse: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_WORSE", worse)
+    X = torch.stack([decaying(200, 12, seed=seed).double() for seed in range(3)])
+    found = leading_axes(X - X.mean(1, keepdim=True), 4, keep=8, seed=0)
+    w, free, error = fitting.positive_vector(found, 4)
+    corners = fitting._corners(found.scores @ free, 4, seed=0)
+    got = fitting._shifted(found, corners, w, error, 4)
+    for i, theta in enumerate(found.energies):
+        allowed = error[i] + worse * (theta[3:].sum() - error[i])
+        for shift in fitting._SHIFTS:
+            codes = corners[i] + torch.maximum(shift * w[i], -corners[i].amin(-1)).unsqueeze(-1)
+            left = found.scores[i] - codes @ torch.linalg.lstsq(codes, found.scores[i]).solution
+            if left.square().sum() <= allowed:
+                break
+        torch.testing.assert_close(got[i], codes.clamp_min(0.0))
 
 
 def test_a_warm_start_on_the_same_rows_ends_at_once() -> None:

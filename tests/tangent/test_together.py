@@ -21,8 +21,25 @@ from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, SubspaceTest,
 from anisoscope.tangent.proxy import Half, Label, fit_controls, fit_proxies, fit_standardised, fit_with_controls
 from anisoscope.tangent.refit import FitRows, with_refits
 from anisoscope.tangent.ties import Planes, opened, swings_of
+from anisoscope.tangent.together import anisotropy_of
 
 D, R, SITE = 16, 3, Site(1, "resid")
+
+
+def test_anisotropy_of_folds_left_out_and_of_groups_is_that_of_their_moments() -> None:
+    moments = []
+    for seed in range(2):
+        g, number = noise(90, D, seed=seed), torch.arange(90) // 3
+        masks = {"a": torch.arange(90) < 30, "b": torch.arange(90) >= 60}
+        moments.append(GradientMoments().update(g, context=number, fold=even_folds(number), groups=masks))
+    found = anisotropy_of(moments, [0, 5], ["b"])
+    for site, mine in enumerate(moments):
+        lines = [mine.total, *(mine.total - mine.folds[fold] for fold in (0, 5)), mine.groups["b"]]
+        for line, M in enumerate(lines):
+            C = M / M.trace()
+            torch.testing.assert_close(found.C[site, line], C)
+            torch.testing.assert_close(found.whole[site, line], (C - torch.eye(D) / D).square().sum())
+            torch.testing.assert_close(found.squares[site, line], C.square().sum())
 
 
 class Operations(TorchDispatchMode):

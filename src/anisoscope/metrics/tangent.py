@@ -146,7 +146,7 @@ class Anisotropy:
     def __init__(self, C: Tensor) -> None:
         self.C, self.level = C, _trace(C) / C.shape[-1]
         self.whole = _deviation(C, self.level)
-        self.squares = torch.linalg.vector_norm(C, dim=(-2, -1)).square()
+        self.squares = self.whole + C.shape[-1] * self.level**2  # ‖C‖², because C − level·I has no trace
 
     def held(self, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """gradient_share of Q, tr(QᵀCQ)/r over tr(C)/d (above 1 the share is excess energy), gradient_isoscore_gain.
@@ -173,8 +173,8 @@ class Anisotropy:
 
 def _deviation(C: Tensor, level: Tensor) -> Tensor:
     """‖C − level·I‖_F²."""
-    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-    return torch.linalg.vector_norm(C - level[..., None, None] * eye, dim=(-2, -1)).square()
+    beside = C - torch.diag_embed(level.unsqueeze(-1).expand(C.shape[:-1]))
+    return torch.linalg.vector_norm(beside, dim=(-2, -1)).square()
 
 
 def _gain(

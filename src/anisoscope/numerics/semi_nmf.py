@@ -174,13 +174,15 @@ def fit(
     max_iter: int = MAX_ITER,
     tol: float | None = None,
     guess: Tensor | None = None,
+    quick: bool = False,
 ) -> State:
     """Fit each of X [b, n, d] until it has converged; directions have norm 1.
 
     Concepts are sorted by energy, largest first, unless `init` is directions, whose order is kept. `guess` holds codes
-    of nearly the same rows for these directions: a few steps from there replace the exact codes.
+    of nearly the same rows for these directions: a few steps from there replace the exact codes. `quick`: as in
+    `positive_vector`.
     """
-    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess)
+    codes, passes = _first_codes(X, rank, seed=seed, init=init, guess=guess, quick=quick)
     directions = least_squares(codes, codes.mT @ X).to(X.dtype)
     norms = norms_of(directions)
     codes, directions = codes * norms.mT, directions / norms
@@ -277,7 +279,7 @@ def _rounding(X: Tensor) -> Tensor:
 
 
 def _first_codes(
-    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None
+    X: Tensor, rank: int, *, seed: int, init: str | Tensor, guess: Tensor | None, quick: bool
 ) -> tuple[Tensor, list[int]]:
     """Initial codes [b, n, r], and the passes over the rows that they took in each fit."""
     none = [0] * len(X)
@@ -286,7 +288,7 @@ def _first_codes(
     if isinstance(init, Tensor):
         return factors.nonnegative_codes(X, init).to(X.dtype), none
     if init in NEAR:
-        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners")
+        codes, passes = start_codes(X, rank, seed=seed, corners=init == "corners", quick=quick)
         return codes, [passes] * len(X)
     generator = torch.Generator().manual_seed(seed)
     if init == "random":
@@ -296,7 +298,7 @@ def _first_codes(
     return found.assigned.to(X.dtype) + 0.2, steps  # 0.2 as in the paper
 
 
-def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tuple[Tensor, int]:
+def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False, quick: bool = False) -> tuple[Tensor, int]:
     """Initial non-negative codes [..., n, r] of rows [..., n, d], and the passes over the rows that they took.
 
     The error of the least squares directions for them is near the minimum, but with `corners` where the extreme rows
@@ -310,7 +312,7 @@ def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False) -> tu
     scale = found.energies.sum(-1).rsqrt() * X.shape[-2] ** 0.5
     scores = found.scores * scale.to(X.dtype)[..., None, None]
     unit = Leading(found.directions, scores, found.energies * scale.square().unsqueeze(-1))
-    w, free, error = positive_vector(unit, rank)
+    w, free, error = positive_vector(unit, rank, quick=quick)
     signed = unit.scores @ free.to(w.dtype)
     signed = signed - w.unsqueeze(-1) * (signed.sum(-2, keepdim=True) / w.sum(-1)[..., None, None])
     wide = _shifted(unit, _corners(signed, rank, seed=seed), w, error, rank)
@@ -340,17 +342,19 @@ def _polished(found: Leading, codes: Tensor) -> Tensor:
     return state.codes.reshape(codes.shape)
 
 
-def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+def positive_vector(found: Leading, rank: int, *, quick: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """w [..., n] ≥ 0 with root mean square 1, the free directions E [..., q, r−1], and the energy of X outside both.
 
     Alternates between E, the leading eigenvectors of what w leaves, and w, one power step on what E leaves, clipped at
-    0. Neither step raises the error.
+    0. Neither step raises the error. `quick`: vectors are rows of the products, which takes a tenth of the time on the
+    host and rounds otherwise; fits end by a tolerance, so that moves their numbers by some 1e-5.
     """
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
     best, free, error = w, theta.new_zeros(()), torch.full_like(theta[..., 0], torch.inf)
     for left in reversed(range(_W_STEPS)):
-        projected = (T.mT @ w.unsqueeze(-1)).squeeze(-1).double()
+        along = (w.unsqueeze(-2) @ T).squeeze(-2) if quick else (T.mT @ w.unsqueeze(-1)).squeeze(-1)
+        projected = along.double()
         value, directions = _free_directions(theta, projected, rank)
         better = value < error
         best = torch.where(better.unsqueeze(-1), w, best)
@@ -359,7 +363,9 @@ def positive_vector(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         if not left:
             break
         outside = projected - (directions @ (directions.mT @ projected.unsqueeze(-1))).squeeze(-1)
-        moved = _unit((T @ outside.to(T.dtype).unsqueeze(-1)).squeeze(-1).clamp_min(0.0))
+        y = outside.to(T.dtype)
+        moved = (y.unsqueeze(-2) @ T.mT).squeeze(-2) if quick else (T @ y.unsqueeze(-1)).squeeze(-1)
+        moved = _unit(moved.clamp_min(0.0))
         w = torch.where(moved.any(-1, keepdim=True), moved, w)
     return best * T.shape[-2] ** 0.5, free, error
 
@@ -427,28 +433,35 @@ def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: in
     Rows in which that is not enough are shifted until they are non-negative.
     """
     T, theta = found.scores, found.energies
-    needed = -corners.amin(-1)
     allowed = error + _WORSE * (theta[..., rank - 1 :].sum(-1) - error)
-    chosen, settled = corners, torch.zeros_like(error, dtype=torch.bool)
-    for shift in _SHIFTS:
-        codes = corners + torch.maximum(shift * w, needed).unsqueeze(-1)
-        chosen = torch.where(settled[..., None, None], chosen, codes)
-        projected = (codes.mT @ T).double()
-        explained = (least_squares(codes, projected) * projected).sum((-2, -1))  # energy of T in the span of codes
-        settled = settled | (theta.sum(-1) - explained <= allowed)
-        if settled.device.type == "cpu" and bool(settled.all()):  # a device would wait for the answer
-            break
-    return chosen.clamp_min(0.0)
+    steps = torch.tensor(_SHIFTS, dtype=w.dtype, device=w.device).unsqueeze(-1)
+    shifts = torch.maximum(steps * w.unsqueeze(-2), -corners.amin(-1).unsqueeze(-2))  # [..., shifts, n]
+    # a shift m is the same for all corners: (P + m1ᵀ)ᵀ(P + m1ᵀ) and (P + m1ᵀ)ᵀT need no further pass over P
+    wide, far = corners.double(), shifts.double()
+    along = far @ wide
+    gram = (wide.mT @ wide).unsqueeze(-3) + along.unsqueeze(-1) + along.unsqueeze(-2)
+    gram = gram + far.square().sum(-1)[..., None, None]
+    projected = (corners.mT @ T).double().unsqueeze(-3) + (shifts @ T).double().unsqueeze(-2)
+    norms = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    explained = (_solved(gram, projected, norms) * projected).sum((-2, -1))  # energy of T in the span of the codes
+    settled = theta.sum(-1, keepdim=True) - explained <= allowed.unsqueeze(-1)
+    first = torch.where(settled.any(-1), settled.to(torch.int8).argmax(-1), len(_SHIFTS) - 1)
+    shift = shifts.gather(-2, first[..., None, None].expand(*shifts.shape[:-2], 1, shifts.shape[-1])).squeeze(-2)
+    return (corners + shift.unsqueeze(-1)).clamp_min(0.0)
 
 
 def least_squares(codes: Tensor, projected: Tensor) -> Tensor:
     """D = argmin ‖X − Z D‖² in float64 from Z and `projected` = ZᵀX; a small ridge makes it unique."""
     wide = codes.double()
-    norms = torch.linalg.vector_norm(wide, dim=-2).unsqueeze(-1)
-    norms = torch.where(norms > 0, norms, 1.0)
-    gram = (wide.mT @ wide) / norms / norms.mT
+    return _solved(wide.mT @ wide, projected.double(), torch.linalg.vector_norm(wide, dim=-2))
+
+
+def _solved(gram: Tensor, projected: Tensor, norms: Tensor) -> Tensor:
+    """The same from ZᵀZ and the norms of the columns of Z."""
+    norms = torch.where(norms > 0, norms, 1.0).unsqueeze(-1)
+    gram = gram / norms / norms.mT
     gram.diagonal(dim1=-2, dim2=-1).add_(1e-11)
-    return torch.cholesky_solve(projected.double() / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
+    return torch.cholesky_solve(projected / norms, torch.linalg.cholesky_ex(gram)[0]) / norms
 
 
 def _half_space(found: Leading, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,9 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
+from anisoscope.numerics.factors import exact_products
 from anisoscope.numerics.hashing import even_folds, half_of, row_hash
+from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.together import on_host
@@ -339,12 +341,19 @@ def fit_alike(rows: Mapping[Site, Tensor], labels: Sequence[Label], *, seed: int
             numbers = [i for i, r in enumerate(ranks) if r == rank]
             mine = centred if len(numbers) == len(group) else centred[numbers]
             versions = [permute_columns(mine, seed=seed) if how.control == "permuted" else mine for how in labels]
-            batches = [torch.cat(versions)] if mine.device.type == "cuda" else versions  # the host gains nothing by one
-            directions = torch.cat([fit_directions(x, rank, method=first.proxy, seed=seed) for x in batches])
+            directions = _directions(versions, rank, method=first.proxy, seed=seed)
             places = [(label, i) for label in labels for i in numbers]
             for (label, i), part, basis in zip(places, directions, orthonormal_bases(directions), strict=True):
                 found[label][group[i]] = Proxy(basis, part, centre[i, 0])
     return {label: {site: proxies[site] for site in rows} for label, proxies in found.items()}
+
+
+def _directions(versions: Sequence[Tensor], rank: int, *, method: str, seed: int) -> Tensor:
+    """The directions [b, k, d] of stacked sites: on a device in one batch, on the host one core for each version."""
+    if versions[0].device.type != "cpu":
+        return fit_directions(torch.cat(list(versions)), rank, method=method, seed=seed)
+    with exact_products(versions[0].device):  # set once: parallel threads would reset it for each other
+        return torch.cat(together(lambda x: fit_directions(x, rank, method=method, seed=seed), versions))
 
 
 def fit_with_controls(
@@ -459,7 +468,8 @@ def permute_columns(x: Tensor, *, seed: int) -> Tensor:
 def _orders(n: int, d: int, seed: int, device: str) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 7919)
     keys = torch.rand(n, d, generator=generator).to(device)
-    return keys.argsort(dim=0, stable=keys.device.type != "cpu")  # some keys occur twice
+    columns = keys.T.contiguous()  # sorted where they lie together
+    return columns.argsort(dim=1, stable=keys.device.type != "cpu").T.contiguous()  # some keys occur twice
 
 
 _column_orders = lru_cache(maxsize=2)(_orders)  # of the rows that are fitted on, the same at every step

@@ -28,7 +28,7 @@ from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
-_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}  # of rows and moments of the sites refitted together
+_BYTES = {"cpu": 1 << 24, "cuda": 1 << 31}  # of rows and moments of the sites refitted together: one on the host
 _AXES = ("pca", "svd", "ica")  # their span is that of the leading components
 
 
@@ -158,7 +158,7 @@ class Reduced:
 
     def _codes(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:
         """By semi-NMF: a row of zeros has the code zero and no part in the fit, so rows left out may stay."""
-        found = semi_nmf.fit(scores.flatten(0, 1), concepts, seed=seed, init="svd")
+        found = semi_nmf.fit(scores.flatten(0, 1), concepts, seed=seed, init="svd", quick=True)
         return found.codes.unflatten(0, scores.shape[:2])
 
     def _members(self, scores: Tensor, concepts: int, *, seed: int) -> Tensor:

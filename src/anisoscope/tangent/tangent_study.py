@@ -120,7 +120,8 @@ class TangentStudy:
         summed = each_on_host(lambda one: self._moments(one.test), plainly, device)
         moments = {(one.site, one.first): mine for one, mine in zip(plainly, summed, strict=True)}
         energies = self._energies(readings, moments, proxies, apart)
-        numbers = [energy.alignment_numbers(fits[first][s].spread, mine) for (s, first), mine in moments.items()]
+        beside = [(fits[first][site].spread, mine) for (site, first), mine in moments.items()]
+        numbers = each_on_host(lambda both: energy.alignment_numbers(*both), beside, device)
         aligned = dict(zip(moments, on_host(numbers), strict=True))
 
         def change(site: Site) -> Found:

@@ -209,9 +209,12 @@ def bands_of(draws: Tensor) -> Tensor:
 def anisotropy_of(moments: Sequence[GradientMoments], used: Sequence[int], groups: Sequence[str]) -> tangent.Anisotropy:
     """Of all rows, without each of some folds in turn, and of groups, at every site [S, lines, d, d]."""
     folds = torch.stack([mine.folds for mine in moments])
-    whole = folds.sum(1, keepdim=True)
-    parts = [torch.stack([mine.groups[group] for mine in moments]).unsqueeze(1) for group in groups]
-    stacked = torch.cat([whole, whole - folds[:, list(used)] if used else whole[:, :0], *parts], 1)
+    stacked = folds.new_empty(len(folds), 1 + len(used) + len(groups), *folds.shape[-2:])
+    whole = torch.sum(folds, 1, out=stacked[:, 0])
+    for line, fold in enumerate(used, 1):
+        torch.sub(whole, folds[:, fold], out=stacked[:, line])
+    for line, group in enumerate(groups, 1 + len(used)):
+        torch.stack([mine.groups[group] for mine in moments], out=stacked[:, line])
     return tangent.Anisotropy(stacked.div_(stacked.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]))
 
 

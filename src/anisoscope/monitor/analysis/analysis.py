@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.monitor.held_out import loss_records
+from anisoscope.numerics.host import single_steps
 from anisoscope.option import Progress
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
@@ -50,6 +52,11 @@ class Seen:
     described: bool = False  # whether concepts get cards
     saved: bool = False  # whether the state after it is wanted
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the rows of the step are on the host."""
+        return all(part.x.device.type == "cpu" for parts in self.rows.fit.values() for part in parts)
+
 
 @dataclass
 class Found:
@@ -83,7 +90,11 @@ class Analysis:
     progress: Progress | None = None  # called after the metrics of each site
 
     def run(self, seen: Seen) -> Found:
-        """Everything of one step."""
+        """Everything of one step; on the host sites side by side, one core each, rather than each operation on all."""
+        with single_steps() if seen.on_host else contextlib.nullcontext():
+            return self._run(seen)
+
+    def _run(self, seen: Seen) -> Found:
         start = time.perf_counter()
         found = Found(self.measure(seen))
         if seen.described:
