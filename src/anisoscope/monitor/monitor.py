@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
+from anisoscope.capture.gradient_pass import LossRule, TargetWeights
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
@@ -38,8 +38,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.models.forward import trained_module
+from anisoscope.monitor.analysis.analysis import Found, Seen
 from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
+from anisoscope.monitor.analysis.ranks import Ranks
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.description import data_entry, model_entry, shared_options
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
@@ -150,11 +152,14 @@ class Monitor:
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
             refuse_unhookable(model)
-        self.model = original(model)
+        self.model = trained_module(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
+        self.ranks = Ranks.here(self.name, self.guard.note)
+        if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
+            out, sinks, background, every_step = None, (), False, False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.plan = with_splits(self.plan, split, **sizes)
@@ -174,6 +179,8 @@ class Monitor:
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
         constant = output_counts(self.model, counts) if constant_loss is None else constant_loss
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
+        if self.ranks is not None and self.probe is not None:
+            self.probe.deal(self.ranks.rank, self.ranks.size)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
         self.sinks, self.background, self.temporal = list(sinks), background, TemporalSpread()
@@ -254,6 +261,8 @@ class Monitor:
 
     def _begin(self) -> None:
         self._owner, device = os.getpid(), next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        if self.ranks is not None:
+            self.ranks.begin(None if self.store is None else self.store.folder.path / "state")
         self.analyst = choose_analyst(self.analyst.analysis, device, background=self.background)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
@@ -290,7 +299,7 @@ class Monitor:
             for detach in (self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)):
                 self.guard.call("take its hooks off", detach)
             self._collect(wait=True)
-            if kind is None:
+            if kind is None and (self.ranks is None or self.ranks.first):
                 self.guard.call("finish", self._finish)
             status = "complete" if kind is None else "interrupted"
             self.guard.call("end the analysis", self._end_analysis)
@@ -304,6 +313,10 @@ class Monitor:
             self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
             self.guard.call("write run.json", self._describe, status, **entries)
         finally:
+            if self.ranks is not None:
+                held = self.watch.held if self.watch.sharded else None
+                last = None if held is None else (held[1], self.temporal)
+                self.guard.call("leave the other processes", self.ranks.end, last)
             self.analyst.close()  # if an error or a second interruption came before its end
             self.files.end()
 
@@ -325,9 +338,11 @@ class Monitor:
         records, still_open = self._ask("finish")
         if not still_open:  # otherwise the last state still refers to these files
             self.files.drop_window()
-        counts = self.counts if self.plan is not None else None
-        if self.watch.table is not None and self.temporal.n > 1 and counts is not None:
-            found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
+        counts, temporal = self.counts if self.plan is not None else None, self.temporal
+        if self.ranks is not None and (held := self.watch.held) is not None and self.watch.sharded:
+            temporal = TemporalSpread.joined(self.ranks.last_of_all((held[1], temporal)))
+        if self.watch.table is not None and temporal.n > 1 and counts is not None:
+            found = spread_records(temporal.spread(counts), over="time", seed=self.seed)
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
             records += [{**place, **row} for row in found]
         if records:
@@ -375,10 +390,10 @@ class Monitor:
         opened, guard = OpenStep(step), self.guard
         self._steps += 1
         with guard.catching("look at the step"):
-            table = self.watch.table
+            held = self.watch.held
             often = max(1, (self.total_steps or 0) // SNAPSHOTS)
-            if table is not None and self.total_steps is not None and step % often == 0:
-                self.temporal.update(table)
+            if held is not None and self.total_steps is not None and step % often == 0:
+                self.temporal.update(held[0])
             opened.due = bool(self.when(step)) and step not in self.done
         self._due += opened.due
         if opened.due:
@@ -428,11 +443,17 @@ class Monitor:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _analyse(self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool) -> Future[Found]:
-        """Have a step analysed."""
-        self._take_over()
+    def _analyse(
+        self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool = False, shown: int = 0
+    ) -> Future[Found]:
+        """Have a step analysed, with what other processes saw of it."""
         seen = self.instruments.seen(rows, bank, study)
-        seen.described, seen.saved = described, self.store is not None
+        seen.described, seen.saved, seen.shown = described, self.store is not None, shown
+        return self._submit(seen) if self.ranks is None else self.ranks.add(seen, self._submit)
+
+    def _submit(self, seen: Seen) -> Future[Found]:
+        self._take_over()
+        self.shown = (self.shown + seen.shown) % (1 << 64)
         return self.analyst.submit(seen)
 
     def _ask(self, name: str, *args: Any, **options: Any) -> Any:
@@ -477,13 +498,13 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
-        self.shown = (self.shown + hash_sum(seen)) % (1 << 64)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return None
-        rows = self.instruments.live_rows(step, seen, opened.bank, scale)
+        rows = self.instruments.live_rows(step, seen, opened.bank, scale, alone=self.ranks is None)
+        shown = hash_sum(seen)
         if self.probe is None:
-            return self._analyse(rows, opened.bank, described=False)
-        return self._analyse(rows, None, "live", described=False) if "live" in self.studies else None
+            return self._analyse(rows, opened.bank, shown=shown)
+        return self._analyse(rows, None, "live", shown=shown) if "live" in self.studies else None
 
     def _trace_records(self, step: int) -> list[Record]:
         return [{n: value for n, value in row.items() if value is not None} for row in self._trace(step).records()]
@@ -508,6 +529,8 @@ class Monitor:
 
     def _collect(self, *, wait: bool = False) -> None:
         """Keep the results that have come, or all."""
+        if self.ranks is not None:
+            self.guard.call("join what several processes saw", self.ranks.poll, wait=wait)
         self._timed(partial(self.results.collect, wait=wait))
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
@@ -578,6 +601,8 @@ class Monitor:
 
         Without `wait` it is written when all steps so far have been analysed, unless the folder is gone by then.
         """
+        if self.ranks is not None and not self.ranks.first:
+            return
         with self.guard.catching(_SAVE):
             if self.every is not None:
                 self.every.flush()
