@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.graph_hook import GraphHook
+from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.models.forward import unwrapped
+
+SNAPSHOTS = 16  # of the table over a training
 
 
 def weight_of(model: nn.Module, reader: str) -> Any:
@@ -157,6 +160,11 @@ class EmbeddingWatch:
         """Begin a new interval with the current table."""
         if (held := self.held) is not None:
             self.step, self.before, self.decay = step, held[0].double().clone(), None
+
+    def snapshot(self, step: int, total: int, into: TemporalSpread) -> None:
+        """Add the rows held here to their spread over time, at evenly spaced steps of a training."""
+        if (held := self.held) is not None and step % max(1, total // SNAPSHOTS) == 0:
+            into.update(held[0])
 
     def state(self) -> dict[str, Tensor]:
         """The state for saving; later reads and updates do not change it."""
