@@ -30,6 +30,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Bank
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
+from anisoscope.monitor.guard import FaultGuard
 from anisoscope.tangent.proxy import StepRows
 
 Submit = Callable[[Seen], Future[Found]]
@@ -53,8 +54,8 @@ class _Pending:
 class Ranks:
     """This process among those that train the model."""
 
-    def __init__(self, name: str, note: Callable[[str], None]) -> None:
-        self.rank, self.size, self.note = dist.get_rank(), dist.get_world_size(), note
+    def __init__(self, name: str, guard: FaultGuard) -> None:
+        self.rank, self.size, self.guard = dist.get_rank(), dist.get_world_size(), guard
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
         self._folder: Path | None = None
@@ -62,10 +63,10 @@ class Ranks:
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
-    def here(cls, name: str, note: Callable[[str], None]) -> Ranks | None:
+    def here(cls, name: str, guard: FaultGuard) -> Ranks | None:
         """None if one process trains alone."""
         alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2
-        return None if alone else cls(name, note)
+        return None if alone else cls(name, guard)
 
     @property
     def first(self) -> bool:
@@ -133,7 +134,7 @@ class Ranks:
             return
         if not self._folder.is_dir() and self._unsent:
             self._unsent.clear()
-            self.note(f"{self._folder} is not there, so rank {self.rank} adds nothing: give out= a folder all see")
+            self.guard.note(f"{self._folder} is not there, so rank {self.rank} adds nothing: give out= a folder all see")
         for name, parcel in self._unsent:
             parcel.save(self._folder / name)
         self._unsent.clear()
@@ -165,7 +166,8 @@ class Ranks:
             if missing:
                 named = ", ".join(map(str, missing))
                 alone = "has no monitor, or " if not any(_known(f"{self._key}/joined/{r}") for r in missing) else ""
-                self.note(f"step {one.seen.rows.step}: rank {named} {alone}gave nothing, so its contexts are missing")
+                with self.guard.at(f"step {one.seen.rows.step}"):
+                    self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
             self._follow(one.submit(merged(parts)), one.future)
         except Exception as error:
             one.future.set_exception(error)
@@ -251,15 +253,16 @@ def _in_turn(lists: Sequence[list[Any]]) -> list[Any]:
 
 def _joined_table(first: TableSeen, others: Sequence[TableSeen]) -> TableSeen:
     """The embedding table of the first process, with updates of the types that any of them has read."""
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, types, change in (update for table in (first, *others) for update in table.updates):
+        found.setdefault(name, []).append((types, change))
+    read = [table.read.cpu() for table in (first, *others) if table.read is not None]
     updates = []
-    for number, (name, types, change) in enumerate(first.updates):
-        more = [table.updates[number] for table in others if len(table.updates) > number]
-        every = torch.cat([types, *(mine for _, mine, _ in more)])
-        rows = torch.cat([change, *(mine.to(change.device) for *_, mine in more)])
-        once, place = every.unique(return_inverse=True)
-        where = torch.empty_like(once).scatter_(0, place, torch.arange(len(every)))
-        read = [table.read.cpu() for table in (first, *others) if table.read is not None]
-        kept = torch.stack(read).any(0)[once] if read else torch.ones_like(once, dtype=torch.bool)
+    for name, parts in found.items():
+        rows = torch.cat([change.to(parts[0][1].device) for _, change in parts])
+        types, place = torch.cat([types for types, _ in parts]).unique(return_inverse=True)
+        where = torch.empty_like(types).scatter_(0, place, torch.arange(len(place)))
+        kept = torch.stack(read).any(0)[types] if read else torch.ones_like(types, dtype=torch.bool)
         if bool(kept.any()):
-            updates.append((name, once[kept], rows[where[kept].to(rows.device)]))
+            updates.append((name, types[kept], rows[where[kept].to(rows.device)]))
     return TableSeen(first.size, first.width, first.output, first.tied, first.since, updates)
