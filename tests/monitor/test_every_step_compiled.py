@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
+from anisoscope.capture import graph_hook
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
+from anisoscope.numerics import fused
 from anisoscope.results.query import Table
 from support.gradient_models import batch_of, hooks_of
 from support.monitored import compare
 from support.tiny_models import tiny
 
 LENGTHS = (6, 9, 13, 4, 11)
+PROBE = [batch_of("gpt2", 6, 9)]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,7 @@ def graphs() -> tuple[int, int]:
 
 
 def compiled(model: Any, backend: str = "aot_eager", **options: Any) -> Any:
-    return torch.compile(model, backend=backend, dynamic=False, **{"fullgraph": True, **options})
+    return torch.compile(model, backend=backend, **{"fullgraph": True, "dynamic": False, **options})
 
 
 def fresh_model(name: str, *, recomputing: bool = False) -> Any:
@@ -83,11 +89,113 @@ def test_the_numbers_are_those_of_an_eager_training(name: str, together: bool) -
 
 
 @pytest.mark.slow
-def test_inductor_gives_them_as_well() -> None:
-    wanted, _ = follow("gpt2", lambda model: model)
-    found, _ = follow("gpt2", lambda model: compiled(model, "inductor"))
+def test_inductor_gives_them_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "DEVICES", {"cpu"})  # moments and positions are compiled, too
+    wanted, _ = follow("llama", lambda model: model)  # no dropout: inductor draws other numbers
+    found, _ = follow("llama", lambda model: compiled(model, "inductor"))
     assert graphs() == (1, 0)
     compare(found, wanted, 1e-4)
+
+
+def operators(*names: str) -> tuple[Any, dict[str, int]]:
+    """A backend that counts our functions in the graphs it is given."""
+    counts = dict.fromkeys(names, 0)
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+            counts[name] = counts.get(name, 0) + 1
+        return graph.forward
+
+    return backend, counts
+
+
+def test_rows_of_all_sites_are_handed_over_at_once() -> None:
+    backend, counts = operators("tap", "choose", "sample", "keep", "call")
+    wanted, _ = follow("llama", lambda model: model)
+    found, _ = follow("llama", lambda model: torch.compile(model, backend=backend, dynamic=False, fullgraph=True))
+    compare(found, wanted, 1e-6)
+    sites = {(row["layer"], row["kind"]) for row in found.records()}
+    assert (counts["tap"], counts["choose"], counts["sample"], counts["keep"]) == (0, 1, len(sites), 1)
+
+
+def lengths_in_turn(how: Any, lengths: list[tuple[int, ...]]) -> Table:
+    model = fresh_model("gpt2").eval()
+    with Monitor(model, when=at([99]), metrics="drift", every_step=16, strict=True, live=False, probe=PROBE) as monitor:
+        called = how(model)
+        for step, sizes in enumerate(lengths):
+            with monitor.step(step):
+                called(**batch_of("gpt2", *sizes, seed=step)).loss.backward()
+    return monitor.trace
+
+
+def test_one_graph_takes_rows_of_batches_of_all_lengths() -> None:
+    lengths = [(6, 9, 13, 4), (3, 3), (20, 17, 2), (5, 2, 6, 6, 6), (2, 3, 4)]  # fewer and more rows than are taken
+    wanted = lengths_in_turn(lambda model: model, lengths)
+    found = lengths_in_turn(lambda model: compiled(model, dynamic=True), lengths)
+    compare(found, wanted, 1e-6)
+    assert found.arrow["n"].to_pylist() == wanted.arrow["n"].to_pylist()
+    assert graphs() == (1, 0)
+
+
+@pytest.mark.parametrize("where", ["first", "between", "last"])
+def test_a_graph_that_is_broken_loses_nothing(where: str) -> None:
+    def broken(model: Any) -> Any:
+        block = model.transformer.h[{"first": 0, "between": 1, "last": -1}[where]]
+        forward = block.mlp.forward
+
+        def breaking(x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return forward(x)
+
+        block.mlp.forward = breaking
+        return torch.compile(model, backend="aot_eager", dynamic=False)
+
+    lengths = [LENGTHS, LENGTHS]
+    wanted = lengths_in_turn(lambda model: model, lengths)
+    compare(lengths_in_turn(broken, lengths), wanted, 1e-6)
+    assert graphs()[1]
+
+
+def test_blocks_that_are_compiled_one_by_one_are_followed() -> None:
+    def parts(model: Any) -> Any:
+        for block in model.transformer.h:
+            block.compile(backend="aot_eager", dynamic=False)
+        return model
+
+    wanted = lengths_in_turn(lambda model: model, [LENGTHS, LENGTHS])
+    compare(lengths_in_turn(parts, [LENGTHS, LENGTHS]), wanted, 1e-6)
+
+
+def test_copies_of_a_model_in_training_are_models_without_hooks() -> None:
+    model, batch = fresh_model("gpt2").eval(), batch_of("gpt2", *LENGTHS)
+    with Monitor(model, when=at([99]), metrics="drift", every_step=16, strict=True, probe=PROBE) as monitor:
+        called = compiled(model)
+        with monitor.step(0):
+            called(**batch).loss.backward()
+            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+            for other in copies:
+                torch.testing.assert_close(other(**batch).loss, model(**batch).loss)
+    assert set(monitor.trace.arrow["n"].to_pylist()) == {16}, "their passes were not seen"
+
+
+def test_nothing_stays_of_a_monitor_that_ended() -> None:
+    lengths_in_turn(compiled, [LENGTHS])
+    assert not vars(graph_hook._held)
+
+
+def test_attention_that_is_asked_for_does_not_compile_each_layer_again() -> None:
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=10,
+                         num_attention_heads=2, num_key_value_heads=2, use_cache=False)  # fmt: skip
+    model: Any = LlamaForCausalLM(config).train()
+    ids = torch.randint(3, 60, (4, 9))
+    with Monitor(model, when=at([1]), metrics="drift", strict=True) as monitor:  # also of queries and keys
+        called = torch.compile(model, backend="eager")
+        for step in range(3):
+            with monitor.step(step):
+                called(input_ids=ids, labels=ids).loss.backward()
+    kinds = {row["kind"] for row in monitor.table.records()}
+    assert {"query", "key"} <= kinds and graphs()[0] < config.num_hidden_layers
 
 
 def test_following_changes_no_weight() -> None:

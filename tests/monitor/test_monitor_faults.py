@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from anisoscope.capture.step_capture import LiveGradients, MicroBatch, SampledRows, StepPass
+from anisoscope.capture.sampled_rows import SampledRows
+from anisoscope.capture.step_capture import LiveGradients, MicroBatch, StepPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.analysis.analysis import Analysis
 from anisoscope.monitor.embedding_watch import EmbeddingWatch

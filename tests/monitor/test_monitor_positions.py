@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.row import PositionChoice, original_contexts
-from anisoscope.capture.step_capture import SampledContexts
+from anisoscope.capture.sampled_rows import SampledContexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at

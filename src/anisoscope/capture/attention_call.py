@@ -404,9 +404,14 @@ def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    _tell(name, module, *args, **kwargs)
+    return function(module, *args, **kwargs)
+
+
+@torch.compiler.disable  # traced, the code of a layer would be compiled again for the number of each module
+def _tell(name: str, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     for seen in tuple(_takers.get(id(module), ())):
         seen(name, module, *args, **kwargs)
-    return function(module, *args, **kwargs)
 
 
 def _call(

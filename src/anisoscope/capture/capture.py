@@ -275,7 +275,7 @@ class Capture:
         for path, site in self.named.items():
             self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
         # hooks run in the order of registration, so the pass ends after everything else has been read
-        self._hook("", self._end, always_call=True)
+        self._hook("", self._end, always_call=True, graph={"ended": tuple(self._passes.values())})
 
     def _hook(
         self,
@@ -285,12 +285,16 @@ class Capture:
         before: bool = False,
         pick: Callable[..., Any] | None = None,
         learns: bool = False,
+        graph: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Register a hook until exit, of a module's call, or of the tensor that `pick` finds in its arguments."""
+        """Register a hook until exit, of a module's call, or of the tensor that `pick` finds in its arguments.
+
+        `graph` is what a hook in a graph of torch.compile is told in addition.
+        """
         module = self.model.get_submodule(path)
         whole = act if pick is None else lambda *args: act(first_tensor(path, pick(*args)))
-        hook = self._made(module, self._shielded(whole), act, pick=pick, before=before, learns=learns)
+        hook = self._made(module, self._shielded(whole), act, pick=pick, before=before, learns=learns, **(graph or {}))
         if before:
             handle = module.register_forward_pre_hook(hook, with_kwargs=True)
         else:
@@ -339,7 +343,7 @@ class Capture:
             self._finished += 1 if self._outer is None else 0
             running.end()
 
-        self._hook(stack.owner, begin, before=True)
+        self._hook(stack.owner, begin, before=True, graph={"begun": running})
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
         self._hook_blocks(stack, running)
         if stack.tokens is not None:  # no family states which positions are patches: count those of convolutions
@@ -358,14 +362,26 @@ class Capture:
         for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():
             if site.kind in kinds:
                 emit = functools.partial(self._emit, site, running=running)
-                self._on(place.path, place.side, emit, last=site.kind == "final")
+                always = self._always(site, running)
+                self._on(place.path, place.side, emit, last=site.kind == "final", graph=always)
         if stack.owner:  # "" is the model itself, whose hook ends the pass
-            self._hook(stack.owner, end, always_call=True)
+            self._hook(stack.owner, end, always_call=True, graph={"ended": (running,)})
+
+    def _always(self, site: Site, running: StackPass) -> dict[str, Any]:
+        """That a hook sees this site in every pass, and the same positions of it as at all others, if that is so."""
+        stack, kinds = running.stack, {site.kind for site in self.sites if site.stack == running.stack.name}
+        same = len({stack.prefix_at(layer) for layer in range(stack.depth + 1)}) == 1
+        alone = self._outputs(running) and "cls" not in kinds and site.kind != "cls"
+        return {"site": site, "running": running} if same and alone and site in self._wanted else {}
+
+    def _outputs(self, running: StackPass) -> bool:
+        """Whether nothing asks which layer a block is before its output."""
+        kinds = {site.kind for site in self.sites if site.stack == running.stack.name}
+        return not kinds - _OUTSIDE and running.apart and running.stack.tokens is None
 
     def _hook_blocks(self, stack: Stack, running: StackPass) -> None:
         kinds = {site.kind for site in self.sites if site.stack == stack.name}
-        # a hook less for each block where nothing asks which layer it is before its output
-        outputs = not kinds - _OUTSIDE and running.apart and stack.tokens is None
+        outputs = self._outputs(running)  # then a hook less for each block
         for path in dict.fromkeys(stack.blocks):
             first = path == stack.blocks[0] and (0, "embed") not in stack.fixed and bool({"embed", "cls"} & kinds)
 
@@ -378,18 +394,27 @@ class Capture:
                     self._emit(Site(0, "embed", stack.name), x, running)
                     self._emit(Site(0, "cls", stack.name), x, running)
 
-            def leave(x: Tensor, path: str = path, late: bool = outputs and not first) -> None:
-                if late and running.contexts is not None:
+            def leave(x: Tensor, path: str = path) -> None:
+                if outputs and running.contexts is not None:
                     running.enter(path, x)
                 self._emit(running.site("resid"), x, running)
                 self._emit(running.site("cls"), x, running)
 
             if first or not outputs:
-                self._on(path, "in", enter, learns="block_in" in kinds or first)
-            self._on(path, "out", leave, learns=bool({"resid", "cls"} & kinds))
+                always = self._always(Site(0, "embed", stack.name), running) if first else {}
+                self._on(path, "in", enter, learns="block_in" in kinds or first, graph=always)
+            always = self._always(Site(running.layers[path], "resid", stack.name), running)
+            self._on(path, "out", leave, learns=bool({"resid", "cls"} & kinds), graph=always)
 
     def _on(
-        self, path: str, side: str, act: Callable[[Tensor], None], *, last: bool = False, learns: bool = True
+        self,
+        path: str,
+        side: str,
+        act: Callable[[Tensor], None],
+        *,
+        last: bool = False,
+        learns: bool = True,
+        graph: Mapping[str, Any] | None = None,
     ) -> None:
         """Have `act` called with the input or the output of a module; with `learns` it may ask for its gradient."""
         if side == "in":
@@ -398,13 +423,13 @@ class Capture:
                 named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
                 return find_tensor([*args, *named, *kwargs.values()])
 
-            self._hook(path, act, before=True, pick=before, learns=learns)
+            self._hook(path, act, before=True, pick=before, learns=learns, graph=graph)
         else:
 
             def after(_: nn.Module, __: Any, output: Any) -> Tensor | None:
                 return find_tensor([getattr(output, "last_hidden_state", None) if last else None, output])
 
-            self._hook(path, act, pick=after, learns=learns)
+            self._hook(path, act, pick=after, learns=learns, graph=graph)
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)

@@ -4,9 +4,13 @@ Hooks of modules are traced with their module. What ours do – Python with stat
 a hook that is kept out of the graph cuts it in two. A `GraphHook` puts an operator into the graph instead, and that
 calls the hook's action with the tensors whenever the graph runs; nothing of the action is compiled or guarded on.
 
-`call` and `tap` state that they change a tensor, ORDER, which nobody reads: so they are neither dropped nor exchanged.
+All but `arrived` state that they change a tensor, ORDER, which nobody reads: so they are neither dropped nor exchanged.
 `tap` returns a ticket, a number on the host; in the backward pass `arrived` finds by it who waits for the gradient, and
 states that it changes the gradient, which stays as it is.
+
+Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
+training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
+the positions and a ticket, a plain gather takes the rows of each site, and one `keep` at the end hands over all.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 _NOTHING: dict[str, Any] = {}
 GradientAct = Callable[[Tensor], Any]
@@ -26,13 +32,15 @@ GradientAct = Callable[[Tensor], Any]
 _library = torch.library.Library("anisoscope", "DEF")
 _library.define("call(Tensor(a!) order, Tensor[] values, str names, int number, bool grad) -> ()")
 _library.define("tap(Tensor(a!) order, Tensor x, int number, bool grad, bool learns) -> Tensor")
-_library.define("arrived(Tensor(a!) gradient, Tensor ticket) -> ()")
+_library.define("choose(Tensor(a!) order, Tensor x, int number, int size) -> (Tensor, Tensor)")
+_library.define("keep(Tensor(a!) order, Tensor[] rows, int[] numbers, int[] learning, Tensor ticket) -> ()")
+_library.define("arrived(Tensor(a!) gradient, Tensor ticket, int number) -> ()")
 with torch.inference_mode(False):
     ORDER = torch.zeros(())
-_hooks: weakref.WeakValueDictionary[int, GraphHook] = weakref.WeakValueDictionary()
+_hooks: weakref.WeakValueDictionary[int, HookRecord] = weakref.WeakValueDictionary()
 _numbers, _tickets = itertools.count(), itertools.count()
-_waiting: weakref.WeakValueDictionary[int, Waiting] = weakref.WeakValueDictionary()
-_current = threading.local()  # `waiting`: of the operator that runs
+_waiting: weakref.WeakValueDictionary[int, Waiting | Chosen] = weakref.WeakValueDictionary()
+_current = threading.local()  # `graph`: whether an operator runs that begins a pass, `waiting`: of the one that runs
 
 
 class ModuleHook:
@@ -56,14 +64,21 @@ def do_nothing(*_: Any, **__: Any) -> None:
     """The hook of a copy."""
 
 
-class GraphHook(ModuleHook):
+class GraphHook(nn.Module):
     """A hook that may stand in a graph of torch.compile.
 
     `act` is called as any hook; in a graph `inner` is called in its place, by default the same. It is given, with
     `pick`, the tensor that this finds in the arguments of the hook, else (module, args, kwargs): of a hook `before` the
     call those of the module that are tensors, after it none. With `learns` it may ask for the gradient of that tensor
-    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. If a module of `recomputing`
-    uses gradient checkpointing the graph is broken: an operator that changes a tensor cannot be recomputed.
+    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. While `recomputing` the graph is
+    broken: an operator that changes a tensor cannot be recomputed.
+
+    A hook with `rows` and the `site` that it is always at takes rows of its tensor in the graph, if that is the graph
+    where the hook that `opens` them stands; one that `closes` them hands them over.
+
+    torch.compile looks at every step whether what it traced is still the same. Modules whose attributes are numbers,
+    names and functions are looked at quickly, and so are those that hold them: so a hook is a module, and has names of
+    the objects that it uses while it is traced (`_held`).
     """
 
     def __init__(
@@ -75,31 +90,50 @@ class GraphHook(ModuleHook):
         pick: Callable[..., Tensor | None] | None = None,
         before: bool = False,
         learns: bool = False,
-        waiting: list[Waiting] | None = None,
-        recomputing: Sequence[Any] = (),
+        waiting: list[Any] | None = None,
+        recomputing: Recomputing | None = None,
+        rows: GraphRows | None = None,
+        site: Hashable = None,
+        opens: GraphRows | None = None,
+        closes: Sequence[GraphRows] = (),
     ) -> None:
-        super().__init__(module, torch.compiler.disable(act))  # outside of a graph it is not compiled either
-        self.inner, self.pick, self.learns, self.number = inner or act, pick, learns, next(_numbers)
-        self.before, self.recomputing, self.waiting = before, recomputing, [] if waiting is None else waiting
-        _hooks[self.number] = self
+        super().__init__()
+        self.number, self.target, self.pick, self.before, self.learns = next(_numbers), id(module), pick, before, learns
+        self.recomputing, self.rows, self.opens = (None if x is None else x.name for x in (recomputing, rows, opens))
+        self.closes = tuple(x.name for x in closes)
+        act = torch.compiler.disable(act)  # outside of a graph it is not compiled either
+        self.record = HookRecord(module, act, inner or act, [] if waiting is None else waiting, rows, site)
+        self.record.ends = (*closes, *(() if opens is None else (opens,)))
+        _hooks[self.number] = self.record
 
     def __call__(self, called: nn.Module, *args: Any) -> None:
-        if called is not self.module:
+        if id(called) != self.target:  # a copy
             return
-        if not torch.compiler.is_compiling() or self._recomputes():
-            self.act(called, *args)
+        if not torch.compiler.is_compiling():
+            self.record.leave_graph()
+            self.record.act(called, *args)
+        elif self.recomputing is not None and getattr(_held, self.recomputing).now:
+            self.record.act(called, *args)
         elif self.pick is None:
+            for name in self.closes:
+                getattr(_held, name).close()
             self._trace_call(*args if self.before else ())
+            if self.opens is not None:
+                getattr(_held, self.opens).begin()
         else:
             x = self.pick(called, *args)
             if x is not None:
-                tap(x, ORDER, self.number, torch.is_grad_enabled(), self.learns)
+                self._trace_tap(x)
 
-    def _recomputes(self) -> bool:
-        for part in self.recomputing:  # noqa: SIM110 – plain, because torch.compile traces it
-            if part.gradient_checkpointing:
-                return True
-        return False
+    def __reduce__(self) -> Any:
+        return _left_behind, ()
+
+    def _trace_tap(self, x: Tensor) -> None:
+        learns, grad = self.learns and x.requires_grad, torch.is_grad_enabled()
+        if self.rows is not None and grad and x.dim() == 3 and getattr(_held, self.rows).open:
+            getattr(_held, self.rows).take(x, self.number, learns)
+        else:
+            tap(x, ORDER, self.number, grad, learns)
 
     def _trace_call(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         tensors = {str(i): value.detach() for i, value in enumerate(args) if isinstance(value, Tensor)}
@@ -108,11 +142,134 @@ class GraphHook(ModuleHook):
         torch.ops.anisoscope.call(ORDER, list(tensors.values()), ",".join(tensors), self.number, grad)
 
 
+@dataclass(eq=False)
+class HookRecord:
+    """What a hook does, beyond what is traced."""
+
+    module: nn.Module
+    act: Callable[..., Any]
+    inner: Callable[..., Any]
+    waiting: list[Any]
+    rows: GraphRows | None
+    site: Any
+    ends: tuple[GraphRows, ...] = ()  # which this hook opens or closes
+
+    def leave_graph(self) -> None:
+        """Hand over what a graph that was broken left behind."""
+        for rows in self.ends:
+            if rows.open:
+                rows.close_outside()
+
+
+class Held:
+    """Objects that hooks name: an attribute for each."""
+
+
+_held = Held()
+
+
+class HeldObject:
+    """One of them, until `remove`."""
+
+    def __init__(self) -> None:
+        self.name = f"n{next(_numbers)}"
+        setattr(_held, self.name, self)
+
+    def remove(self) -> None:
+        vars(_held).pop(self.name, None)
+
+
+class Recomputing(HeldObject):
+    """Whether one of these modules uses gradient checkpointing, when last looked."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        super().__init__()
+        self.parts = [part for part in parts if hasattr(part, "gradient_checkpointing")]
+        self.look()
+
+    def look(self) -> None:
+        self.now = any(part.gradient_checkpointing for part in self.parts)
+
+
 class Waiting:
     """Those who wait for the gradient of one activation of one pass."""
 
     def __init__(self, learns: bool) -> None:
         self.learns, self.acts = learns, list[GradientAct]()
+
+    def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
+        for act in self.acts:
+            act(gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The rows that are taken at all sites of one pass through one stack, at `index` of its B·T positions."""
+
+    index: Tensor  # [k]
+    keep: Callable[[Tensor, list[Any], set[Any]], Any]  # of rows [S, k, d], their sites, those that a gradient comes to
+    receive: Callable[[Any, Tensor], Any]  # of a site and the gradient [B, T, d] of its activation
+
+    def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
+        self.receive(hook.site, gradient)
+
+
+class GraphRows(HeldObject):
+    """Rows that the hooks of one stack take inside a graph, of at most `most` positions.
+
+    `find(site, x)` chooses them when the graph runs; None where nothing is recorded. The rest is there while a graph is
+    traced; since the last hook empties it, nothing of it stays when the graph was not broken in between.
+    """
+
+    def __init__(self, find: Callable[[Any, Tensor], Chosen | None], *, most: int, waiting: list[Any]) -> None:
+        super().__init__()
+        self.find, self.most, self.waiting = find, most, waiting
+        self.forget()
+
+    def forget(self) -> None:
+        self.open = False
+        self.index: Tensor | None = None
+        self.ticket: Tensor | None = None
+        self.place: tuple[Any, ...] | None = None  # shape and device of the tensors at `index`
+        self._empty()
+
+    def _empty(self) -> None:
+        self.rows: list[Tensor] = []
+        self.numbers: list[int] = []  # of the hooks that took them
+        self.learning: list[int] = []  # those of them to which gradients come
+
+    def begin(self) -> None:
+        self.forget()
+        self.open = True
+
+    def take(self, x: Tensor, number: int, learns: bool) -> None:
+        place = (x.shape[0], x.shape[1], x.shape[2], x.device)
+        if self.index is None or self.ticket is None or self.place != place:  # stages may have positions of their own
+            self._hand_over()
+            self.index, self.ticket = choose(x, ORDER, number, self.most)
+            self.place = place
+        self.rows.append(sample(x, self.index, self.ticket, number, learns))
+        self.numbers.append(number)
+        if learns:
+            self.learning.append(number)
+
+    def _hand_over(self) -> None:
+        if self.rows:
+            torch.ops.anisoscope.keep(ORDER, self.rows, self.numbers, self.learning, self.ticket)
+            self._empty()
+
+    def close(self) -> None:
+        self._hand_over()
+        self.forget()
+
+    @torch.compiler.disable
+    def close_outside(self) -> None:
+        self.close()
+
+
+def in_graph() -> bool:
+    """Whether an operator of a graph runs."""
+    return getattr(_current, "graph", False)
 
 
 def on_gradient(x: Tensor, act: GradientAct) -> bool:
@@ -128,26 +285,50 @@ def on_gradient(x: Tensor, act: GradientAct) -> bool:
 
 def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
     """Put the operator into a graph, and that of the gradient; dynamo does not look inside (`prepare_compile`)."""
-    learns = learns and x.requires_grad
-    ticket = torch.ops.anisoscope.tap(order, x.detach(), number, grad, learns)
+    ticket: Tensor = torch.ops.anisoscope.tap(order, x.detach(), number, grad, learns)
     if learns:
-
-        def arrived(gradient: Tensor) -> Tensor:
-            torch.ops.anisoscope.arrived(gradient, ticket)
-            return gradient
-
-        x.register_hook(arrived)
+        _await(x, ticket, number)
     return ticket
 
 
+def choose(x: Tensor, order: Tensor, number: int, most: int) -> tuple[Tensor, Tensor]:
+    """Put the operator that chooses positions of x [B, T, d] into a graph: their index and a ticket."""
+    size = x.shape[0] * x.shape[1]
+    most = most if isinstance(size, torch.SymInt) else min(size, most)  # one graph for all lengths takes the most
+    found: tuple[Tensor, Tensor] = torch.ops.anisoscope.choose(order, x.detach(), number, most)
+    return found
+
+
+def sample(x: Tensor, index: Tensor, ticket: Tensor, number: int, learns: bool) -> Tensor:
+    """The rows of x [B, T, d] at these positions, in a graph, and the operator of their gradient."""
+    if learns:
+        _await(x, ticket, number)
+    return rows_at(x.detach(), index)
+
+
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x [B, T, d] in float32, or float64 if they are that."""
+    rows = x.flatten(0, 1).index_select(0, index)
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def _await(x: Tensor, ticket: Tensor, number: int) -> None:
+    def arrived(gradient: Tensor) -> Tensor:
+        torch.ops.anisoscope.arrived(gradient, ticket, number)
+        return gradient
+
+    x.register_hook(arrived)
+
+
 def prepare_compile() -> None:
-    """Tell torch.compile of `tap`; takes seconds where nothing was compiled before.
+    """Tell torch.compile of `tap` and the like; takes seconds where nothing was compiled before.
 
     A hook that is called between two graphs is not to be one of its own: no gradient would come to it.
     """
     from torch._dynamo import eval_frame
 
-    torch.compiler.allow_in_graph(tap)
+    for function in (tap, choose, sample):
+        torch.compiler.allow_in_graph(function)
     if (skip := getattr(eval_frame, "skip_code", None)) is not None:
         skip(GraphHook.__call__.__code__)
 
@@ -160,8 +341,12 @@ def _call(order: Tensor, values: list[Tensor], names: str, number: int, grad: bo
     named = dict(zip(names.split(","), values, strict=True)) if names else {}
     placed = {int(name): named.pop(name) for name in list(named) if name.isdecimal()}
     args = tuple(placed.get(i) for i in range(max(placed, default=-1) + 1))
-    with torch.set_grad_enabled(grad):
-        hook.inner(hook.module, args, named)
+    _current.graph = True
+    try:
+        with torch.set_grad_enabled(grad):
+            hook.inner(hook.module, args, named)
+    finally:
+        _current.graph = False
 
 
 @torch.library.impl(_library, "tap", "CompositeExplicitAutograd")
@@ -181,13 +366,38 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
     return torch.tensor(ticket)
 
 
+@torch.library.impl(_library, "choose", "CompositeExplicitAutograd")
+def _choose(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
+    hook = _hooks.get(number)
+    found = hook.rows.find(hook.site, x) if hook is not None and hook.rows is not None else None
+    if hook is None or hook.rows is None or found is None:
+        return torch.zeros(size, dtype=torch.int64, device=x.device), torch.tensor(-1)
+    ticket = next(_tickets)
+    _waiting[ticket] = found
+    hook.rows.waiting.append(found)
+    return pad(found.index, (0, size - len(found.index))), torch.tensor(ticket)  # a copy, which the graph may overwrite
+
+
+@torch.library.impl(_library, "keep", "CompositeExplicitAutograd")
+def _keep(order: Tensor, rows: list[Tensor], numbers: list[int], learning: list[int], ticket: Tensor) -> None:
+    chosen = _waiting.get(int(ticket))
+    if isinstance(chosen, Chosen):
+        hooks = [_hooks[number] for number in numbers]
+        chosen.keep(torch.stack(rows), [hook.site for hook in hooks], {_hooks[number].site for number in learning})
+
+
 @torch.library.impl(_library, "arrived", "CompositeExplicitAutograd")
-def _arrived(gradient: Tensor, ticket: Tensor) -> None:
-    waiting = _waiting.get(int(ticket))
-    for act in waiting.acts if waiting is not None else ():
-        act(gradient)
+def _arrived(gradient: Tensor, ticket: Tensor, number: int) -> None:
+    waiting, hook = _waiting.get(int(ticket)), _hooks.get(number)
+    if waiting is not None and hook is not None:
+        waiting.arrived(gradient, hook)
 
 
-torch.library.register_fake("anisoscope::call", lambda *_: None, lib=_library)
-torch.library.register_fake("anisoscope::arrived", lambda *_: None, lib=_library)
+def _fake_choice(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(size, dtype=torch.int64, device=x.device), torch.empty((), dtype=torch.int64)
+
+
+for _name in ("call", "keep", "arrived"):
+    torch.library.register_fake(f"anisoscope::{_name}", lambda *_: None, lib=_library)
 torch.library.register_fake("anisoscope::tap", lambda *_: torch.empty((), dtype=torch.int64), lib=_library)
+torch.library.register_fake("anisoscope::choose", _fake_choice, lib=_library)

@@ -430,8 +430,8 @@ def stated_mask(
 
 def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
     """Which positions [B, T] are data without a mask: all but clear runs of the pad token at the ends; None: all."""
-    pad = getattr(config, "pad_token_id", None)
-    if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls"):
+    pad = padding_id(config)
+    if pad is None:
         return None
     content = ids != pad
     if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
@@ -439,6 +439,12 @@ def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
     inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
     meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are ordinary tokens
     return content | meant
+
+
+def padding_id(config: Any) -> int | None:
+    """The id of the pad token; None where there is none, or where it is also another special token."""
+    pad: int | None = getattr(config, "pad_token_id", None)
+    return None if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls") else pad
 
 
 def special_ids(config: Any, *names: str) -> set[int]:

@@ -3,10 +3,9 @@
 Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
 scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
 
-`LiveGradients` keeps all rows of the steps that are to be measured. `SampledRows` takes a fixed number of rows of every
-site at every step without device–host synchronisation: the mask stays on its device, where the rows are chosen.
+`LiveGradients` keeps all rows of the steps that are to be measured; sampled_rows.py takes some rows of every step.
 
-Shapes: B contexts, T positions, m of the B·T positions data, k rows taken."""
+Shapes: B contexts, T positions."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,21 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
-from anisoscope.capture.capture import Arguments, Capture, Rule, Ruled, by_rule
+from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import GraphHook, Waiting, on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import on_gradient, prepare_compile
 from anisoscope.capture.objective import LossReading, read_loss
-from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection, Scores, Sink
-from anisoscope.capture.sites.layout import Layout, Stack
+from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND, by_name
+from anisoscope.models.forward import by_name
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
 Report = Callable[[Exception], None]
 _VERSIONS, _marks = 6, [0]  # of torch.compile's limit of 8 for one code; models since it was last reset
-_GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
 
 
 @dataclass
@@ -151,7 +149,7 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     for module in marked:
         module.forward = module.forward
     try:
-        with dynamo.config.patch(skip_nnmodule_hook_guards=False, wrap_top_frame=True):  # in the graph: all hooks
+        with dynamo.config.patch(wrap_top_frame=True):  # in the graph: all hooks
             yield
     finally:
         for module in marked:
@@ -356,196 +354,3 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
                 each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
                 found[site] = replace(rows, g=rows.g * each[:, None])
     return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
-
-
-@dataclass(frozen=True)
-class SampledIndex(Index):
-    """Rows sampled from a pass; rows that are not `valid` are padding to a constant number."""
-
-    valid: Tensor | None = None  # [k] bool; None where all are
-
-
-@dataclass
-class SampledContexts(Contexts):
-    """Contexts whose mask stays on the device; `select` samples at most `most` evenly spread positions."""
-
-    most: int = 2048
-    turn: float = 0.0  # relative position taken within each stretch; changes at every pass
-    _taken: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
-
-    def select(self, length: int, choice: PositionChoice, device: torch.device) -> RowSelection:
-        """One position from each of k equal stretches of the data, the same for all sites of a pass."""
-        prefix, suffix = (0, 0) if choice.whole or length <= self.prefix + self.suffix else (self.prefix, self.suffix)
-        key = (length, prefix, suffix, choice, device)
-        if key not in self._taken:
-            real = self._wanted(length, choice, prefix=prefix, device=device)
-            take, valid = self._sample(real, length, prefix=prefix, suffix=suffix, device=device)
-            nothing = take[:0]  # context, position and token of sampled rows are not used
-            index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
-            self._taken[key] = RowSelection(take, index)
-        return self._taken[key]
-
-    def _wanted(self, length: int, choice: PositionChoice, *, prefix: int, device: torch.device) -> Tensor | None:
-        """Which positions are data and not left out [B, length]; None if all are."""
-        if choice.first == "in" and choice.special == "in":
-            return self.real
-        real = torch.ones(self.batch, length, dtype=torch.bool) if self.real is None else self.real
-        wanted = real = real.to(device, non_blocking=True)
-        if choice.first == "out":
-            wanted = real & ~row.first_of(real & (torch.arange(real.shape[1], device=device) >= prefix))
-        if choice.special == "out" and choice.special_ids is not None and self.tokens is not None:
-            ids = torch.tensor(choice.special_ids, dtype=torch.long, device=device)
-            wanted = wanted & ~torch.isin(self.tokens.to(device), ids)
-        return wanted
-
-    def _sample(
-        self, real: Tensor | None, length: int, *, prefix: int, suffix: int, device: torch.device
-    ) -> tuple[Tensor, Tensor | None]:
-        inner = length - prefix - suffix
-        if real is None:  # every position is data
-            ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
-            return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
-        if real.shape[1] != length:
-            raise AnisoscopeError(
-                f"a site has {length} positions where the mask has {real.shape[1]}, which cannot be told apart "
-                "without waiting for the device; leave every_step out, or give contexts without padding."
-            )
-        real = real.to(device, non_blocking=True)
-        if inner != length:
-            place = torch.arange(length, device=device)
-            real = real & (place >= prefix) & (place < length - suffix)
-        counts = real.flatten().cumsum(0)
-        ranks, valid = spread(counts[-1], min(self.most, counts.numel()), turn=self.turn, device=device)
-        return torch.searchsorted(counts, ranks + 1).clamp_(max=counts.numel() - 1), valid
-
-
-def spread(count: int | Tensor, most: int, *, turn: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`most` different numbers below `count`, one from each of equal stretches; and which of them are valid.
-
-    >>> spread(8, 4, turn=0.0, device=torch.device("cpu"))[0].tolist()
-    [0, 3, 4, 7]
-    >>> spread(torch.tensor(2), 4, turn=0.5, device=torch.device("cpu"))[1].tolist()
-    [True, True, False, False]
-    """
-    j = torch.arange(most + 1, device=device)
-    least = count.clamp(1, most) if isinstance(count, Tensor) else max(1, min(count, most))
-    ends = j * count // least
-    start = ends[:-1]
-    within = (j[:-1] * _GOLDEN + turn).remainder_(1.0) * (ends[1:] - start)
-    return start + within.long(), j[:-1] < count
-
-
-def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any) -> Tensor | None:
-    """Which positions are data [B, T], as by `read_contexts` but without leaving their device; None if all are."""
-    stated = row.stated_mask(arguments, content, [])
-    return stated if stated is not None or content.is_floating_point() else row.unpadded_ids(content, config)
-
-
-@dataclass
-class SampledPass(StepPass):
-    """A pass with some of its rows; the gradients of several backward passes add up."""
-
-    rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
-    valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
-
-    def receive(self, site: Site, gradient: Tensor) -> None:
-        earlier = self.gradients.get(site)
-        self.gradients[site] = gradient if earlier is None else earlier + gradient
-
-    @property
-    def learned_from(self) -> bool:
-        """Whether gradients arrived, or no site could receive any."""
-        return bool(self.rows) and (bool(self.gradients) or not self.awaited)
-
-
-class SampledRows(StepCapture):
-    """Samples rows and gradients of every training pass and hands them to `take`; never waits for the device.
-
-    Its hooks stand in the graph of torch.compile and do not break it.
-    """
-
-    batches: list[SampledPass]
-
-    def __init__(
-        self,
-        model: nn.Module,
-        sites: Sequence[Site],
-        *,
-        layout: Layout,
-        take: Callable[[SampledPass], None],
-        most: int = 2048,
-        rows: Rule | None = None,
-        kept: PositionChoice | None = None,
-        report: Report | None = None,
-    ) -> None:
-        self._waiting: list[Waiting] = []  # in a graph: for gradients of the current step
-        super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
-        self.take, self.most, self.turn = take, most, 0.0
-        self._number, self._start = 0, 0.0
-
-    def begin(self, step: int) -> None:
-        """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
-        self.batches, self._number, self.active, self.failed = [], 0, True, False
-        self._start = step * _GOLDEN % 1.0
-
-    def end(self) -> None:
-        """Stop recording and hand over the passes that received gradients."""
-        batches = self.batches
-        self.drop()
-        for seen in batches:
-            if seen.learned_from:
-                self.take(seen)
-
-    def drop(self) -> None:
-        """Stop recording and discard the passes, and whoever waits for their gradients."""
-        super().drop()
-        self._waiting.clear()
-
-    # hooks
-
-    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
-        inner = self._shielded(act)
-        recomputing = [part for part in self.model.modules() if hasattr(part, "gradient_checkpointing")]
-        return GraphHook(module, whole, inner=inner, waiting=self._waiting, recomputing=recomputing, **words)
-
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._idle():
-            # micro-batches are handed over one by one; those still waiting for gradients stay until the step ends
-            for seen in [seen for seen in self.batches if seen.learned_from and seen.awaited <= seen.gradients.keys()]:
-                self.batches.remove(seen)
-                self.take(seen)
-            self.batches.append(SampledPass())
-            self.turn = (self._start + self._number * _GOLDEN**2) % 1.0
-            self._number += 1
-        super()._begin(module, args, kwargs)
-
-    def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack) -> Contexts:
-        more, real = ruled
-        arguments |= more
-        for name in (*SOUND, PIXEL_MASK):
-            if isinstance(arguments.get(name, outer.get(name)), Tensor):
-                raise AnisoscopeError(
-                    f"the model was given {name}, and which of its rows are data cannot be told without waiting for "
-                    "the device; leave every_step out (a probe at scheduled steps reads it), or give text or unpadded "
-                    "pictures."
-                )
-        named = [held[name] for held in (arguments, outer) for name in CONTENT if isinstance(held.get(name), Tensor)]
-        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
-        content: Tensor | None = next(iter([*named, *others]), None)
-        if content is None:
-            raise row.no_content(arguments)
-        if real is None and content.dim() < 4:
-            real = mask_of(arguments, content, stack.config)
-        tokens = None if content.is_floating_point() or content.dim() != 2 else content
-        return SampledContexts(torch.zeros(content.shape[0]), real, tokens, most=self.most, turn=self.turn)
-
-    def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
-        """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
-        if self.batches:
-            rows = selection.rows(x)
-            if rows.ndim == 2:
-                assert isinstance(selection.index, SampledIndex)
-                self.batches[-1].rows[site], self.batches[-1].valid[site] = rows, selection.index.valid
-
-    def rows(self, rows: Rows) -> None:
-        """Not used: `_send` keeps them."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ _CHARACTER_FAMILIES = ("canine", "byt5")
 _CONVOLUTION_FAMILIES = ("cvt",)  # has attention between convolutions; the literature counts it as convolutional
 _CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_signatures: weakref.WeakKeyDictionary[types.FunctionType, inspect.Signature] = weakref.WeakKeyDictionary()
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
@@ -128,17 +132,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward call by name, including those passed as *args and **kwargs."""
-    signature = inspect.signature(module.forward)
+    signature = _signature(module.forward)
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    placed = [name for name, kind in kinds.items() if kind in _PLACED]
+    if len(args) <= len(placed):  # the rule; to bind them takes long where it is asked at every training step
+        given = dict(zip(placed, args, strict=False)) | kwargs
+        return {name: given.pop(name) for name in kinds if name in given} | given
     named: dict[str, Any] = {}
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
             named |= value
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
             named |= {f"{name}{i}": item for i, item in enumerate(value)}
         else:
             named[name] = value
     return named
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a bound method, read once for each function: it is asked for at every training step."""
+    function = getattr(forward, "__func__", None)
+    if not isinstance(function, types.FunctionType):
+        return inspect.signature(forward)
+    if function not in _signatures:
+        _signatures[function] = inspect.signature(forward)
+    return _signatures[function]
 
 
 def first_tensor(path: str, *values: Any) -> Tensor:

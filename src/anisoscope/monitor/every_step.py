@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from anisoscope.capture.sampled_rows import SampledPass, SampledRows
 from anisoscope.capture.sites.site import Site, flow_order
-from anisoscope.capture.step_capture import SampledPass, SampledRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.tangent import gradient_cosine
+from anisoscope.numerics.fused import Fused
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import SCHEMA_VERSION, Table
 from anisoscope.stats.moments import QUANTITIES, Trace, wide
@@ -63,28 +64,35 @@ class _Group:
     steps: list[int] = field(default_factory=list)
     full: list[Tensor] = field(default_factory=list)  # full buffers, in asynchronous copy to the host
     buffer: Tensor | None = None  # [steps, sites, quantities]
+    compiled: bool = False  # whether the training is: then this is compiled as well
+
+    def __post_init__(self) -> None:
+        self._trace, self._derive = Fused(self._sums), Fused(self._derived)
 
     def add(self, seen: SampledPass) -> None:
         """Add the rows of one pass and their gradients; a missing site has no valid row."""
-        found = [seen.rows.get(site) for site in self.sites] + [seen.gradients.get(site) for site in self.sites]
-        longest = max((len(x) for x in found if x is not None), default=0)
+        rows, gradients = (list(map(held.get, self.sites)) for held in (seen.rows, seen.gradients))
+        found, flags = rows + gradients, list(map(seen.valid.get, self.sites)) * 2
+        lengths = [0 if x is None else x.shape[0] for x in found]
+        longest = max(lengths)
         if not longest:
             return
-        empty = torch.zeros(0, self.width, device=self.device)
-        tensors = [empty if x is None else x for x in found]
-        rows = torch.stack([x if len(x) == longest else pad(x, (0, 0, 0, longest - len(x))) for x in tensors])
-        valid = self._valid(seen, found, longest)
-        sums = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
-        self.sums = sums if self.sums is None else self.sums.merge(sums)
+        if min(lengths) == longest and all(flag is flags[0] for flag in flags):  # the rule
+            stacked, valid = torch.stack(found), None if flags[0] is None else flags[0][None]  # type: ignore[arg-type]
+        else:
+            empty = torch.zeros(0, self.width, device=self.device)
+            tensors = [empty if x is None else x for x in found]
+            stacked = torch.stack([pad(x, (0, 0, 0, longest - len(x))) for x in tensors])
+            valid = self._valid(flags, lengths, longest)
+        given, half = (stacked,) if valid is None else (stacked, valid), len(self.sites)
+        sums = Trace(half, *(self._trace if seen.compiled else self._sums)(*given))
+        self.sums, self.compiled = sums if self.sums is None else self.sums.merge(sums), seen.compiled
 
-    def _valid(self, seen: SampledPass, found: list[Tensor | None], length: int) -> Tensor:
-        """Mask of valid rows [2·sites, length], or [1, length] if it is the same for all."""
-        flags = [seen.valid.get(site) for site in self.sites * 2]
-        if all(x is not None and len(x) == length and flag is flags[0] for x, flag in zip(found, flags, strict=True)):
-            return torch.ones(1, length, dtype=torch.bool, device=self.device) if flags[0] is None else flags[0][None]
+    def _valid(self, flags: Sequence[Tensor | None], lengths: Sequence[int], length: int) -> Tensor:
+        """Mask of valid rows [2·sites, length]."""
         place, parts = torch.arange(length, device=self.device), []
-        for x, flag in zip(found, flags, strict=True):
-            present = place < (0 if x is None else len(x))
+        for flag, own in zip(flags, lengths, strict=True):
+            present = place < own
             parts.append(present if flag is None else present & pad(flag, (0, length - len(flag))))
         return torch.stack(parts)
 
@@ -99,12 +107,24 @@ class _Group:
                 self.full.append(self.buffer.to("cpu", non_blocking=True))  # into pinned memory, asynchronously
             shape = (_STEPS, half, _COSINE + 1)
             self.buffer = torch.full(shape, torch.nan, dtype=wide(self.device), device=self.device)
-        found = sums.quantities()
+        (found,) = (self._derive if self.compiled else self._derived)(sums.counts, sums.sums, sums.scatter)
         if scale != 1.0:
-            found[half:, 3:5] /= scale  # drift and mean norm
-        cosine = gradient_cosine(sums.scatter[:half], sums.scatter[half:]).unsqueeze(-1)
-        torch.cat((found[:half], found[half:], cosine), dim=-1, out=self.buffer[row])
+            found[:, _FIRST + 3 : _FIRST + 5] /= scale  # drift and mean norm of the gradients
+        self.buffer[row] = found
         self.steps.append(step)
+
+    def _sums(self, rows: Tensor, valid: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The sums of rows [2·sites, k, d]."""
+        found = Trace.of(rows, valid, centred=len(self.sites))  # moments of gradients are about 0
+        return found.counts, found.sums, found.scatter
+
+    def _derived(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """The row of the buffer [sites, quantities]."""
+        half = len(self.sites)
+        trace = Trace(half, *sums)
+        found = trace.quantities()
+        cosine = gradient_cosine(trace.scatter[:half], trace.scatter[half:]).unsqueeze(-1)
+        return (torch.cat((found[:half], found[half:], cosine), dim=-1),)
 
     def read(self) -> StepBlock | None:
         """Everything since the last call, in one transfer, which synchronises with the device."""

@@ -486,38 +486,38 @@ QUANTITIES = ("n", "dropped", "average_cosine", "drift", "mean_norm", "participa
 
 @dataclass(frozen=True)
 class Trace:
-    """Sums over the rows of S sites; `merge` adds those of other rows of the same sites."""
+    """Sums over the rows of S sites; `merge` adds those of other rows of the same sites.
+
+    They are taken at every step of trainings that may wait for their host, and so with few operations.
+    """
 
     centred: int  # the first `centred` sites have their scatter about the mean, the others about 0
-    n: Tensor  # [S], kept rows
-    dropped: Tensor  # [S], rows that are not finite
-    directed: Tensor  # [S], rows that are not zero
-    norms: Tensor  # [S], Σ‖h‖
-    total: Tensor  # [S, d], Σh
-    units: Tensor  # [S, d], Σu
+    counts: Tensor  # [S, 5]: rows kept, Σ1/‖h‖, rows that are not finite, those kept that are not zero, Σ‖h‖
+    sums: Tensor  # [S, 2, d]: Σh and Σu
     scatter: Tensor  # [S, d, d]
 
     @classmethod
-    def of(cls, rows: Tensor, valid: Tensor, *, centred: int) -> Trace:
+    def of(cls, rows: Tensor, valid: Tensor | None = None, *, centred: int) -> Trace:
         """The sums of rows [S, k, d]; rows that are not `valid` [S or 1, k] are padding and ignored.
 
         >>> rows = torch.tensor([[[0.0, 1.0], [2.0, 1.0], [9.0, 9.0]]])
         >>> found = Trace.of(rows, torch.tensor([[True, True, False]]), centred=1)
-        >>> found.n.tolist(), found.total.tolist(), found.scatter.tolist()
+        >>> found.n.tolist(), found.sums[:, 0].tolist(), found.scatter.tolist()
         ([2.0], [[2.0, 2.0]], [[[2.0, 0.0], [0.0, 0.0]]])
         """
         norm = torch.linalg.vector_norm(rows, dim=-1, dtype=wide(rows.device))
-        kept = norm.isfinite() & valid  # a row that is not finite has no finite norm
-        x = torch.where(kept.unsqueeze(-1), rows, 0.0).to(norm.dtype)  # converted last, to halve the memory traffic
-        norm = torch.where(kept, norm, 0.0)
-        ones, directed, n = kept.to(x.dtype), norm > 0, kept.to(x.dtype).sum(-1)
-        # one product for both sums, of rows and of unit rows
-        sums = torch.stack((ones, torch.where(directed, norm.reciprocal(), 0.0)), dim=1) @ x
-        total, units = sums[:, 0], sums[:, 1]
-        about = total[:centred] / n[:centred].clamp(min=1).unsqueeze(-1)
-        x[:centred].addcmul_(ones[:centred].unsqueeze(-1), about.unsqueeze(1), value=-1)
-        dropped, directions = valid.sum(-1) - n, directed.sum(-1).to(x.dtype)
-        return cls(centred, n, dropped, directions, norm.sum(-1), total, units, x.mT @ x)
+        finite = norm < torch.inf  # a row that is not finite has no finite norm
+        kept = finite if valid is None else finite & valid
+        rest = kept.logical_not()
+        dropped = rest if valid is None else finite < valid
+        x = rows.masked_fill(rest.unsqueeze(-1), 0.0).to(norm.dtype)  # converted last, to halve the memory traffic
+        norm.masked_fill_(rest, 0.0)
+        inverse = norm.reciprocal().nan_to_num_(posinf=0.0)
+        table = torch.stack((kept, inverse, dropped, norm > 0, norm), dim=1)
+        sums, counts = table[:, :2] @ x, table.sum(-1)  # one product for both sums, of rows and of unit rows
+        about = sums[:centred, :1] / counts[:centred, :1].clamp(min=1).unsqueeze(-1)
+        x[:centred].addcmul_(table[:centred, 0].unsqueeze(-1), about, value=-1)
+        return cls(centred, counts, sums, x.mT @ x)
 
     def merge(self, other: Trace) -> Trace:
         """The sums of both sets of rows (Chan, Golub and LeVeque 1983)."""
@@ -525,22 +525,27 @@ class Trace:
         weight = (self.n * other.n / (self.n + other.n).clamp(min=1))[: self.centred]
         scatter = self.scatter + other.scatter
         scatter[: self.centred] += (weight.unsqueeze(-1) * gap).unsqueeze(-1) * gap.unsqueeze(-2)
-        sums = {name: value + getattr(other, name) for name, value in vars(self).items() if name != "centred"}
-        return Trace(**{**sums, "centred": self.centred, "scatter": scatter})
+        return Trace(self.centred, self.counts + other.counts, self.sums + other.sums, scatter)
+
+    @property
+    def n(self) -> Tensor:
+        """The rows kept [S]."""
+        return self.counts[:, 0]
 
     @property
     def mean(self) -> Tensor:
         """The mean rows [S, d]; 0 for a site without rows."""
-        return self.total / self.n.clamp(min=1).unsqueeze(-1)
+        return self.sums[:, 0] / self.n.clamp(min=1).unsqueeze(-1)
 
     def quantities(self) -> Tensor:
         """The values of QUANTITIES [S, 6], which need no eigenvalues; NaN where there are too few rows."""
-        pairs = self.directed * (self.directed - 1)
-        cosine = (self.units.square().sum(-1) - self.directed) / pairs
-        drift = torch.linalg.vector_norm(self.total, dim=-1) / self.n
+        n, _, dropped, directed, norms = self.counts.unbind(-1)
+        drift, units = torch.linalg.vector_norm(self.sums, dim=-1).unbind(-1)
+        pairs = directed * (directed - 1)
+        cosine = (units.square() - directed) / pairs
         variance = self.scatter.diagonal(dim1=-2, dim2=-1).sum(-1)
         size = torch.linalg.vector_norm(self.scatter.flatten(1), dim=-1)
-        found = (self.n, self.dropped, cosine.where(pairs > 0, torch.nan), drift, self.norms / self.n)
+        found = (n, dropped, cosine.where(pairs > 0, torch.nan), drift / n, norms / n)
         return torch.stack((*found, (variance / size).square()), dim=-1)
 
 
