@@ -476,8 +476,7 @@ def each_decomposed(
     On the host one core each. A GPU solves one problem after the other (4 ms each at 512 columns), and nothing else
     meanwhile: if it belongs to a training first, the host solves them.
     """
-    first = problems[0][0] if problems else torch.empty(0)
-    if not problems or first.shape[-1] > _WIDE or (first.is_cuda and not yields()):
+    if not problems or problems[0][0].shape[-1] > _WIDE or (problems[0][0].is_cuda and not yields()):
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
     return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]
