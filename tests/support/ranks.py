@@ -102,7 +102,7 @@ def in_ranks(act: Callable[[int], Any], size: int, folder: Path) -> list[Any]:
             _child(act, rank, size, place, folder)
         children[child] = rank
     results: list[Any] = [None] * size
-    for child, rank in _ended(children):
+    for rank in _ended(children):
         path = folder / f"result.{rank}"
         if path.exists():
             good, value = pickle.loads(path.read_bytes())
@@ -112,13 +112,13 @@ def in_ranks(act: Callable[[int], Any], size: int, folder: Path) -> list[Any]:
     return results
 
 
-def _ended(children: dict[int, int]) -> Iterator[tuple[int, int]]:
+def _ended(children: dict[int, int]) -> Iterator[int]:
     until = time.monotonic() + _LIMIT
     try:
         while children:
             child, _ = os.waitpid(-1, os.WNOHANG)
             if child in children:
-                yield child, children.pop(child)
+                yield children.pop(child)
             elif time.monotonic() > until:
                 raise AssertionError(f"ranks {sorted(children.values())} hang")
             else:
