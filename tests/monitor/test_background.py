@@ -130,7 +130,7 @@ def test_the_table_is_that_of_one_process(mode: str) -> None:
 
 
 def test_the_default_is_a_process_of_its_own_on_a_roomy_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    analysis, cpu, gpu = Training().monitor.analyst.analysis, torch.device("cpu"), torch.device("cuda")
+    analysis, cpu, gpu = Training().monitor.desk.analyst.analysis, torch.device("cpu"), torch.device("cuda")
     assert isinstance(analysts.choose_analyst(analysis, cpu, background=None), HereAnalyst)
     for roomy in (True, False):
         monkeypatch.setattr(analysts, "_roomy", lambda device, roomy=roomy: roomy)
@@ -175,8 +175,8 @@ def test_what_is_asked_in_the_middle_waits_for_the_steps_before() -> None:
 
 
 def worker(training: Training) -> psutil.Process:
-    assert isinstance(training.monitor.analyst, BackgroundAnalyst)
-    return psutil.Process(training.monitor.analyst._process.pid)
+    assert isinstance(training.monitor.desk.analyst, BackgroundAnalyst)
+    return psutil.Process(training.monitor.desk.analyst._process.pid)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -191,7 +191,7 @@ def test_a_process_that_is_killed_costs_its_steps_and_nothing_else(kept: bool, t
         for step in (1, 2):
             training.update(step)
         process.kill()
-        while not monitor.analyst.ended:  # type: ignore[union-attr]
+        while not monitor.desk.analyst.ended:  # type: ignore[union-attr]
             time.sleep(0.01)
         for step in (3, 4):
             training.update(step)
@@ -210,7 +210,7 @@ def test_an_error_of_the_analysis_is_noted_at_its_step_or_raised(monkeypatch: py
     plain = Training(background=False, **MODES["probe"]).run()
     for strict in (False, True):
         training = Training(background=True, strict=strict, **MODES["probe"])
-        training.monitor.analyst.analysis.sites = None  # type: ignore[assignment]
+        training.monitor.desk.analyst.analysis.sites = None  # type: ignore[assignment]
         if strict:
             with pytest.raises(TypeError):
                 training.run()
@@ -244,7 +244,7 @@ class Unreadable:
 def test_no_step_is_lost_to_a_process_that_cannot_begin() -> None:
     plain = Training(background=False, **MODES["probe"]).run()
     training = Training(background=True, **MODES["probe"])
-    training.monitor.analyst.analysis.tokenizer = Unreadable()
+    training.monitor.desk.analyst.analysis.tokenizer = Unreadable()
     training.run()
     same(plain, training)
     (note,) = training.monitor.notes
@@ -409,11 +409,11 @@ def test_a_metric_of_the_script_itself_is_refused_or_analysed_here(monkeypatch: 
     monkeypatch.setattr(declared, "REGISTRY", dict(declared.REGISTRY))
     made = declared.metric(Moments, title="Width", formula="d")(own_width)
     training = Training(background=True)
-    training.monitor.analyst.analysis.requests = [declared.Request(made, {})]
+    training.monitor.desk.analyst.analysis.requests = [declared.Request(made, {})]
     with pytest.raises(AnisoscopeError, match="declared in the script itself"), training.monitor:
         pass
     monkeypatch.setattr(analysts, "_roomy", lambda device: True)
-    chosen = analysts.choose_analyst(training.monitor.analyst.analysis, torch.device("cuda"), background=None)
+    chosen = analysts.choose_analyst(training.monitor.desk.analyst.analysis, torch.device("cuda"), background=None)
     assert isinstance(chosen, HereAnalyst)
 
 
@@ -421,11 +421,11 @@ def test_steps_wait_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> No
     here = Training(background=False).run()
     training = Training(background=True)
     with training.monitor as monitor:
-        assert isinstance(monitor.analyst, BackgroundAnalyst)
-        monitor.analyst._room = 1
+        assert isinstance(monitor.desk.analyst, BackgroundAnalyst)
+        monitor.desk.analyst._room = 1
         for step in range(STEPS):
             training.update(step)
-            assert len(monitor.analyst._waiting) <= 1, "no second step waits beside the first"
+            assert len(monitor.desk.analyst._waiting) <= 1, "no second step waits beside the first"
     same(here, training)
 
 

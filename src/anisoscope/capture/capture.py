@@ -23,7 +23,16 @@ from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.forward import (
+    MEDIA,
+    by_name,
+    evaluating,
+    find_tensor,
+    first_tensor,
+    forward,
+    unwrapped,
+    without_gradients,
+)
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -159,7 +168,7 @@ class Capture:
         reader = self._called_part(batch.inputs)
         try:
             unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else _few_logits(reader)
-            with evaluating(self.model), torch.inference_mode(), unread:
+            with evaluating(self.model), without_gradients(self.model), unread:
                 forward(reader, batch.inputs)
         finally:
             self._batch = None

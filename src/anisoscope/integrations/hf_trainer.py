@@ -40,8 +40,6 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.abandon()
         self._logged = state.global_step
-        if not state.is_world_process_zero:  # other processes would write the same files
-            return
         _refuse_unsupported(args, live=self._follower.live)
         self._follower.begin(
             kwargs["model"],

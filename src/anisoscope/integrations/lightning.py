@@ -63,8 +63,6 @@ class LightningMonitorCallback(FollowerCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._follower.abandon()
-        if not trainer.is_global_zero:  # other processes would write the same files
-            return
         _refuse_unsupported(trainer)
         total = trainer.estimated_stepping_batches
         with tempfile.TemporaryDirectory() as folder:

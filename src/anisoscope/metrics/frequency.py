@@ -6,7 +6,7 @@ Notation: c_v occurrences of type v in the training corpus, m occurrences of a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -148,6 +148,16 @@ class TemporalSpread:
             setattr(self, name, part.clone() if kept is None else kept.to(part.device).add_(part))
         self.n += 1
         return self
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[int, TemporalSpread]]) -> TemporalSpread:
+        """That of a whole table from those of its rows, each with the number of its first row; empty if some lack."""
+        firsts = dict(sorted(parts, key=lambda pair: pair[0]))
+        kept, ends = list(firsts.values()), [start + len(part.norms) for start, part in firsts.items()]
+        if list(firsts) != [0, *ends[:-1]] or len({part.n for part in kept}) > 1:
+            return cls()
+        names = ("total", "squares", "norms")
+        return cls(kept[0].n, *(torch.cat([getattr(part, name).cpu() for part in kept]) for name in names))
 
     def spread(self, counts: Tensor) -> TypeSpread:
         """The spread of the types that occur."""

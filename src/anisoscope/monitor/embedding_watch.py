@@ -1,4 +1,8 @@
-"""The input embedding table between measured steps: its updates, and the weight decay in them."""
+"""The input embedding table between measured steps: its updates, and the weight decay in them.
+
+Of a table that is sharded over processes (a DTensor), each looks at the rows that it holds; they are joined with those
+of the others where a step is analysed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.graph_hook import GraphHook
+from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.models.forward import unwrapped
+
+SNAPSHOTS = 16  # of the table over a training
 
 
 def weight_of(model: nn.Module, reader: str) -> Any:
@@ -19,6 +26,19 @@ def weight_of(model: nn.Module, reader: str) -> Any:
         return getattr(getattr(unwrapped(model), reader)(), "weight", None)
     except (AttributeError, NotImplementedError):
         return None
+
+
+def held_rows(table: Any) -> tuple[Tensor, int] | None:
+    """The rows of a table that this process holds, and the number of the first; None if it holds parts of rows."""
+    if not hasattr(table, "to_local"):
+        return table, 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = table.device_mesh, table.placements
+    if any(not placement.is_replicate() and not placement.is_shard(0) for placement in placements):
+        return None
+    _, (start, *_) = compute_local_shape_and_global_offset(table.shape, mesh, placements)
+    return table.to_local(), int(start)
 
 
 @dataclass
@@ -46,7 +66,17 @@ class EmbeddingWatch:
     def table(self) -> Tensor | None:
         """The weight [V, d] of the input embedding, None if the model has none."""
         weight = weight_of(self.model, "get_input_embeddings")
-        return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+        return weight if isinstance(weight, Tensor) and weight.dim() == 2 and held_rows(weight) is not None else None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether other processes hold some of the rows."""
+        return (held := self.held) is not None and self.table is not None and len(held[0]) < len(self.table)
+
+    @property
+    def held(self) -> tuple[Tensor, int] | None:
+        """The rows that this process holds, all of them in most trainings, and the number of the first."""
+        return None if self.table is None else held_rows(self.table.detach())
 
     @property
     def group(self) -> dict[str, Any] | None:
@@ -88,11 +118,11 @@ class EmbeddingWatch:
 
     @torch.no_grad()
     def _shrink(self, *_: Any) -> None:
-        self._shrunk, table, group = None, self.table, self.group
-        if table is not None and group is not None and not self.paused:
+        self._shrunk, held, group = None, self.held, self.group
+        if held is not None and group is not None and not self.paused:
             # rounded as the optimizer rounds it, so that a row without a gradient has an update of exactly 0
-            decayed = table * (1 - float(group["lr"]) * float(group["weight_decay"]))
-            self._shrunk = decayed.double() - table.double()
+            decayed = held[0] * (1 - float(group["lr"]) * float(group["weight_decay"]))
+            self._shrunk = decayed.double() - held[0].double()
 
     def _decay(self, *_: Any) -> None:
         decay, self._shrunk = self._shrunk, None
@@ -102,17 +132,22 @@ class EmbeddingWatch:
 
     def updates(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name, types, rows of ΔW) since the last measured step: raw, and without weight decay where that is known."""
-        table = self.table
-        if table is None or self.before is None or self.closed is None or not bool(self.closed.any()):
+        table, held = self.table, self.held
+        if table is None or held is None or self.before is None or self.closed is None:
             return
-        if table.shape != self.before.shape or len(table) != len(self.closed):  # the vocabulary was changed
+        rows, start = held
+        if rows.shape != self.before.shape or len(table) != len(self.closed):  # the vocabulary was changed
             return
-        types = self.closed.nonzero().squeeze(1)
-        change = table.detach().double() - self.before
+        change = rows.double() - self.before
+        # of a sharded table other processes read types that this one holds: all of them are given
+        mine = torch.arange(len(rows)) if self.sharded else self.closed.nonzero().squeeze(1).cpu()
+        if not len(mine):
+            return
+        there = mine.to(change.device)
         if self.group is not None:
             free = change if self.decay is None else change - self.decay.double()
-            yield "update", types.cpu(), free[types]
-        yield "update_raw", types.cpu(), change[types]
+            yield "update", start + mine, free[there]
+        yield "update_raw", start + mine, change[there]
 
     def close(self) -> None:
         """End the interval before the batch of this step is read; later reads belong to the next interval."""
@@ -123,8 +158,13 @@ class EmbeddingWatch:
 
     def remember(self, step: int) -> None:
         """Begin a new interval with the current table."""
-        if self.table is not None:
-            self.step, self.before, self.decay = step, self.table.detach().double().clone(), None
+        if (held := self.held) is not None:
+            self.step, self.before, self.decay = step, held[0].double().clone(), None
+
+    def snapshot(self, step: int, total: int, into: TemporalSpread) -> None:
+        """Add the rows held here to their spread over time, at evenly spaced steps of a training."""
+        if (held := self.held) is not None and step % max(1, total // SNAPSHOTS) == 0:
+            into.update(held[0])
 
     def state(self) -> dict[str, Tensor]:
         """The state for saving; later reads and updates do not change it."""

@@ -35,7 +35,7 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.forward import evaluating, forward, sharded, unwrapped, without_gradients
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns
@@ -122,15 +122,18 @@ class Instruments:
             return None
         name = self.output_weight
         tied = name is not None and dict(self.model.named_parameters())[name] is table
-        return TableSeen(len(table), table.shape[1], name, tied, watch.step, list(watch.updates()))
+        read = watch.closed if watch.sharded else None
+        return TableSeen(len(table), table.shape[1], name, tied, watch.step, list(watch.updates()), read)
 
-    def live_rows(self, step: int, seen: Sequence[MicroBatch], bank: Bank | None, scale: LossScale) -> StepRows:
+    def live_rows(
+        self, step: int, seen: Sequence[MicroBatch], bank: Bank | None, scale: LossScale, *, alone: bool = True
+    ) -> StepRows:
         """The rows of a training step: into the bank, and, for a study, with gradients of the summed loss.
 
-        The geometry alone needs a backward pass, but no known loss.
+        The geometry alone needs a backward pass, but no known loss. A process that is not alone may have seen nothing.
         """
         rows, study = StepRows(step), self.study
-        if study is not None and seen and not any(batch.has_targets() for batch in seen):
+        if alone and study is not None and seen and not any(batch.has_targets() for batch in seen):
             raise AnisoscopeError(
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
@@ -148,14 +151,15 @@ class Instruments:
                 if study.plan.splits:
                     contexts = original_contexts(batch.arguments, real=batch.real)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
-        if not (learned if study is None else rows.test):
+        if alone and not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
             raise AnisoscopeError(
                 f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
                 "loss.backward() inside `with monitor.step(…)`, and attach the monitor before torch.compile."
             )
-        if study is None and bank is not None and (absent := [str(s) for s in self.sites if s not in bank.sites]):
-            # some models skip whole layers in training
+        if not alone or study is not None or bank is None:
+            return rows
+        if absent := [str(s) for s in self.sites if s not in bank.sites]:  # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return rows
 
@@ -221,9 +225,13 @@ class Probe:
         embedding = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
         weights = [name for found in i.readers.values() for name in found]  # parameters whose gradients are kept
         weights += [name for name in (i.output_weight,) if embedding and name is not None]
+        if sharded(self.model) and weights:
+            i.readers, weights = {}, []
+            i.note("the parameters are sharded over processes, so gradients of weights are left out")
         self.options: dict[str, Any] = {"loss": self.loss, "weights": list(dict.fromkeys(weights))}
         self.options |= {"embedding": embedding, "targets": i.targets}
         self.pieces = list(self._pieces(given))
+        self.mine = [(piece, True) for piece in self.pieces]  # of this process, and whether they count
         if self.gradients and len({piece.test for piece in self.pieces}) < 2:
             contexts = sum(len(piece.context) for piece in self.pieces)
             raise AnisoscopeError(
@@ -234,6 +242,19 @@ class Probe:
         self.constant = constant
         if constant is not None:
             i.constants = self._constants(constant)
+
+    def deal(self, rank: int, size: int) -> None:
+        """Look at a part of the contexts only: other processes look at the rest.
+
+        If a pass communicates (parameters are sharded), all processes run as many; what one repeats does not count.
+        """
+        halves = [[piece for piece in self.pieces if piece.test == test] for test in (False, True)]
+        dealt = []
+        for pieces in filter(None, halves):
+            mine = [(piece, True) for piece in pieces[rank::size]]
+            rounds = -(-len(pieces) // size) if sharded(self.model) else len(mine)
+            dealt += mine + [(pieces[0], False)] * (rounds - len(mine))
+        self.mine = dealt
 
     def _reads_tokens(self, inputs: Mapping[str, Any]) -> bool:
         decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
@@ -342,51 +363,67 @@ class Probe:
         """All rows of one step; the sink `others` receives the rows of every context, for the geometry metrics."""
         if self.constant is None and isinstance(self.loss, Objective):
             self.instruments.constants = self._own_constants(self.loss)
-        if not self.gradients:
-            return self._forward(step, others)
         out, i = StepRows(step), self.instruments
-        if others is not None:  # inputs of weights are fitted on, so they see just half of the contexts
+        if self.gradients and others is not None:  # inputs of weights are fitted on: they see just half of the contexts
             others = Tee([others], frozenset([*i.sites, *self.extra]))
-        options: dict[str, Any] = {"layout": i.layout, "reading": self.convention, "others": others}
-        options |= {"extra": self.extra, "rows": i.rows, "kept": i.kept}
-        splits = i.study is not None and i.study.plan.splits
-        for piece in self.pieces:
-            if not piece.test:
-                sites = [*i.sites, *i.readers]
-                out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **options))
-                if splits:  # contexts to fit on are tested in other splits
-                    words = {**options, "others": None, "extra": (), "loss": self.loss, "targets": i.targets}
-                    again = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **words)
-                    out.passes.append((again, piece.context, 1.0))
-                continue
-            found = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **self.options, **options)
-            out.add_test(found)
-            out.passes += [(found, piece.context, 1.0)] if splits else []
-            if found.by_context is not None:
-                out.by_context.append((piece.context, *found.by_context))
-            if found.embedded is not None:
-                out.embedded.append(found.embedded)
-            if found.weights:
-                out.weights.append((piece.fold, found.weights))
+        for piece, counts in self.mine:
+            into, sink = (out, others) if counts else (StepRows(step), None)
+            if not self.gradients:
+                self._forward(piece, into, sink)
+            elif piece.test:
+                self._tested(piece, into, sink)
+            else:
+                self._fitted(piece, into, sink)
         return out
 
-    def _forward(self, step: int, others: Sink | None) -> StepRows:
-        """Forward passes only: the loss, if there is one; rows go to the sink `others`."""
-        out, i = StepRows(step), self.instruments
-        for piece in self.pieces:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(untouched(self.model))
-                stack.enter_context(torch.inference_mode())
-                if others is not None:
-                    sites = [*i.sites, *self.extra]
-                    words: dict[str, Any] = {"layout": i.layout, "rows": i.rows}
-                    words |= i.kept.options() if i.kept is not None else {}
-                    stack.enter_context(Capture(self.model, sites, others, **words))
-                loss, tokens, weighted, by_context = self._loss(piece.inputs)
-            out.add_loss(loss, tokens, weighted)
-            if by_context is not None:
-                out.by_context.append((piece.context, *by_context))
-        return out
+    def _words(self, others: Sink | None) -> dict[str, Any]:
+        i = self.instruments
+        found = {"layout": i.layout, "reading": self.convention, "others": others}
+        return found | {"extra": self.extra, "rows": i.rows, "kept": i.kept}
+
+    @property
+    def _splits(self) -> bool:
+        study = self.instruments.study
+        return study is not None and bool(study.plan.splits)
+
+    def _fitted(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
+        """The rows of contexts that proxies are fitted on."""
+        i = self.instruments
+        sites = [*i.sites, *i.readers]
+        out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **self._words(others)))
+        if self._splits:  # contexts to fit on are tested in other splits
+            words = {**self._words(None), "extra": (), "loss": self.loss, "targets": i.targets}
+            again = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **words)
+            out.passes.append((again, piece.context, 1.0))
+
+    def _tested(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
+        """The rows of contexts that proxies are tested on, with gradients."""
+        words = {**self.options, **self._words(others)}
+        found = gradient_pass.gradient_rows(self.model, piece.inputs, self.instruments.sites, **words)
+        out.add_test(found)
+        out.passes += [(found, piece.context, 1.0)] if self._splits else []
+        if found.by_context is not None:
+            out.by_context.append((piece.context, *found.by_context))
+        if found.embedded is not None:
+            out.embedded.append(found.embedded)
+        if found.weights:
+            out.weights.append((piece.fold, found.weights))
+
+    def _forward(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
+        """A forward pass only: the loss, if there is one; rows go to the sink `others`."""
+        i = self.instruments
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(without_gradients(self.model))
+            if others is not None:
+                sites = [*i.sites, *self.extra]
+                words: dict[str, Any] = {"layout": i.layout, "rows": i.rows}
+                words |= i.kept.options() if i.kept is not None else {}
+                stack.enter_context(Capture(self.model, sites, others, **words))
+            loss, tokens, weighted, by_context = self._loss(piece.inputs)
+        out.add_loss(loss, tokens, weighted)
+        if by_context is not None:
+            out.by_context.append((piece.context, *by_context))
 
     def _loss(self, inputs: Mapping[str, Any]) -> tuple[float, int, float | None, ContextLosses | None]:
         """The summed loss of a forward pass, the tokens it is over, the weighted loss, the loss by context."""

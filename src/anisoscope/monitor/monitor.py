@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.capture import Rule
-from anisoscope.capture.gradient_pass import LossRule, TargetWeights, original
+from anisoscope.capture.gradient_pass import LossRule, TargetWeights
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
@@ -38,8 +38,10 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.models.forward import trained_module
 from anisoscope.monitor.analysis.analysis import Found
-from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
+from anisoscope.monitor.analysis.desk import Desk
+from anisoscope.monitor.analysis.ranks import Ranks
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.description import data_entry, model_entry, shared_options
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
@@ -69,7 +71,6 @@ from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 _SAVE = "save its state with a checkpoint"
-SNAPSHOTS = 16  # evenly spaced snapshots of the embedding table, for its spread over time
 
 
 class Monitor:
@@ -150,11 +151,14 @@ class Monitor:
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
             refuse_unhookable(model)
-        self.model = original(model)
+        self.model = trained_module(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
+        self.ranks = Ranks.here(self.name, self.guard)
+        if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
+            out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.plan = with_splits(self.plan, split, **sizes)
@@ -174,13 +178,16 @@ class Monitor:
         self.instruments = Instruments(self.model, setup, requests, study, self.watch, seed, **words)
         constant = output_counts(self.model, counts) if constant_loss is None else constant_loss
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
+        if self.ranks is not None and self.probe is not None:
+            self.probe.deal(self.ranks.rank, self.ranks.size)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
         self.sinks, self.background, self.temporal = list(sinks), background, TemporalSpread()
         self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
+        self.desk.results = self.results
         self.tables, self.concepts, self.done = self.results.tables, self.results.concepts, self.results.done
         self.resumed = self._next = -1
-        self.seconds, self.shown = 0.0, 0  # shown: the sum of hashes of all contexts of measured training batches
+        self.seconds = 0.0
         self._entered, self._fresh, self._ended, self._owner = False, True, False, 0  # the process that entered it
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
 
@@ -235,8 +242,9 @@ class Monitor:
             self.map = RowMap(sites=sites, folder=folder)
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
         parts: dict[str, Any] = {"store": store, "every": self.every, "map": self.map}
-        self.analyst: Analyst = HereAnalyst(self.instruments.analysis(self.studies, tokenizer=self.tokenizer))
-        self.files = MonitorFiles(self.guard, partial(self._ask, "windows"), self._describe, **parts)
+        analysis = self.instruments.analysis(self.studies, tokenizer=self.tokenizer)
+        self.desk = Desk(analysis, self.guard, self.ranks)
+        self.files = MonitorFiles(self.guard, partial(self.desk.ask, "windows"), self._describe, **parts)
 
     def __enter__(self) -> Monitor:
         if self._entered or self._ended:
@@ -246,7 +254,7 @@ class Monitor:
         except BaseException:
             for hooks in self._hooks:
                 hooks.__exit__()
-            self.guard.call("end the analysis", self._end_analysis)
+            self.guard.call("end the analysis", self.desk.end)
             self.files.end()
             raise
         self._entered = True
@@ -254,7 +262,8 @@ class Monitor:
 
     def _begin(self) -> None:
         self._owner, device = os.getpid(), next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.analyst = choose_analyst(self.analyst.analysis, device, background=self.background)
+        folder = None if self.store is None else self.store.folder.path / "state"
+        self.desk.begin(device, background=self.background, folder=folder)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
         if note := self.files.begin():
@@ -290,10 +299,10 @@ class Monitor:
             for detach in (self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)):
                 self.guard.call("take its hooks off", detach)
             self._collect(wait=True)
-            if kind is None:
+            if kind is None and self.desk.first:
                 self.guard.call("finish", self._finish)
             status = "complete" if kind is None else "interrupted"
-            self.guard.call("end the analysis", self._end_analysis)
+            self.guard.call("end the analysis", self.desk.end)
             entries: dict[str, Any] = {"monitor_seconds": round(self.seconds, 3)}
             self.entry["row_count"] = self.results.row_count
             self.files.write_end(lambda: self.table, self._trace, done=self.done)
@@ -304,13 +313,13 @@ class Monitor:
             self._send("finish", {**self._manifest(), **entries, "status": status, "warnings": self.notes})
             self.guard.call("write run.json", self._describe, status, **entries)
         finally:
-            self.analyst.close()  # if an error or a second interruption came before its end
+            self.desk.close(self._last)  # also if an error or a second interruption came before its end
             self.files.end()
 
     def _describe(self, status: str, **entries: Any) -> None:
         self.guard.fresh = False
         if self.store is not None and self.store.lock is not None:
-            data = data_entry(self.probe, self.shown)
+            data = data_entry(self.probe, self.desk.shown)
             self.store.describe(status, self.entry, warnings=self.notes, **entries, **data)
 
     def _manifest(self) -> dict[str, Any]:
@@ -322,16 +331,23 @@ class Monitor:
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""
         last = max(self.done, default=0)
-        records, still_open = self._ask("finish")
+        records, still_open = self.desk.ask("finish")
         if not still_open:  # otherwise the last state still refers to these files
             self.files.drop_window()
-        counts = self.counts if self.plan is not None else None
-        if self.watch.table is not None and self.temporal.n > 1 and counts is not None:
-            found = spread_records(self.temporal.spread(counts), over="time", seed=self.seed)
+        counts, temporal = self.counts if self.plan is not None else None, self.temporal
+        if self.ranks is not None and self.watch.sharded:
+            temporal = TemporalSpread.joined(self.ranks.last_of_all(self._last()))
+        if self.watch.table is not None and temporal.n > 1 and counts is not None:
+            found = spread_records(temporal.spread(counts), over="time", seed=self.seed)
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
             records += [{**place, **row} for row in found]
         if records:
             self.results.keep(last, records, "finish")
+
+    def _last(self) -> tuple[int, TemporalSpread] | None:
+        """What other processes need at the end: the spread over time of the rows that this one holds of the table."""
+        held = self.watch.held if self.watch.sharded else None
+        return None if held is None else (held[1], self.temporal)
 
     @contextlib.contextmanager
     def step(
@@ -375,10 +391,8 @@ class Monitor:
         opened, guard = OpenStep(step), self.guard
         self._steps += 1
         with guard.catching("look at the step"):
-            table = self.watch.table
-            often = max(1, (self.total_steps or 0) // SNAPSHOTS)
-            if table is not None and self.total_steps is not None and step % often == 0:
-                self.temporal.update(table)
+            if self.total_steps is not None:
+                self.watch.snapshot(step, self.total_steps, self.temporal)
             opened.due = bool(self.when(step)) and step not in self.done
         self._due += opened.due
         if opened.due:
@@ -428,34 +442,13 @@ class Monitor:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _analyse(self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool) -> Future[Found]:
+    def _analyse(
+        self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool = False, shown: int = 0
+    ) -> Future[Found]:
         """Have a step analysed."""
-        self._take_over()
         seen = self.instruments.seen(rows, bank, study)
-        seen.described, seen.saved = described, self.store is not None
-        return self.analyst.submit(seen)
-
-    def _ask(self, name: str, *args: Any, **options: Any) -> Any:
-        while True:
-            self._take_over()
-            try:
-                return self.analyst.ask(name, *args, **options)
-            except AnisoscopeError:
-                if not self.analyst.ended:  # otherwise it ended just now
-                    raise
-
-    def _take_over(self) -> None:
-        """If the process of the analysis is gone, or never began, this one does it, from the newest state."""
-        if isinstance(self.analyst, BackgroundAnalyst) and (fault := self.analyst.fault):
-            self._collect(wait=True)
-            self._end_analysis()
-            self.analyst.ask("load", *(self.results.newest or ({}, {})))
-            self.guard.note(f"steps are analysed in the training process from here on ({fault})")
-
-    def _end_analysis(self) -> None:
-        """End the process of the analysis, if it has one; what is asked afterwards is answered by this one."""
-        analyst, self.analyst = self.analyst, HereAnalyst(self.analyst.analysis)
-        analyst.end()
+        seen.described, seen.saved, seen.shown = described, self.store is not None, shown
+        return self.desk.analyse(seen)
 
     def _measure_probe(self, step: int) -> Future[Found]:
         assert self.probe is not None
@@ -477,13 +470,13 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
-        self.shown = (self.shown + hash_sum(seen)) % (1 << 64)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return None
-        rows = self.instruments.live_rows(step, seen, opened.bank, scale)
+        rows = self.instruments.live_rows(step, seen, opened.bank, scale, alone=self.ranks is None)
+        shown = hash_sum(seen)
         if self.probe is None:
-            return self._analyse(rows, opened.bank, described=False)
-        return self._analyse(rows, None, "live", described=False) if "live" in self.studies else None
+            return self._analyse(rows, opened.bank, shown=shown)
+        return self._analyse(rows, None, "live", shown=shown) if "live" in self.studies else None
 
     def _trace_records(self, step: int) -> list[Record]:
         return [{n: value for n, value in row.items() if value is not None} for row in self._trace(step).records()]
@@ -508,13 +501,13 @@ class Monitor:
 
     def _collect(self, *, wait: bool = False) -> None:
         """Keep the results that have come, or all."""
-        self._timed(partial(self.results.collect, wait=wait))
+        self._timed(partial(self.desk.collect, wait=wait))
 
     def basis(self, site: Site, *, proxy: str = "semi_nmf", fit: str = "refit") -> Tensor:
         """The orthonormal basis d×r of a proxy at a site, as last fitted (or frozen)."""
         if self.instruments.study is None:
             raise AnisoscopeError("this monitor has no tangent study, so no proxies; add tangent to its metrics.")
-        found: Tensor = self._ask("basis", site, proxy=proxy, fit=fit)
+        found: Tensor = self.desk.ask("basis", site, proxy=proxy, fit=fit)
         return found
 
     @property
@@ -552,7 +545,7 @@ class Monitor:
             "temporal": asdict(self.temporal),
             "map": self.map.state() if self.map is not None else None,
             "seconds": self.seconds,
-            "shown": self.shown,
+            "shown": self.desk.shown,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -562,13 +555,13 @@ class Monitor:
         states = {name: state[name] for name in self.studies if state.get(name) is not None}
         inside = {step for saved in states.values() if saved["frozen"] for step in saved["frozen"]["window"]}
         windows = self.store.window(sorted(inside)) if self.store is not None else {}
-        self._ask("load", states, windows)
+        self.desk.ask("load", states, windows)
         self.results.newest = (states, windows) if self.store is not None else None
         for name, saved in states.items():
             self.studies[name].notes = list(saved["notes"])
         self.watch.load(state["watch"], state["watched"])
         self.temporal = TemporalSpread(**state["temporal"])
-        self.shown = state.get("shown", 0)
+        self.desk.shown = state.get("shown", 0)
         if self.map is not None and state.get("map") is not None:
             self.map.load(state["map"])
         self.seconds = state["seconds"]
@@ -578,13 +571,17 @@ class Monitor:
 
         Without `wait` it is written when all steps so far have been analysed, unless the folder is gone by then.
         """
+        if not self.desk.first:
+            return
         with self.guard.catching(_SAVE):
             if self.every is not None:
                 self.every.flush()
             if wait or self.store is None:  # only a store has the states of the studies after each step
                 self._collect(wait=True)
             state = self._state(max(self.done, default=-1)) | {"next": self._next}
-            self.results.then(partial(self.guard.call, _SAVE, self.results.write_state, Path(folder), state, self._ask))
+            self.results.then(
+                partial(self.guard.call, _SAVE, self.results.write_state, Path(folder), state, self.desk.ask)
+            )
             self._collect()
 
     def load(self, folder: Path) -> None:

@@ -36,6 +36,7 @@ class TableSeen:
     tied: bool = False  # whether that is the table itself
     since: int | None = None  # the step that updates are counted from
     updates: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # name, types, rows of the change
+    read: Tensor | None = None  # [V] types read since then, if updates are of all that this process holds
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Seen:
     weights: dict[Site, Tensor] = field(default_factory=dict)  # their gradients by fold [FOLDS, out, d]
     described: bool = False  # whether concepts get cards
     saved: bool = False  # whether the state after it is wanted
+    shown: int = 0  # the sum of the hashes of its contexts
 
     @property
     def on_host(self) -> bool:

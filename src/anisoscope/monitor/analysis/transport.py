@@ -16,6 +16,7 @@ import pickle
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -54,12 +55,13 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, text: bytes, memory: mmap.mmap | bytearray, sizes: dict[str, int]) -> None:
+    def __init__(self, text: bytes, memory: mmap.mmap | bytearray, sizes: dict[str, int], device: str) -> None:
         super().__init__(io.BytesIO(text))
         self.memory, self.known = memory, dict[Any, Tensor]()
         self.starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
-        there = {d: (start, start + sizes[d]) for d, start in self.starts.items() if d != _HOST}
-        self.blocks = {d: torch.frombuffer(memory, dtype=torch.uint8)[slice(*ends)].to(d) for d, ends in there.items()}
+        there = {d: (start, start + sizes[d]) for d, start in self.starts.items() if _HOST not in (d, device)}
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self.blocks = {d: whole[slice(*ends)].to(device or d) for d, ends in there.items()}
 
     def persistent_load(self, key: Any) -> Tensor:
         if key not in self.known:
@@ -118,6 +120,19 @@ class Parcel:
     def written(self) -> int:
         """An open file of shared memory that holds it; whoever called closes the file."""
         file = os.memfd_create("anisoscope")
+        self._write(file)
+        return file
+
+    def save(self, path: Path) -> None:
+        """Write it to disk for a process that shares no memory with this one; the file is there only when whole."""
+        hidden = path.with_name(f".{path.name}")
+        file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._write(file)
+        os.close(file)
+        hidden.replace(path)
+
+    def _write(self, file: int) -> None:
+        """Write it to an open file, which is closed if that fails."""
         try:
             for event in self.copied:
                 event.synchronize()
@@ -131,7 +146,6 @@ class Parcel:
         except BaseException:
             os.close(file)
             raise
-        return file
 
 
 def _block(device: str, size: int) -> Tensor:
@@ -157,10 +171,11 @@ def _copy(block: Tensor, memory: Tensor) -> None:
             there.copy_(stage[: len(part)])
 
 
-def unpack(file: int, size: int, *, copied: bool = False) -> Any:
+def unpack(file: int, size: int, *, copied: bool = False, device: str = "") -> Any:
     """The object in a file of shared memory; tensors are views of that memory, or on the device that they were on.
 
-    The file stays open as long as one of the views is held, unless the memory is `copied`.
+    Those of any other device go to this `device`, if one is given. The file stays open as long as one of the views is
+    held, unless the memory is `copied`.
 
     >>> parcel = Parcel.of({"x": torch.arange(3), "name": "rows"})
     >>> unpack(parcel.written(), parcel.size)
@@ -170,7 +185,7 @@ def unpack(file: int, size: int, *, copied: bool = False) -> Any:
         memory: mmap.mmap | bytearray = bytearray(held.read()) if copied else mmap.mmap(file, size)
     start, end = _ENDS.unpack(memory[-_ENDS.size :])
     sizes, text = pickle.loads(memory[start:end])
-    return _Reader(text, memory, sizes).load()
+    return _Reader(text, memory, sizes, device).load()
 
 
 def send(line: socket.socket, number: int, parcel: Parcel) -> None:

@@ -1,0 +1,268 @@
+"""Several processes that train one model: each gives what its passes saw, and the first analyses all of it as one step.
+
+Nothing is communicated by hooks or among the collectives of the training, which a process that skips a step, or has no
+batch, would leave waiting. Parts are files: the first process makes a folder and tells its name through the store of
+torch.distributed; each of the others writes a part for every measured step, and goes on. The first one merges a step
+when all parts are there. A part that cannot come any more – its process has ended, or is at a later step – is noted.
+Contexts decide by their content where rows belong, so that the merged step is that of one process with all contexts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from anisoscope.capture.sites.site import Site
+from anisoscope.measurement.bank import Bank
+from anisoscope.monitor.analysis import transport
+from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
+from anisoscope.monitor.guard import FaultGuard
+from anisoscope.tangent.proxy import StepRows
+
+Submit = Callable[[Seen], Future[Found]]
+_NOTHING = object()
+_GRACE = 10.0  # seconds after a step in which a process may still say that it has a monitor
+_PATIENCE = 30.0  # seconds at the end for the parts of others
+_POLL = 0.02  # seconds between looks while waiting
+_made: Counter[str] = Counter()  # monitors of this process by name: the same number in all processes
+
+
+@dataclass
+class _Pending:
+    """A step of the first process whose other parts are not there yet."""
+
+    seen: Seen
+    submit: Submit
+    future: Future[Found] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+
+
+class Ranks:
+    """This process among those that train the model."""
+
+    def __init__(self, name: str, guard: FaultGuard) -> None:
+        self.rank, self.size, self.guard = dist.get_rank(), dist.get_world_size(), guard
+        self._key = f"anisoscope/{name}/{_made[name]}"
+        _made[name] += 1
+        self._folder: Path | None = None
+        self._pending: deque[_Pending] = deque()  # of the first process
+        self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
+
+    @classmethod
+    def here(cls, name: str, guard: FaultGuard) -> Ranks | None:
+        """None if one process trains alone."""
+        alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2
+        return None if alone else cls(name, guard)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process analyses the steps and has the results."""
+        return not self.rank
+
+    def begin(self, folder: Path | None) -> None:
+        """Tell the others where parts go: within this folder, which all machines must see, or one of this machine."""
+        if self.first:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="anisoscope-ranks-", dir=folder)).absolute()
+            _store().set(f"{self._key}/folder", str(self._folder))
+        else:
+            _store().set(f"{self._key}/joined/{self.rank}", "1")
+
+    def add(self, seen: Seen, submit: Submit) -> Future[Found]:
+        """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
+        if self.first:
+            self._pending.append(one := _Pending(seen, submit))
+            return one.future
+        self._unsent.append((_name(seen, self.rank), transport.Parcel.of(seen)))
+        self._send()
+        future: Future[Found] = Future()
+        future.set_result(Found())
+        return future
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Have the steps analysed whose parts are all there; with `wait` all of them."""
+        if not self.first:
+            self._send()
+        until = time.monotonic() + _PATIENCE
+        while self._pending:
+            if self._whole(self._pending[0], late=time.monotonic() > until):
+                self._analyse(self._pending.popleft())
+            elif not wait:
+                return
+            else:
+                time.sleep(_POLL)
+
+    def end(self, last: Any = None) -> None:
+        """Nothing more comes from this process but what it says last, for `last_of_all`."""
+        if not self.first:
+            self._unsent.append((f"ended.{self.rank}", transport.Parcel.of(last)))
+            self._send()
+        elif self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def last_of_all(self, mine: Any) -> list[Any]:
+        """What all processes say last, in their order; of one that does not end in time nothing."""
+        assert self._folder is not None
+        until, found = time.monotonic() + _PATIENCE, [mine]
+        for rank in range(1, self.size):
+            path = self._folder / f"ended.{rank}"
+            while not path.exists() and time.monotonic() < until and _known(f"{self._key}/joined/{rank}"):
+                time.sleep(_POLL)
+            found += [] if (said := self._take(path.name, "cpu")) is None else [said]
+        return found
+
+    def _send(self) -> None:
+        """Write what is to be sent, once the folder is known; without one the first process has no monitor yet."""
+        if self._folder is None and _known(f"{self._key}/folder"):
+            self._folder = Path(_store().get(f"{self._key}/folder").decode())
+        if self._folder is None:
+            return
+        if not self._folder.is_dir() and self._unsent:
+            self._unsent.clear()
+            self.guard.note(f"no folder {self._folder} here, so rank {self.rank} adds nothing: give an out= that all see")
+        for name, parcel in self._unsent:
+            parcel.save(self._folder / name)
+        self._unsent.clear()
+
+    def _whole(self, one: _Pending, *, late: bool) -> bool:
+        """Whether all parts of a step are there that will come."""
+        assert self._folder is not None
+        there = {path.name for path in self._folder.iterdir()}
+        return all(self._settled(one, rank, there, late=late) for rank in range(1, self.size))
+
+    def _settled(self, one: _Pending, rank: int, there: set[str], *, late: bool) -> bool:
+        name = _name(one.seen, rank)
+        if name in there:
+            return True
+        if not _known(f"{self._key}/joined/{rank}"):
+            return late or time.monotonic() > one.since + _GRACE
+        begun = [other.partition(".")[0] for other in there if other.endswith(f".{rank}")]
+        return late or any(step > name.partition(".")[0] for step in begun)  # "ended" comes after all numbers
+
+    def _analyse(self, one: _Pending) -> None:
+        """Merge the parts of a step, and have it analysed."""
+        try:
+            parts, missing = [one.seen], []
+            device = _device_of(one.seen)
+            for rank in range(1, self.size):
+                found = self._take(_name(one.seen, rank), device)
+                parts += [] if found is None else [found]
+                missing += [rank] if found is None else []
+            if missing:
+                named = ", ".join(map(str, missing))
+                alone = "has no monitor, or " if not any(_known(f"{self._key}/joined/{r}") for r in missing) else ""
+                with self.guard.at(f"step {one.seen.rows.step}"):
+                    self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
+            self._follow(one.submit(merged(parts)), one.future)
+        except Exception as error:
+            one.future.set_exception(error)
+
+    def _take(self, name: str, device: str) -> Any:
+        """The part of this name, which is deleted."""
+        assert self._folder is not None
+        path = self._folder / name
+        try:
+            file = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        path.unlink()  # the memory stays until nothing looks at it
+        return transport.unpack(file, os.fstat(file).st_size, device=device)
+
+    @staticmethod
+    def _follow(inner: Future[Found], outer: Future[Found]) -> None:
+        def ended(done: Future[Found]) -> None:
+            error = done.exception()
+            outer.set_result(done.result()) if error is None else outer.set_exception(error)
+
+        inner.add_done_callback(ended)
+
+
+def _store() -> Any:
+    """The keys and values that all processes share; no collective, so that nobody waits."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def _known(key: str) -> bool:
+    return bool(_store().check([key]))
+
+
+def _name(seen: Seen, rank: int) -> str:
+    return f"{seen.rows.step:012d}.{seen.study}.{rank}"
+
+
+def _device_of(seen: Seen) -> str:
+    """The device of the rows of a step, on which those of others go."""
+    rows = [part.x for parts in seen.rows.fit.values() for part in parts]
+    return str(rows[0].device) if rows else "cpu"
+
+
+def merged(parts: Sequence[Seen]) -> Seen:
+    """What several processes saw of one step, as if one had seen it; of the model's own tensors those of the first."""
+    first = parts[0]
+    rows = _joined_rows([part.rows for part in parts])
+    banks = [part.bank for part in parts if part.bank is not None]
+    bank = reduce(Bank.merge, banks) if banks else None
+    weights: dict[Site, Tensor] = dict(first.weights)
+    for part in parts[1:]:
+        for site, found in part.weights.items():
+            weights[site] = weights[site] + found.to(weights[site].device) if site in weights else found
+    readers = next((part.readers for part in parts if part.readers), {})
+    table = None if first.table is None else _joined_table(first.table, [p.table for p in parts[1:] if p.table])
+    told: dict[str, Any] = {"described": first.described, "saved": first.saved, "shown": sum(p.shown for p in parts)}
+    return Seen(rows, bank, first.study, first.constants, table, readers, weights, **told)
+
+
+def _joined_rows(parts: Sequence[StepRows]) -> StepRows:
+    """The rows of several processes: batches take turns, as samplers deal them and as one process would read them."""
+    out = StepRows(parts[0].step)
+    for part in parts:
+        out.add_loss(part.loss, part.tokens, part.weighted_loss)
+        out.unreached |= part.unreached
+    for site in dict.fromkeys(site for part in parts for site in part.fit):
+        out.fit[site] = _in_turn([part.fit.get(site, []) for part in parts])
+    for site in dict.fromkeys(site for part in parts for site in part.test):
+        out.test[site] = _in_turn([part.test.get(site, []) for part in parts])
+    for name in ("weights", "embedded", "by_context", "passes"):
+        setattr(out, name, _in_turn([getattr(part, name) for part in parts]))
+    return out
+
+
+def _in_turn(lists: Sequence[list[Any]]) -> list[Any]:
+    """The first of each list, then the second of each.
+
+    >>> _in_turn([[1, 4], [2], [3, 5]])
+    [1, 2, 3, 4, 5]
+    """
+    return [x for turn in zip_longest(*lists, fillvalue=_NOTHING) for x in turn if x is not _NOTHING]
+
+
+def _joined_table(first: TableSeen, others: Sequence[TableSeen]) -> TableSeen:
+    """The embedding table of the first process, with updates of the types that any of them has read."""
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, types, change in (update for table in (first, *others) for update in table.updates):
+        found.setdefault(name, []).append((types, change))
+    read = [table.read.cpu() for table in (first, *others) if table.read is not None]
+    updates = []
+    for name, parts in found.items():
+        rows = torch.cat([change.to(parts[0][1].device) for _, change in parts])
+        types, place = torch.cat([types for types, _ in parts]).unique(return_inverse=True)
+        where = torch.empty_like(types).scatter_(0, place, torch.arange(len(place)))
+        kept = torch.stack(read).any(0)[types] if read else torch.ones_like(types, dtype=torch.bool)
+        if bool(kept.any()):
+            updates.append((name, types[kept], rows[where[kept].to(rows.device)]))
+    return TableSeen(first.size, first.width, first.output, first.tied, first.since, updates)

@@ -1,0 +1,147 @@
+"""Several processes that train one model: one table, that of one process with all contexts, and nobody waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anisoscope.monitor.analysis import ranks as joining
+from anisoscope.results.query import Table
+from support.ranks import STEPS, assert_same, ddp, fsdp, in_ranks, probe, rows_of, train
+
+
+@cache
+def alone(shards: int, probed: bool = False) -> tuple[Table | None, list[torch.Tensor], list[str]]:
+    """One process that reads all shards of each step."""
+    options: dict[str, Any] = {"probe": probe()} if probed else {}
+    return train(lambda _: list(range(shards)), divided=shards, **options)
+
+
+def joined(size: int, folder: Path, wrap: Callable[[nn.Module], nn.Module], **options: Any) -> list[Any]:
+    return in_ranks(lambda rank: train(lambda _: [rank], wrap=wrap, **options), size, folder)
+
+
+@pytest.mark.parametrize("wrap", [ddp, fsdp])
+@pytest.mark.parametrize("probed", [False, True], ids=["live", "probe"])
+def test_the_table_is_that_of_one_process(wrap: Callable[[nn.Module], nn.Module], probed: bool, tmp_path: Path) -> None:
+    expected, weights, _ = alone(2, probed)
+    options: dict[str, Any] = {"probe": probe()} if probed else {}
+    (first, trained, notes), (second, *_) = joined(2, tmp_path, wrap, out=tmp_path / "run", **options)
+    assert expected is not None
+    assert len(second) == 0, "results are with the first"
+    if wrap is fsdp and probed:  # whose weights have no gradients of their own
+        assert notes == ["the parameters are sharded over processes, so gradients of weights are left out"]
+        expected = expected.where(variant=lambda variant: "embedding_out" not in variant)
+    else:
+        assert not notes
+    assert_same(first, expected)
+    assert_same(Table.read(tmp_path / "run"), expected)
+    assert all(torch.equal(a, b) for a, b in zip(trained, weights, strict=True)), "training is not changed"
+    assert not list((tmp_path / "run" / "state").glob("anisoscope-ranks-*")), "no part is left behind"
+
+
+def test_three_processes_of_which_some_have_fewer_batches_and_contexts_to_probe(tmp_path: Path) -> None:
+    """Pieces of the probe are not a multiple of three, and passes of FSDP communicate: all run as many."""
+    options: dict[str, Any] = {"probe": probe(), "live": True, "batch_size": 7, "lr": 0.0}
+    expected, *_ = train(lambda _: [0, 1, 2], divided=3, **options)
+    (first, *_), *_ = joined(3, tmp_path, fsdp, **options)
+    assert expected is not None
+    # a third of a loss is rounded
+    assert_same(
+        first, expected.where(variant=lambda variant: "embedding_out" not in variant), tolerance=1e-4, nothing=1e-6
+    )
+
+
+def test_batches_of_several_passes_take_turns(tmp_path: Path) -> None:
+    expected, *_ = train(lambda _: [0, 1, 2, 3], divided=4, lr=0.0)
+    (first, *_), _ = in_ranks(
+        lambda rank: train(lambda _: [rank, rank + 2], divided=4, by_hand=True, lr=0.0), 2, tmp_path
+    )
+    assert expected is not None
+    assert_same(first, expected)
+
+
+def test_a_process_without_a_batch(tmp_path: Path) -> None:
+    """Also the first one may have none."""
+
+    def mine(rank: int, step: int) -> list[int]:
+        return [] if (rank, step) in ((0, 1), (1, 2)) else [rank]
+
+    expected, *_ = train(lambda step: [*mine(0, step), *mine(1, step)])
+    (first, _, notes), (_, _, others) = in_ranks(
+        lambda rank: train(lambda step: mine(rank, step), by_hand=True), 2, tmp_path
+    )
+    assert expected is not None
+    assert not notes and not others
+    assert_same(first, expected)
+
+
+def skipping(rank: int, step: int) -> Any:
+    """Train without telling the monitor of one step."""
+    from anisoscope.monitor.monitor import Monitor
+
+    whole = Monitor.step
+
+    def step_unless(self: Monitor, number: int, **options: Any) -> Any:
+        import contextlib
+
+        return contextlib.nullcontext() if number == step else whole(self, number, **options)
+
+    if rank == 1:
+        Monitor.step = step_unless  # type: ignore[method-assign]
+    return train(lambda _: [rank], by_hand=True)
+
+
+def test_a_process_that_skips_a_step(tmp_path: Path) -> None:
+    (first, _, notes), _ = in_ranks(lambda rank: skipping(rank, 1), 2, tmp_path)
+    assert notes == ["step 1: rank 1 gave nothing, so its contexts are missing"]
+    expected, *_ = train(lambda step: [0] if step == 1 else [0, 1], by_hand=False)
+    assert expected is not None
+    ours, theirs = rows_of(first.where(step=1, kind="resid")), rows_of(expected.where(step=1, kind="resid"))
+    assert {key: row["n"] for key, row in ours.items()} == {key: row["n"] for key, row in theirs.items()}
+    assert {row["step"] for row in first.records()} == set(range(STEPS))
+
+
+def test_only_the_first_process_has_a_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_GRACE", 0.5)
+    (first, _, notes), (nothing, *_) = in_ranks(
+        lambda rank: train(lambda _: [rank], by_hand=True, monitored=rank == 0), 2, tmp_path
+    )
+    assert nothing is None
+    assert notes[0].startswith("step 0: rank 1 has no monitor, or gave nothing, so its contexts are missing")
+    assert {row["step"] for row in first.records()} == set(range(STEPS))
+
+
+def test_only_another_process_has_a_monitor(tmp_path: Path) -> None:
+    (nothing, *_), (empty, *_) = in_ranks(
+        lambda rank: train(lambda _: [rank], by_hand=True, monitored=rank == 1), 2, tmp_path
+    )
+    assert nothing is None
+    assert len(empty) == 0
+
+
+def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "_PATIENCE", 1.0)
+
+    def dies(rank: int) -> Any:
+        def mine(step: int) -> list[int]:
+            if rank == 1 and step == 1:
+                os.kill(os.getpid(), 9)
+            return [rank]
+
+        return train(mine, out=tmp_path / "run")
+
+    (_, _, notes), killed = in_ranks(dies, 2, tmp_path)
+    assert killed is None
+    assert [note for note in notes if "rank 1 gave nothing" in note]
+    table = Table.read(tmp_path / "run").where(kind="resid")
+    assert {row["step"] for row in table.records()} == set(range(STEPS))
+    most = {step: max(row["contexts"] or 0 for row in table.where(step=step).records()) for step in range(STEPS)}
+    assert most[0] > most[1] == most[2]

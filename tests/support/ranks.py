@@ -1,0 +1,160 @@
+"""Trainings of one small model by several processes of this machine, each a fork of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import at
+from anisoscope.results.query import Table
+from anisoscope.tangent.plan import TangentPlan
+from support.tiny_models import VOCABULARY, tiny
+
+STEPS, SHARDS, CONTEXTS, LENGTH = 3, 4, 6, 12
+PLAN = TangentPlan(rank=4, draws=19, proxies=("pca", "semi_nmf"), balanced=False, standardised=False)
+COUNTS = torch.arange(VOCABULARY, 0, -1)
+_LIMIT = 240  # seconds by the clock: nothing may wait forever
+Record = dict[str, Any]
+
+
+def shard(step: int, number: int, contexts: int = CONTEXTS) -> Tensor:
+    """The contexts that one process reads in a step."""
+    generator = torch.Generator().manual_seed(100 * step + number)
+    return torch.randint(5, VOCABULARY, (contexts, LENGTH), generator=generator)
+
+
+def probe() -> dict[str, Tensor]:
+    ids = shard(99, 99, 40)
+    return {"input_ids": ids, "labels": ids}
+
+
+def plain(model: nn.Module) -> nn.Module:
+    return model
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def fsdp(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.transformer.h:  # type: ignore[union-attr]
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def train(
+    mine: Callable[[int], list[int]],
+    *,
+    wrap: Callable[[nn.Module], nn.Module] = plain,
+    monitored: bool = True,
+    by_hand: bool = False,
+    divided: int = 1,
+    lr: float = 1e-3,
+    **options: Any,
+) -> tuple[Table | None, list[Tensor], list[str]]:
+    """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
+    torch.manual_seed(0)
+    model = tiny("gpt2")
+    wrapped = wrap(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr)
+    words: dict[str, Any] = {"when": at(range(STEPS)), "plan": PLAN, "counts": COUNTS, "optimizer": optimizer}
+    words |= {"total_steps": STEPS, "name": "m", **options}
+    with Monitor(wrapped, **words) if monitored else contextlib.nullcontext() as monitor:
+        for step in range(STEPS):
+            with monitor.step(step) if monitor is not None else contextlib.nullcontext():
+                for number in mine(step):
+                    ids = shard(step, number)
+                    (wrapped(input_ids=ids, labels=ids).loss / divided).backward()
+            for parameter in wrapped.parameters() if by_hand else ():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in wrapped.parameters()]
+    notes = [] if monitor is None else monitor.notes
+    return None if monitor is None else monitor.table, [p.detach().clone() for p in whole], notes
+
+
+def in_ranks(act: Callable[[int], Any], size: int, folder: Path) -> list[Any]:
+    """`act(rank)` in as many processes; None of one that was killed, and an error for one that failed or hangs."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        place = f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    children = {}
+    for rank in range(size):
+        if not (child := os.fork()):
+            _child(act, rank, size, place, folder)
+        children[child] = rank
+    results: list[Any] = [None] * size
+    for rank in _ended(children):
+        path = folder / f"result.{rank}"
+        if path.exists():
+            good, value = pickle.loads(path.read_bytes())
+            if not good:
+                raise AssertionError(f"rank {rank} failed:\n{value}")
+            results[rank] = value
+    return results
+
+
+def _ended(children: dict[int, int]) -> Iterator[int]:
+    until = time.monotonic() + _LIMIT
+    try:
+        while children:
+            child, _ = os.waitpid(-1, os.WNOHANG)
+            if child in children:
+                yield children.pop(child)
+            elif time.monotonic() > until:
+                raise AssertionError(f"ranks {sorted(children.values())} hang")
+            else:
+                time.sleep(0.01)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _child(act: Callable[[int], Any], rank: int, size: int, place: str, folder: Path) -> None:
+    try:
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=size)
+        result = True, act(rank)
+    except BaseException:
+        result = False, traceback.format_exc()
+    (folder / f"result.{rank}").write_bytes(pickle.dumps(result))
+    os._exit(0)
+
+
+_KEYS = ("step", "stack", "layer", "kind", "head", "group", "metric", "variant")
+
+
+def rows_of(table: Table) -> dict[tuple[str, ...], Record]:
+    return {tuple(str(row.get(key)) for key in _KEYS): row for row in table.records()}
+
+
+def assert_same(found: Table, expected: Table, *, tolerance: float = 1e-9, nothing: float = 1e-12) -> None:
+    """The same rows, with the same values, intervals and counts."""
+    ours, theirs = rows_of(found), rows_of(expected)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > 50
+    for key, row in theirs.items():
+        for name in ("value", "low", "high", "n", "contexts", "dropped"):
+            a, b = ours[key].get(name), row.get(name)
+            if a is None or b is None or not math.isfinite(b):
+                assert (a is None) == (b is None) and (a is None or not math.isfinite(a)), (key, name, a, b)
+            else:
+                assert math.isclose(a, b, rel_tol=tolerance, abs_tol=nothing), (key, name, a, b)
