@@ -61,11 +61,15 @@ def page_of(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
+def no_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
+    return []
+
+
 @contextmanager
 def pages_alone() -> Iterator[None]:
     """Pages are written without their vector figures, which are nine tenths of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
+        patch.setattr("anisoscope.view.report.write_figures", no_figures)
         yield
 
 
