@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hypothesis import HealthCheck, settings
 
 from anisoscope.view import matplotlib_renderer
-from support.pages import figure_names, figures_too, pages_alone
+from support.pages import figure_names, figures_once, figures_too, pages_alone
 
 settings.register_profile(
     "anisoscope",
@@ -53,6 +53,13 @@ def _pages_alone() -> Iterator[None]:
 @pytest.fixture
 def vector_figures(_pages_alone: None) -> Iterator[None]:
     with figures_too():
+        yield
+
+
+@pytest.fixture
+def drawn_figures(_pages_alone: None) -> Iterator[None]:
+    """For tests of whether every figure can be drawn: in one of its two formats."""
+    with figures_once():
         yield
 
 

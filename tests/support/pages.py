@@ -87,6 +87,21 @@ def figures_too(*only: str) -> Iterator[None]:
 
 
 @contextmanager
+def figures_once(*only: str) -> Iterator[None]:
+    """Inside of `pages_alone`: every figure is laid out and drawn, as SVG; the PDF, as dear again, is left empty."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    def save(drawing: Any, paths: list[Path]) -> None:
+        pdf, svg = paths
+        pdf.touch()
+        FigureCanvasSVG(drawing).print_svg(svg)
+
+    with figures_too(*only), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anisoscope.view.matplotlib_renderer._save", save)
+        yield
+
+
+@contextmanager
 def figure_names() -> Iterator[None]:
     """Inside of `pages_alone`: the files of figures have their names and are empty."""
 
