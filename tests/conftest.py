@@ -38,9 +38,13 @@ pytest_plugins = ["support.tiny_profiles", "support.tiny_runs", "support.watched
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector of cycles need not look at half a million of its objects again."""
+    """What was imported stays: the collector of cycles need not look at half a million of its objects again.
+
+    Nor at young ones after every 700: tests make many that live as long as they do.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
