@@ -7,6 +7,7 @@ FLOOR_TESTS ?= tests/numerics tests/stats tests/metrics tests/results tests/mode
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+export PYTHONDONTWRITEBYTECODE :=  # empty: hundreds of modules are compiled once, not by every process of the tests
 
 .PHONY: demo test test-all test-floors test-times lint docs gallery notebooks site bench bench-gpu clean
 

@@ -6,7 +6,10 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -14,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hypothesis import HealthCheck, settings
 
 from anisoscope.view import matplotlib_renderer
+from support.pages import figure_names, figures_once, figures_too, pages_alone
 
 settings.register_profile(
     "anisoscope",
@@ -34,6 +38,37 @@ pytest_plugins = ["support.tiny_profiles", "support.tiny_runs", "support.watched
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector of cycles need not look at half a million of its objects again."""
+    """What was imported stays: the collector of cycles need not look at half a million of its objects again.
+
+    Nor at young ones after every 700: tests make many that live as long as they do.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pages_alone() -> Iterator[None]:
+    """Pages are written without vector figures unless a test asks for them."""
+    with pages_alone():
+        yield
+
+
+@pytest.fixture
+def vector_figures(_pages_alone: None) -> Iterator[None]:
+    with figures_too():
+        yield
+
+
+@pytest.fixture
+def drawn_figures(_pages_alone: None) -> Iterator[None]:
+    """For tests of whether every figure can be drawn: in one of its two formats."""
+    with figures_once():
+        yield
+
+
+@pytest.fixture
+def named_figures(_pages_alone: None) -> Iterator[None]:
+    """For tests of which figures there are, and where: they are not drawn."""
+    with figure_names():
+        yield

@@ -74,13 +74,18 @@ def graph_of(root: Path) -> Graph:
     return {name: frozenset(_imported(path, paths)) for name, path in paths.items()}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def module_name(path: Path, root: Path) -> str:
     parts = (root.name, *path.relative_to(root).with_suffix("").parts)
     return ".".join(parts).removesuffix(".__init__")
 
 
 def _imported(path: Path, modules: Mapping[str, Path]) -> Iterable[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -182,7 +187,7 @@ def test_heavy_packages_are_imported_where_they_are_used() -> None:
     for path in ROOT.rglob("*.py"):
         # a callback subclasses its framework, so an integration imports it; nobody loads the file without wanting that
         if "integrations" not in path.parts:
-            top = ast.parse(path.read_text(encoding="utf-8")).body
+            top = parsed(path).body
             names = {a.name for node in top if isinstance(node, ast.Import) for a in node.names}
             names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
             assert not {name.split(".")[0] for name in names} & HEAVY, path
@@ -195,7 +200,7 @@ def classes_of(root: Path) -> dict[str, list[str]]:
     """Public classes by name, with the modules that define them."""
     found: dict[str, list[str]] = {}
     for path in sorted(root.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(module_name(path, root))
     return found

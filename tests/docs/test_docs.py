@@ -51,29 +51,36 @@ def parse(words: list[str]) -> Any:
     """Parse a command as the command line would, without running it."""
     from anisoscope.cli import app
 
-    group: Any = typer.main.get_command(app)
-    name, *rest = words
-    return group.commands[name].make_context(name, rest, resilient_parsing=False)
+    command, context, rest = typer.main.get_command(app), None, words
+    while hasattr(command, "commands"):  # a group leaves the words after the name of one of its commands unread
+        name, *rest = rest
+        command = command.commands[name]
+        context = command.make_context(name, rest, parent=context, resilient_parsing=False)
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+    return context
 
 
 @pytest.mark.parametrize("line", commands())
 def test_every_command_of_the_documentation_parses(line: str) -> None:
     _, *words = shlex.split(line.replace("…", "x").replace("RUN [RUN x]", "RUN"))
     context = parse(words)
+    assert context.info_name in words[:2] and not context.args, "words that no parameter took"
     if words[0] == "profile":
         from anisoscope.metrics.catalogue import parse_requests
         from anisoscope.option import distinct, layer_numbers
 
         if (metrics := context.params["metrics"]) is not None:
-            parse_requests(distinct(metrics))
+            assert parse_requests(distinct(metrics))
         if (layers := context.params["layers"]) is not None:
-            layer_numbers(layers)
+            assert layer_numbers(layers)
 
 
 def test_there_are_commands_and_a_wrong_one_would_not_parse() -> None:
     assert len(commands()) > 8
     with pytest.raises(Exception, match="No such option"):
         parse(["profile", "x", "--no-such-option"])
+    with pytest.raises(Exception, match="No such option"):
+        parse(["study", "curvature", "--no-such-option"])
     with pytest.raises(KeyError):
         parse(["no-such-command"])
 

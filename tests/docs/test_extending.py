@@ -49,7 +49,6 @@ def command(*words: object) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["anisoscope", *map(str, words)])
-        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
             cli.main()
     return int(end.value.code or 0), out.getvalue(), err.getvalue()

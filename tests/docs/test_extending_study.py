@@ -90,6 +90,7 @@ def tossing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyEn
         del sys.modules[name]
 
 
+@pytest.mark.usefixtures("vector_figures")
 def test_a_study_is_a_command_with_a_page_and_figures(tossing: StudyEntry, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(commands.studies()["tossing"])

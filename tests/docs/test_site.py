@@ -96,7 +96,9 @@ def test_a_tutorial_runs(path: Path) -> None:
     pytest.importorskip("ipykernel")
     from notebooks import executed
 
-    executed(path)
+    cells = [cell for cell in executed(path).cells if cell.cell_type == "code" and cell.source.strip()]
+    assert cells and all(cell.execution_count for cell in cells), "a cell was left out"
+    assert not [each for cell in cells for each in cell.outputs if each.output_type == "error"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

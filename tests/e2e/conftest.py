@@ -55,14 +55,13 @@ def _last_of_each(words: list[str]) -> list[str]:
 
 
 def execute(*words: object) -> Outcome:
-    """One command, in this process; without vector figures, which take seconds and are tested elsewhere."""
+    """One command, in this process."""
     from anisoscope import cli
 
     out, err = io.StringIO(), io.StringIO()
     code: Any = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["anisoscope", *_last_of_each([str(word) for word in words])])
-        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 cli.main()

@@ -63,7 +63,7 @@ def test_sweep_over_the_checkpoints_gives_the_steps_and_flags_a_repeated_one(
     series = tmp_path / "series"
     shutil.copytree(trained / "checkpoints", series)
     shutil.copytree(series / "checkpoint-4", series / "checkpoint-9")
-    done = command("sweep", series, *LOOK, "--out", tmp_path / "swept")
+    done = command("sweep", series, *LOOK, "--preset", "light", "--out", tmp_path / "swept")
     assert done.code == 0, done.err
     folder = RunFolder.open(tmp_path / "swept")
     flags = {c["step"]: c["flags"] for c in folder.about()["checkpoints"]}

@@ -14,12 +14,6 @@ FEW = ("--sizes", "1x16", "--steps", 2, "--context", 16, "--contexts", 24, "--li
 HERE = ("--jobs", 1, "--device", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vector files take seconds, and are drawn elsewhere."""
-    monkeypatch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
-
-
 def test_the_study_ends_with_verdicts_losses_and_a_page(command: Command, tmp_path: Path) -> None:
     words = ("study", "sharpness", *FEW, *HERE, "--seeds", "0", "--arms", "softmax,mean-removed,uniform")
     done = command(*words, "--out", tmp_path / "study")

@@ -31,16 +31,24 @@ from anisoscope.numerics.host import cores
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.query import Table
 from anisoscope.stats.moments import Moments
+from support.copied import Copied
 from support.gradient_models import batch_of
 from support.monitored import CHEAP as PLAN
 from support.monitored import COUNTS, LENGTHS, probe_of
 from support.tiny_models import tiny
 
 STEPS, MEASURED = 5, [0, 2, 4]
+STARTED = analysts._started
 pytestmark = [
     pytest.mark.filterwarnings("ignore::anisoscope.monitor.guard.MonitorWarning"),
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes begin as copies of this one: to import everything takes seconds, and is done in two tests."""
+    monkeypatch.setattr(analysts, "_started", Copied)
 
 
 def test_on_the_host_sites_have_one_core_each_and_the_training_its_threads_again(
@@ -118,7 +126,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_table_is_that_of_one_process(mode: str) -> None:
+def test_the_table_is_that_of_one_process(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mode == "both":
+        monkeypatch.setattr(analysts, "_started", STARTED)
     here, there = (Training(background=b, **MODES[mode]).run() for b in (False, True))
     same(here, there)
     assert not there.monitor.notes or there.monitor.notes == here.monitor.notes
@@ -267,6 +277,7 @@ def test_what_is_logged_comes_after_its_step_and_no_file_stays_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, Path("tests")])  # as some scripts have it
+    monkeypatch.setattr(analysts, "_started", STARTED)
     before, got = len(os.listdir("/proc/self/fd")), []
     for background in (False, True):
         options: dict[str, Any] = {"out": tmp_path / str(background), "progress": lambda *args: None}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anisoscope.numerics import neighbours as neighbors
 from anisoscope.numerics import screening
@@ -271,3 +272,27 @@ def test_every_product_of_few_rows_lies_within_its_bound() -> None:
         error = (low.norm.square().unsqueeze(1) - 2.0 * keys.double() - true).abs()
         bound = (low.gamma + 2.0**-23) * (low.norm.unsqueeze(1) + low.norm).square() + low.least
         assert bool((error <= bound)[off].all())
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest float64 tensor that was made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype is torch.float64:
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+def test_wide_rows_searched_in_float64_are_never_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, everyone = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)), torch.arange(300)
+    wanted = neighbors._redone(x, everyone, k=K, shift=centre(x))
+    monkeypatch.setattr(neighbors, "_WIDE_COPY", x.numel() - 1)
+    monkeypatch.setattr(neighbors, "_WIDE_ELEMENTS", 64 * 700)
+    monkeypatch.setattr(neighbors, "_DENSE_BYTES", 1 << 18)
+    with Largest() as seen:
+        found = neighbors._redone(x, everyone, k=K, shift=centre(x))
+    assert 64 * 700 <= seen.elements <= screening._WIDENED < x.numel()
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])

@@ -73,6 +73,21 @@ def test_every_study_has_a_plan(name: str) -> None:
     assert 5 < found["seconds"] < 7200 and found["disk"] > 0 and found["host"] > 2e8
 
 
+def test_an_arm_costs_the_same_with_every_seed_and_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anisoscope.planning import study_plans
+    from anisoscope.planning.calibration import read_calibration
+
+    counted, one = [], study_plans.cost_of_training
+    monkeypatch.setattr(study_plans, "cost_of_training", lambda *a: counted.append(a[0]) or one(*a))
+    totals = []
+    for seeds in ((0,), (0, 1, 2)):
+        config = STUDIES["shape"].config(arms=("causal-next",), seeds=seeds)
+        found = plan_study("shape", config, lambda parts: read_calibration(STORED), jobs=1)
+        totals.append(dict(found.cost.parts)["updates"])
+        assert len(counted) == len(totals)
+    assert totals[1] == pytest.approx(3 * totals[0])
+
+
 class _Row:
     head, variant, group = None, "", ""
 

@@ -107,6 +107,7 @@ def test_a_study_that_broke_off_goes_on_and_ends_alike(
         assert one[:3] == two[:3] and (one[3] == two[3] or (math.isnan(one[3]) and math.isnan(two[3])))
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_page_is_complete_in_itself(measured: RunFolder) -> None:
     from anisoscope.commands.drawing import write_study_report
 

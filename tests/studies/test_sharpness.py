@@ -123,6 +123,7 @@ def test_both_questions_are_judged(whole: Path) -> None:
     assert ("sharpness_needs_drift", "1x16") in found
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_page_shows_every_arm_and_figure(whole: Path) -> None:
     page = write_study_report(whole, "sharpness").read_text(encoding="utf-8")
     hero = 2

@@ -359,8 +359,11 @@ class FakeRun:
     def _row(
         self, site: dict[str, Any], metric: str, options: dict[str, Any], folds: np.ndarray | None = None, **more: Any
     ) -> dict[str, Any]:
+        if self.effects.only is not None and metric not in (*self.effects.only, "gradient_p"):
+            return {"metric": metric, "variant": ""}  # not wanted, as `rows` finds
         row = {"run": "r", "model": self.model, "revision": "", "data": "embedded", "stack": "single", "group": ""}
-        row |= {"metric": metric, "variant": variant_name(options), "low": math.nan, "high": math.nan, "sd": math.nan}
+        row |= {"metric": metric, "variant": _variant(*options.items()), "low": math.nan, "high": math.nan}
+        row["sd"] = math.nan
         row |= {"n": 12000, "contexts": 128, "dropped": 0, "seed": self.number, "note": "", **site}
         if folds is not None:
             value, replicates = float(folds.mean()), ((folds.sum() - folds) / (FOLDS - 1)).tolist()
@@ -375,6 +378,11 @@ class FakeRun:
         value = mean + sd / math.sqrt(DRAWS) * self.random.normal()
         low, high = max(value - 1.96 * sd, 0.0 if mean > 0 else -math.inf), value + 1.96 * sd
         return self._row(site, metric, options, value=value, low=low, high=high, sd=sd)
+
+
+@functools.cache
+def _variant(*options: tuple[str, Any]) -> str:
+    return variant_name(dict(options))
 
 
 def _entropy(model: str) -> float:

@@ -61,11 +61,15 @@ def page_of(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
+def no_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
+    return []
+
+
 @contextmanager
 def pages_alone() -> Iterator[None]:
     """Pages are written without their vector figures, which are nine tenths of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("anisoscope.view.report.write_figures", lambda *_, **__: [])
+        patch.setattr("anisoscope.view.report.write_figures", no_figures)
         yield
 
 
@@ -79,6 +83,21 @@ def figures_too(*only: str) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("anisoscope.view.report.write_figures", write)
+        yield
+
+
+@contextmanager
+def figures_once(*only: str) -> Iterator[None]:
+    """Inside of `pages_alone`: every figure is laid out and drawn, as SVG; the PDF, as dear again, is left empty."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    def save(drawing: Any, paths: list[Path]) -> None:
+        pdf, svg = paths
+        pdf.touch()
+        FigureCanvasSVG(drawing).print_svg(svg)
+
+    with figures_too(*only), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anisoscope.view.matplotlib_renderer._save", save)
         yield
 
 

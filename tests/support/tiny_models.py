@@ -163,7 +163,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def tiny(name: str, *, attention: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+def tiny(
+    name: str, *, attention: str | None = None, dtype: torch.dtype = torch.float32, layers: int | None = None
+) -> nn.Module:
     """A tiny model of a family, in evaluation mode, with norms and biases away from their initial values."""
     import transformers
 
@@ -172,6 +174,8 @@ def tiny(name: str, *, attention: str | None = None, dtype: torch.dtype = torch.
     config = _config(config_class, **options)
     if attention is not None:
         config._attn_implementation = attention
+    if layers is not None:
+        config.num_hidden_layers = layers
     model: nn.Module = getattr(transformers, model_class)(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -224,7 +224,7 @@ def test_vector_twins_are_written_and_the_same_every_time(tmp_path: Path) -> Non
     assert all(file.read_bytes() == (again / file.name).read_bytes() for file in files)
 
 
-@pytest.mark.usefixtures("vector_figures")
+@pytest.mark.usefixtures("drawn_figures")
 def test_names_never_become_markup_and_numbers_that_are_none_are_null(tmp_path: Path) -> None:
     odd = Media("odd", "vision", layers=4).stream(lambda d: math.nan if d == 0.5 else 0.2 + d / 4)
     table = media_table(Media(HOSTILE, "speech", layers=4).stream(lambda d: 0.2 + d), odd)

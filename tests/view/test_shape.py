@@ -267,7 +267,7 @@ def test_one_step_has_no_course(tmp_path: Path) -> None:
     assert "geometry" in ids(page)
 
 
-@pytest.mark.usefixtures("vector_figures")
+@pytest.mark.usefixtures("drawn_figures")
 def test_what_could_not_be_computed_is_empty_not_zero(tmp_path: Path) -> None:
     records = small(arms=("causal-next",)).records()
     for r in records:

@@ -219,7 +219,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("vector_figures")
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_table_with_parts_missing_still_makes_a_page(part: str, tmp_path: Path) -> None:
     page = page_for(tmp_path, small_table(**({"models": ("encoder",), "layers": 1, "steps": (0, 64)} | PARTS[part])))
@@ -242,7 +242,7 @@ def test_what_is_missing_is_null_in_the_page_and_told(tmp_path: Path) -> None:
     assert page.data["concepts"][0]["cards"]["0|64"][0]["share"] is None
 
 
-@pytest.mark.usefixtures("vector_figures")
+@pytest.mark.usefixtures("drawn_figures")
 def test_names_never_become_markup(tmp_path: Path) -> None:
     bad = {"model": HOSTILE, "tokens": [[HOSTILE, 0.5]], "examples": [{"before": HOSTILE, "token": "<b>", "after": ""}]}
     records = [r | {"model": HOSTILE, "note": HOSTILE} for r in small_table(models=("decoder",), layers=2).records()]

@@ -37,6 +37,7 @@ _DENSE_BYTES = 1 << 21  # the same of rows with equally long lists, whose few st
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
+_WIDE_COPY = 1 << 24  # elements of rows up to which a float64 copy of all is worth its memory
 _FEW = 2560  # rows up to which all products at once take less time than lists of groups
 _IN_TURN, _IN_TURN_ROWS = 16, 512  # largest keys that are found one after the other, and rows at a time
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
@@ -319,7 +320,8 @@ def _dense_distances(x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
         return _distances(x, rows.repeat_interleave(index.shape[1]), index.flatten()).view(index.shape)
     found, d, k = torch.empty(index.shape, dtype=torch.float64), x.shape[1], index.shape[1]
     step = max(1, _DENSE_BYTES // (8 * d * max(1, k)))
-    wide = room("wide", x.shape, torch.float64).copy_(x) if x.numel() <= 2 * len(rows) * d else x  # if it pays
+    pays = x.numel() <= min(2 * len(rows) * d, _WIDE_COPY)
+    wide = room("wide", x.shape, torch.float64).copy_(x) if pays else x
 
     def some(start: int) -> None:
         at = index[start : start + step]
@@ -354,7 +356,8 @@ def _redone(x: Tensor, rows: Tensor, *, k: int, shift: Tensor) -> tuple[Tensor, 
     squared, index = _nearest_products(x, rows, wanted, shift=shift)
     far = _dense_distances(x, rows, index)
     far, index = _smallest(far.masked_fill_(index == rows.unsqueeze(1), torch.inf), index, k)
-    norm = torch.linalg.vector_norm(x[rows].double() - shift, dim=1)
+    few = rows.split(next(blocks(x)).stop)  # in float64 all rows would be twice the data, and again their difference
+    norm = torch.cat([torch.linalg.vector_norm(x[part].double() - shift, dim=1) for part in few])
     error = (x.shape[1] + 8) * 2.0**-53 * (2.0 * norm + far[:, -1]).square()
     coarse = squared[:, -1] - error < far[:, -1].square() * (1.0 - _EQUAL)
     for i in coarse.nonzero().flatten().tolist() if wanted < len(x) else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,8 +47,9 @@ def arms_plan(title: str, config: Any, calibrated: Calibrated, *, jobs: int | No
     gradients = watch["monitor"] in PLANS or watch.get("gradients")
     c = calibrated(parts_of(preset_of(watch) if gradients else ""))
     total, notes = Cost(), list[str]()
+    cost_alike = functools.cache(lambda training: cost_of_training(training, watch, c))
     for run in runs:
-        cost, _, more = cost_of_training(run.training, watch, c)
+        cost, _, more = cost_alike(replace(run.training, seed=0))  # an arm costs the same with every seed
         total, notes = total.plus(cost), [*notes, *more]
     total = total.plus(_random_families(config, c))
     together = min(jobs or getattr(config.size, "jobs", 1), len(runs) or 1)
