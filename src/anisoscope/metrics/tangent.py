@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.engine.metric import measured
-from anisoscope.numerics.host import together, yields
+from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import full_float32, leading_eigenvectors, norms_of, principal_angles
 
 STEPS, SERIES = ("tangent", "sweep", "train"), ("sweep", "train")  # what measures a step, and a change between two
@@ -473,10 +473,10 @@ def each_decomposed(
 ) -> list[tuple[Tensor, ...]]:
     """`act(*problem)` for several eigenproblems of float64 matrices, returned on their devices.
 
-    On the host one core each. A GPU solves one problem after the other (4 ms each at 512 columns), and nothing else
-    meanwhile: if it belongs to a training first, the host solves them.
+    On the host one core each. On a GPU only very narrow ones go there: threads that prepare many small operations wait
+    for each other longer than the GPU takes to solve one problem after the other (4 ms each at 512 columns).
     """
-    if not problems or problems[0][0].shape[-1] > _WIDE or (problems[0][0].is_cuda and not yields()):
+    if not problems or problems[0][0].shape[-1] > _WIDE or problems[0][0].device.type == "cuda":
         return [act(*problem) for problem in problems]
     found = together(lambda problem: act(*problem), [tuple(part.cpu() for part in problem) for problem in problems])
     return [tuple(x.to(problem[0].device) for x in result) for problem, result in zip(problems, found, strict=True)]

@@ -18,7 +18,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _LOCK = threading.Lock()
 _limits = 0  # active `one_blas_thread` contexts
-_yields = False  # whether accelerators are left to another process where the host can do the work
 _MOST = 4 << 20  # elements of the largest buffer kept for reuse, which saves the page faults of new memory
 _BESIDE = 4  # threads that pay beside an accelerator, where the host has only small operations
 _LOCAL = threading.local()
@@ -60,19 +59,6 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on 
 def each_on_host(act: Callable[[Item], Result], items: Sequence[Item], device: str) -> list[Result]:
     """As `together`, but sequential if the work runs on an accelerator, where the host only launches it."""
     return together(act, items) if device == "cpu" else [act(item) for item in items]
-
-
-def yield_accelerators() -> None:
-    """Have this process keep long work off accelerators, which another process needs more; see `yields`."""
-    global _yields
-    _yields = True
-    if torch.cuda.is_available():
-        torch.set_num_threads(min(_BESIDE, torch.get_num_threads()))
-
-
-def yields() -> bool:
-    """Whether work that the host can do is kept off accelerators, although they are quicker."""
-    return _yields
 
 
 @contextlib.contextmanager
@@ -140,6 +126,7 @@ def one_blas_thread() -> Iterator[None]:
 @cache
 def _blas() -> Any:
     """The controller of the BLAS threads of NumPy, which torch.set_num_threads does not affect."""
+    import scipy.linalg  # noqa: F401 – has linear algebra of its own, whose threads are known once it is loaded
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")

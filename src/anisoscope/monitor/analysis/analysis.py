@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.monitor.held_out import loss_records
-from anisoscope.numerics.host import single_steps
+from anisoscope.numerics.host import few_threads, single_steps
 from anisoscope.option import Progress
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
@@ -93,7 +92,7 @@ class Analysis:
 
     def run(self, seen: Seen) -> Found:
         """Everything of one step; on the host sites side by side, one core each, rather than each operation on all."""
-        with single_steps() if seen.on_host else contextlib.nullcontext():
+        with single_steps() if seen.on_host else few_threads("cuda"):
             return self._run(seen)
 
     def _run(self, seen: Seen) -> Found:

@@ -134,7 +134,7 @@ class Ranks:
             return
         if not self._folder.is_dir() and self._unsent:
             self._unsent.clear()
-            self.guard.note(f"no folder {self._folder} here, so rank {self.rank} adds nothing: give an out= that all see")
+            self.guard.note(f"{self._folder} is not seen here, so rank {self.rank} adds nothing: give an out= of all")
         for name, parcel in self._unsent:
             parcel.save(self._folder / name)
         self._unsent.clear()

@@ -11,7 +11,6 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.analysis import transport
-from anisoscope.numerics.host import yield_accelerators
 
 _PATIENCE = 10.0  # seconds between looks for the training process
 _KINDNESS = 5  # of 19: the training goes first where cores are few
@@ -23,7 +22,6 @@ def serve(file: int) -> None:
     Signals are for the training, which tells us when to end: those that ask to are ignored from the first line on.
     """
     os.nice(_KINDNESS)
-    yield_accelerators()
     line, parent = socket.socket(fileno=file), os.getppid()
     line.settimeout(_PATIENCE)
     analysis: Any = None
