@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,19 @@ from torch import nn
 
 from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.results.query import Table
-from support.ranks import STEPS, assert_same, ddp, fsdp, in_ranks, probe, rows_of, train
+from support.ranks import (
+    PLAN,
+    STEPS,
+    assert_same,
+    ddp,
+    fsdp,
+    in_ranks,
+    probe,
+    rows_of,
+    split_sequences,
+    tensor_parallel,
+    train,
+)
 
 
 @cache
@@ -145,3 +158,24 @@ def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monke
     assert {row["step"] for row in table.records()} == set(range(STEPS))
     most = {step: max(row["contexts"] or 0 for row in table.where(step=step).records()) for step in range(STEPS)}
     assert most[0] > most[1] == most[2]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path: Path) -> None:
+    """Of tensor-parallel processes, alone and under FSDP2; products are rounded elsewhere, which semi-NMF magnifies."""
+    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",))}
+    options |= {"probe": probe(), "live": True}
+    pairs = size // 2
+    expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, **options)
+    wrap = partial(tensor_parallel, sharded=pairs > 1)
+    (first, *_), *_ = in_ranks(lambda rank: train(lambda _: [rank // 2], wrap=wrap, **options), size, tmp_path)
+    assert expected is not None
+    held = expected.where(variant=lambda variant: "embedding_out" not in variant)
+    assert_same(first, held, tolerance=1e-3, nothing=1e-5)
+
+
+def test_activations_that_are_split_by_positions_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": "llama", "wrap": split_sequences}
+    (first, _, notes), _ = in_ranks(lambda _: train(lambda _: [0], **options), 2, tmp_path)
+    assert "split over processes (sequence parallel)" in notes[0]
+    assert not [row for row in first.records() if row["kind"] == "resid"]

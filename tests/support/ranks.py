@@ -58,6 +58,39 @@ def fsdp(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+def tensor_parallel(model: nn.Module, *, sharded: bool = False) -> nn.Module:
+    """Pairs of processes compute a llama together; with `sharded` FSDP2 spreads it over the pairs."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in _COLUMNS} | {name: RowwiseParallel() for name in _ROWS}
+    for block in model.model.layers:  # type: ignore[union-attr]
+        parallelize_module(block, mesh["tp"], plan)
+        if sharded:
+            fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"]) if sharded else model
+
+
+def split_sequences(model: Any) -> nn.Module:
+    """As `tensor_parallel`, and what the final norm gives is split by positions."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    tensor_parallel(model)
+    mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    norm, head = model.model.norm.forward, model.lm_head.forward
+    model.model.norm.forward = lambda x: DTensor.from_local(norm(x), mesh, [Replicate()]).redistribute(
+        placements=[Shard(1)]
+    )
+    model.lm_head.forward = lambda x: head(x.full_tensor())
+    return model
+
+
 def train(
     mine: Callable[[int], list[int]],
     *,
@@ -66,13 +99,14 @@ def train(
     by_hand: bool = False,
     divided: int = 1,
     lr: float = 1e-3,
+    architecture: str = "gpt2",
     **options: Any,
 ) -> tuple[Table | None, list[Tensor], list[str]]:
     """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
     torch.manual_seed(0)
-    model = tiny("gpt2")
+    model = tiny(architecture)
     wrapped = wrap(model)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr, foreach=False)  # parameters of several meshes
     words: dict[str, Any] = {"when": at(range(STEPS)), "plan": PLAN, "counts": COUNTS, "optimizer": optimizer}
     words |= {"total_steps": STEPS, "name": "m", **options}
     with Monitor(wrapped, **words) if monitored else contextlib.nullcontext() as monitor:

@@ -23,16 +23,8 @@ from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import (
-    MEDIA,
-    by_name,
-    evaluating,
-    find_tensor,
-    first_tensor,
-    forward,
-    unwrapped,
-    without_gradients,
-)
+from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -111,6 +103,8 @@ class Capture:
     ) -> None:
         layouts.refuse_unhookable(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
+        self._spread = sharded(model)  # over processes, which may look at the same contexts
+        self._together = self._spread and tensor_rank(model) is not None
         self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
         self.layout = layout
@@ -453,7 +447,7 @@ class Capture:
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
-        x = row.positioned(x, contexts, site)
+        x = row.positioned(self._unsplit(x, contexts, site), contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
         same = pool == self.choice.pool and whole == self.choice.whole
         choice = self.choice if same else replace(self.choice, pool=pool, whole=whole)
@@ -461,7 +455,15 @@ class Capture:
         if selection.index.keep.numel():
             self._send(site, x, selection)
             if self.watch is not None:
-                self.watch(site, activation, lambda g: selection.gradients(row.positioned(g, contexts, site)))
+                part = functools.partial(self._unsplit, contexts=contexts, site=site)
+                self.watch(site, activation, lambda g: selection.gradients(row.positioned(part(g), contexts, site)))
+
+    def _unsplit(self, x: Tensor, contexts: Contexts, site: Site) -> Tensor:
+        """The activation of a site as a plain tensor, also of a model that is spread over processes."""
+        if not self._spread:
+            return x
+        length = None if contexts.tokens is None else contexts.tokens.shape[1]
+        return whole_activation(x, length=length, together=self._together, what=str(site))
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         with _plain(x.device):

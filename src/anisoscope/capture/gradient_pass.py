@@ -24,7 +24,8 @@ from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import evaluating, forward, shard_again, unwrapped
+from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.parallel import shard_again
 
 _PROBES: list[None] = []  # one entry per pass in progress
 ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]

@@ -59,23 +59,6 @@ def trained_module(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def sharded(model: nn.Module) -> bool:
-    """Whether processes hold parts of its parameters (FSDP2, tensor parallel), so that a forward pass communicates."""
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
-def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """The mode for passes without gradients; what FSDP keeps of an inference mode cannot be used in training."""
-    return torch.no_grad() if sharded(model) else torch.inference_mode()
-
-
-def shard_again(model: nn.Module) -> None:
-    """Have FSDP2 free the whole parameters that it keeps from a forward pass for a backward pass that does not come."""
-    for module in model.modules():
-        if type(module).__name__.startswith("FSDP") and callable(again := getattr(module, "reshard", None)):
-            again()
-
-
 def attends(module: nn.Module) -> bool:
     """Whether any part of a module computes queries and keys."""
     if any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):

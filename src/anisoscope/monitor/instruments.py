@@ -35,7 +35,8 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.models.forward import evaluating, forward, sharded, unwrapped, without_gradients
+from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.parallel import sharded, without_gradients
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns

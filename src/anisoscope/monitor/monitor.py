@@ -156,7 +156,7 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.ranks = Ranks.here(self.name, self.guard)
+        self.ranks = Ranks.here(self.name, self.guard, self.model)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
             out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
@@ -179,7 +179,7 @@ class Monitor:
         constant = output_counts(self.model, counts) if constant_loss is None else constant_loss
         self._choose_passes(probe, loss=loss, batch_size=batch_size, constant=constant)
         if self.ranks is not None and self.probe is not None:
-            self.probe.deal(self.ranks.rank, self.ranks.size)
+            self.probe.deal(*self.ranks.dealt)
         rows_taken = ROWS if every_step is True else int(every_step)
         self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
         self.sinks, self.background, self.temporal = list(sinks), background, TemporalSpread()

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Bank
+from anisoscope.models.parallel import tensor_rank
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
 from anisoscope.monitor.guard import FaultGuard
@@ -54,8 +55,9 @@ class _Pending:
 class Ranks:
     """This process among those that train the model."""
 
-    def __init__(self, name: str, guard: FaultGuard) -> None:
+    def __init__(self, name: str, guard: FaultGuard, model: nn.Module) -> None:
         self.rank, self.size, self.guard = dist.get_rank(), dist.get_world_size(), guard
+        self.place = tensor_rank(model)  # among processes with the same contexts, None if each has its own
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
         self._folder: Path | None = None
@@ -63,10 +65,19 @@ class Ranks:
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
-    def here(cls, name: str, guard: FaultGuard) -> Ranks | None:
+    def here(cls, name: str, guard: FaultGuard, model: nn.Module) -> Ranks | None:
         """None if one process trains alone."""
         alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2
-        return None if alone else cls(name, guard)
+        return None if alone else cls(name, guard, model)
+
+    @property
+    def dealt(self) -> tuple[int, int]:
+        """Which part of a probe this process looks at, and of how many: all of it if several compute it together."""
+        return (self.rank, self.size) if self.place is None else (0, 1)
+
+    def counts(self, *, probed: bool) -> bool:
+        """Whether the rows of this process count: of several with the same contexts only those of one."""
+        return self.place is None or self.first or (not probed and not self.place)
 
     @property
     def first(self) -> bool:
@@ -85,6 +96,8 @@ class Ranks:
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
+        if not self.counts(probed=seen.described):
+            seen = replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
         if self.first:
             self._pending.append(one := _Pending(seen, submit))
             return one.future
