@@ -145,6 +145,8 @@ def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monke
 
     def dies(rank: int) -> Any:
         def mine(step: int) -> list[int]:
+            if step == 0:
+                torch.distributed.barrier()  # both have begun
             if rank == 1 and step == 1:
                 os.kill(os.getpid(), 9)
             return [rank]
@@ -179,3 +181,29 @@ def test_activations_that_are_split_by_positions_are_refused(tmp_path: Path) -> 
     (first, _, notes), _ = in_ranks(lambda _: train(lambda _: [0], **options), 2, tmp_path)
     assert "split over processes (sequence parallel)" in notes[0]
     assert not [row for row in first.records() if row["kind"] == "resid"]
+
+
+def test_the_processes_part_before_the_monitor_ends(tmp_path: Path) -> None:
+    expected, *_ = alone(2)
+    (first, *_), _ = joined(2, tmp_path, ddp, leave=True)
+    assert expected is not None
+    assert_same(first, expected)
+
+
+def test_two_models_on_processes_of_their_own(tmp_path: Path) -> None:
+    """Of the same name, at the same time."""
+
+    def act(rank: int) -> Any:
+        pairs = [torch.distributed.new_group([0, 1]), torch.distributed.new_group([2, 3])]
+        group = pairs[rank // 2]
+        return train(
+            lambda _: [rank], wrap=lambda model: nn.parallel.DistributedDataParallel(model, process_group=group)
+        )
+
+    (first, *_), (second, *_), (third, *_), _ = in_ranks(act, 4, tmp_path)
+    other, *_ = train(lambda _: [2, 3], divided=2)
+    expected, *_ = alone(2)
+    assert expected is not None and other is not None
+    assert len(second) == 0
+    assert_same(first, expected)
+    assert_same(third, other)

@@ -100,6 +100,7 @@ def train(
     divided: int = 1,
     lr: float = 1e-3,
     architecture: str = "gpt2",
+    leave: bool = False,
     **options: Any,
 ) -> tuple[Table | None, list[Tensor], list[str]]:
     """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
@@ -120,6 +121,8 @@ def train(
                 dist.all_reduce(parameter.grad)
             optimizer.step()
             optimizer.zero_grad()
+        if leave:
+            dist.destroy_process_group()
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in wrapped.parameters()]
     notes = [] if monitor is None else monitor.notes
     return None if monitor is None else monitor.table, [p.detach().clone() for p in whole], notes

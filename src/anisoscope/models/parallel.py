@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
@@ -56,6 +57,17 @@ def whole_activation(x: Tensor, *, length: int | None, together: bool, what: str
             "contexts; train without it to monitor, or measure checkpoints with `anisoscope sweep`."
         )
     return x.to_local() if hasattr(x, "to_local") else x
+
+
+def training_ranks(model: nn.Module) -> list[int]:
+    """The processes that train a model: those of its wrapper or of the meshes of its parameters, else all there are."""
+    meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values()
+    if any(True for _ in _fsdp_modules(model)):
+        return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
+    wrapper = next((m for m in model.modules() if type(m).__name__ == "DistributedDataParallel"), None)
+    if wrapper is not None and not meshes:
+        return sorted(dist.get_process_group_ranks(wrapper.process_group))  # type: ignore[arg-type]
+    return list(range(dist.get_world_size()))
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:

@@ -156,7 +156,7 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.ranks = Ranks.here(self.name, self.guard, self.model)
+        self.ranks = Ranks.here(self.name, self.guard, model)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
             out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import tensor_rank
+from anisoscope.models.parallel import tensor_rank, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
 from anisoscope.monitor.guard import FaultGuard
@@ -55,20 +55,27 @@ class _Pending:
 class Ranks:
     """This process among those that train the model."""
 
-    def __init__(self, name: str, guard: FaultGuard, model: nn.Module) -> None:
-        self.rank, self.size, self.guard = dist.get_rank(), dist.get_world_size(), guard
+    def __init__(self, name: str, guard: FaultGuard, model: nn.Module, members: Sequence[int]) -> None:
+        self.members, self.guard = list(members), guard
+        self.rank, self.size = self.members.index(dist.get_rank()), len(members)
         self.place = tensor_rank(model)  # among processes with the same contexts, None if each has its own
+        name = f"{name}/{members[0]}"
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
+        # keys and values that all processes share; no collective, so that nobody waits
+        self._store: Any = dist.distributed_c10d._get_default_store()
         self._folder: Path | None = None
+        self._members: set[int] = set()  # known to have a monitor
         self._pending: deque[_Pending] = deque()  # of the first process
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
     def here(cls, name: str, guard: FaultGuard, model: nn.Module) -> Ranks | None:
         """None if one process trains alone."""
-        alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2
-        return None if alone else cls(name, guard, model)
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+            return None
+        members = training_ranks(model)
+        return cls(name, guard, model, members) if len(members) > 1 and dist.get_rank() in members else None
 
     @property
     def dealt(self) -> tuple[int, int]:
@@ -90,9 +97,9 @@ class Ranks:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="anisoscope-ranks-", dir=folder)).absolute()
-            _store().set(f"{self._key}/folder", str(self._folder))
+            self._store.set(f"{self._key}/folder", str(self._folder))
         else:
-            _store().set(f"{self._key}/joined/{self.rank}", "1")
+            self._store.set(f"{self._key}/joined/{self.rank}", "1")
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
@@ -113,7 +120,12 @@ class Ranks:
             self._send()
         until = time.monotonic() + _PATIENCE
         while self._pending:
-            if self._whole(self._pending[0], late=time.monotonic() > until):
+            try:
+                whole = self._whole(self._pending[0], late=time.monotonic() > until)
+            except Exception as error:  # such as a folder that somebody deleted: nobody waits for this step
+                self._pending.popleft().future.set_exception(error)
+                continue
+            if whole:
                 self._analyse(self._pending.popleft())
             elif not wait:
                 return
@@ -134,15 +146,15 @@ class Ranks:
         until, found = time.monotonic() + _PATIENCE, [mine]
         for rank in range(1, self.size):
             path = self._folder / f"ended.{rank}"
-            while not path.exists() and time.monotonic() < until and _known(f"{self._key}/joined/{rank}"):
+            while not path.exists() and time.monotonic() < until and self._joined(rank):
                 time.sleep(_POLL)
             found += [] if (said := self._take(path.name, "cpu")) is None else [said]
         return found
 
     def _send(self) -> None:
         """Write what is to be sent, once the folder is known; without one the first process has no monitor yet."""
-        if self._folder is None and _known(f"{self._key}/folder"):
-            self._folder = Path(_store().get(f"{self._key}/folder").decode())
+        if self._folder is None and self._known("folder"):
+            self._folder = Path(self._store.get(f"{self._key}/folder").decode())
         if self._folder is None:
             return
         if not self._folder.is_dir() and self._unsent:
@@ -151,6 +163,18 @@ class Ranks:
         for name, parcel in self._unsent:
             parcel.save(self._folder / name)
         self._unsent.clear()
+
+    def _known(self, name: str) -> bool:
+        """Whether some process has said this; False where the store is gone, with the processes of the training."""
+        try:
+            return bool(self._store.check([f"{self._key}/{name}"]))
+        except Exception:
+            return False
+
+    def _joined(self, rank: int) -> bool:
+        """Whether this process has a monitor, too."""
+        self._members |= {rank} if rank not in self._members and self._known(f"joined/{rank}") else set()
+        return rank in self._members
 
     def _whole(self, one: _Pending, *, late: bool) -> bool:
         """Whether all parts of a step are there that will come."""
@@ -162,7 +186,7 @@ class Ranks:
         name = _name(one.seen, rank)
         if name in there:
             return True
-        if not _known(f"{self._key}/joined/{rank}"):
+        if not self._joined(rank):
             return late or time.monotonic() > one.since + _GRACE
         begun = [other.partition(".")[0] for other in there if other.endswith(f".{rank}")]
         return late or any(step > name.partition(".")[0] for step in begun)  # "ended" comes after all numbers
@@ -177,8 +201,8 @@ class Ranks:
                 parts += [] if found is None else [found]
                 missing += [rank] if found is None else []
             if missing:
-                named = ", ".join(map(str, missing))
-                alone = "has no monitor, or " if not any(_known(f"{self._key}/joined/{r}") for r in missing) else ""
+                named = ", ".join(str(self.members[rank]) for rank in missing)
+                alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
                 with self.guard.at(f"step {one.seen.rows.step}"):
                     self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
             self._follow(one.submit(merged(parts)), one.future)
@@ -203,15 +227,6 @@ class Ranks:
             outer.set_result(done.result()) if error is None else outer.set_exception(error)
 
         inner.add_done_callback(ended)
-
-
-def _store() -> Any:
-    """The keys and values that all processes share; no collective, so that nobody waits."""
-    return dist.distributed_c10d._get_default_store()
-
-
-def _known(key: str) -> bool:
-    return bool(_store().check([key]))
 
 
 def _name(seen: Seen, rank: int) -> str:
