@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.results.query import Table
 from support.ranks import (
@@ -207,3 +208,68 @@ def test_two_models_on_processes_of_their_own(tmp_path: Path) -> None:
     assert len(second) == 0
     assert_same(first, expected)
     assert_same(third, other)
+
+
+@pytest.mark.parametrize("wrap", [ddp, fsdp])
+def test_a_training_goes_on_from_its_checkpoint(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    """Each process keeps the types that it has read, and the rows of a sharded table that it holds."""
+    (expected, *_), _ = joined(2, tmp_path, wrap, out=tmp_path / "whole")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (first, *_), _ = joined(2, tmp_path, wrap, out=tmp_path / "run", paused=saved)
+    assert sorted(path.name for path in saved.iterdir()) == ["monitor-1.pt", "monitor.pt"]
+    assert_same(first, expected)
+
+
+def test_a_folder_that_cannot_be_written_costs_no_part(tmp_path: Path) -> None:
+    expected, *_ = alone(2)
+    (first, _, notes), _ = joined(2, tmp_path, ddp, out="/proc/nothing/run")
+    assert expected is not None
+    assert notes
+    assert_same(first, expected)
+
+
+def test_a_folder_that_is_deleted_leaves_nobody_waiting(tmp_path: Path) -> None:
+    import shutil
+
+    def mine(rank: int, step: int) -> list[int]:
+        if (rank, step) == (0, 1):
+            shutil.rmtree(tmp_path / "run")
+        return [rank]
+
+    (first, *_), _ = in_ranks(
+        lambda rank: train(lambda step: mine(rank, step), wrap=ddp, out=tmp_path / "run"), 2, tmp_path
+    )
+    assert {row["step"] for row in first.records()} == set(range(STEPS))
+
+
+def test_a_process_that_cannot_measure_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, and results are kept while the training goes on."""
+    from anisoscope.monitor.monitor import Monitor
+
+    measure, seen = Monitor._measure_live, list[int]()
+
+    def fails(self: Monitor, *args: Any) -> Any:
+        if self.ranks is not None and not self.ranks.first:
+            raise MemoryError
+        seen.append(len(self.tables))
+        return measure(self, *args)
+
+    monkeypatch.setattr(Monitor, "_measure_live", fails)
+
+    def act(rank: int) -> Any:
+        return train(lambda _: [rank], by_hand=True), list(seen)
+
+    ((first, _, notes), kept), _ = in_ranks(act, 2, tmp_path)
+    assert kept[-1] > 0, "the first step is kept before the last begins"
+    assert "rank 1 gave nothing" in notes[0]
+    assert {row["step"] for row in first.records()} == set(range(STEPS))
+
+
+def test_a_monitor_made_too_early_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anisoscope.monitor.analysis import desk
+
+    known = iter([False, True])
+    monkeypatch.setattr(desk, "several", lambda: next(known))
+    with pytest.raises(AnisoscopeError, match="initialised after this monitor was made"):
+        train(lambda _: [0])

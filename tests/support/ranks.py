@@ -101,6 +101,7 @@ def train(
     lr: float = 1e-3,
     architecture: str = "gpt2",
     leave: bool = False,
+    paused: Path | None = None,
     **options: Any,
 ) -> tuple[Table | None, list[Tensor], list[str]]:
     """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
@@ -110,8 +111,14 @@ def train(
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr, foreach=False)  # parameters of several meshes
     words: dict[str, Any] = {"when": at(range(STEPS)), "plan": PLAN, "counts": COUNTS, "optimizer": optimizer}
     words |= {"total_steps": STEPS, "name": "m", **options}
-    with Monitor(wrapped, **words) if monitored else contextlib.nullcontext() as monitor:
+    with contextlib.ExitStack() as stack:
+        monitor = stack.enter_context(Monitor(wrapped, **words)) if monitored else None
         for step in range(STEPS):
+            if paused is not None and step == 1 and monitor is not None:
+                monitor.save(paused)
+                stack.close()
+                monitor = stack.enter_context(Monitor(wrapped, **words, resume=True))
+                monitor.load(paused)
             with monitor.step(step) if monitor is not None else contextlib.nullcontext():
                 for number in mine(step):
                     ids = shard(step, number)

@@ -186,7 +186,7 @@ class Monitor:
         self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
         self.desk.results = self.results
         self.tables, self.concepts, self.done = self.results.tables, self.results.concepts, self.results.done
-        self.resumed = self._next = -1
+        self.resumed, self._next, self._resuming = -1, -1, resume
         self.seconds = 0.0
         self._entered, self._fresh, self._ended, self._owner = False, True, False, 0  # the process that entered it
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
@@ -266,6 +266,8 @@ class Monitor:
         self.desk.begin(device, background=self.background, folder=folder)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
+            if self._resuming:
+                self.resumed = self.desk.agree(self.done, self.resumed)
         if note := self.files.begin():
             self.instruments.note(note)
         with self.guard.reaching("write run.json"):
@@ -423,6 +425,8 @@ class Monitor:
             opened.add(guard.call("follow every step", self._timed, self._trace_records, step))
         if opened.measured:
             guard.call("keep its results", self._timed, self._close, opened)
+        if opened.due and not opened.parts and self.ranks is not None:
+            guard.call("tell the other processes", self.ranks.missed, step)
         self._collect()
         if guard.fresh:
             guard.call("write run.json", self._describe, "running")
@@ -490,7 +494,8 @@ class Monitor:
         with self.guard.catching("log numbers"):
             step = step_number(step)
             place = {"variant": "", "group": "", "kind": "training", "step": step}
-            self.results.log(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
+            if self.desk.first:
+                self.results.log(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
 
     def _close(self, opened: OpenStep) -> None:
         """End a measured step for the training; its results may come later."""
@@ -571,22 +576,19 @@ class Monitor:
 
         Without `wait` it is written when all steps so far have been analysed, unless the folder is gone by then.
         """
-        if not self.desk.first:
-            return
         with self.guard.catching(_SAVE):
             if self.every is not None:
                 self.every.flush()
             if wait or self.store is None:  # only a store has the states of the studies after each step
                 self._collect(wait=True)
             state = self._state(max(self.done, default=-1)) | {"next": self._next}
-            self.results.then(
-                partial(self.guard.call, _SAVE, self.results.write_state, Path(folder), state, self.desk.ask)
-            )
+            write = self.desk.write_own if not self.desk.first else partial(self.results.write_state, ask=self.desk.ask)
+            self.results.then(partial(self.guard.call, _SAVE, write, Path(folder), state))
             self._collect()
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""
-        state = torch.load(Path(folder) / "monitor.pt", map_location="cpu", weights_only=True)
+        state = self.desk.read_state(Path(folder))
         self._collect(wait=True)  # steps from before it
         newest = self.store.newest() if self.store is not None else None
         following, self.resumed = {*state["done"], state.get("next")}, -1
@@ -595,3 +597,4 @@ class Monitor:
         if self.store is not None:
             self.store.rewind(set(state["done"]))
         self._restore(state)
+        self.resumed = self.desk.agree(self.done, self.resumed)

@@ -9,6 +9,7 @@ Contexts decide by their content where rows belong, so that the merged step is t
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -38,7 +39,10 @@ Submit = Callable[[Seen], Future[Found]]
 _NOTHING = object()
 _GRACE = 10.0  # seconds after a step in which a process may still say that it has a monitor
 _PATIENCE = 30.0  # seconds at the end for the parts of others
+_LIMIT = 120.0  # seconds after a step in which its parts may come, while the training goes on
 _POLL = 0.02  # seconds between looks while waiting
+_MOST = 16  # parts that are kept for a folder that is not known yet
+_PREFIX = "anisoscope-ranks-"
 _made: Counter[str] = Counter()  # monitors of this process by name: the same number in all processes
 
 
@@ -50,6 +54,11 @@ class _Pending:
     submit: Submit
     future: Future[Found] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
+
+
+def several() -> bool:
+    """Whether this process is one of several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class Ranks:
@@ -66,13 +75,14 @@ class Ranks:
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._folder: Path | None = None
         self._members: set[int] = set()  # known to have a monitor
+        self._agreed = 0  # how often `agree` was called
         self._pending: deque[_Pending] = deque()  # of the first process
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
     def here(cls, name: str, guard: FaultGuard, model: nn.Module) -> Ranks | None:
         """None if one process trains alone."""
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        if not several():
             return None
         members = training_ranks(model)
         return cls(name, guard, model, members) if len(members) > 1 and dist.get_rank() in members else None
@@ -94,12 +104,28 @@ class Ranks:
     def begin(self, folder: Path | None) -> None:
         """Tell the others where parts go: within this folder, which all machines must see, or one of this machine."""
         if self.first:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="anisoscope-ranks-", dir=folder)).absolute()
+            self._folder = _fresh_folder(folder)
             self._store.set(f"{self._key}/folder", str(self._folder))
         else:
             self._store.set(f"{self._key}/joined/{self.rank}", "1")
+
+    def agree(self, mine: Any) -> Any:
+        """What the first process says, such as which steps are measured already; others wait some seconds for it."""
+        self._agreed += 1
+        name = f"agreed/{self._agreed}"
+        if self.first:
+            self._store.set(f"{self._key}/{name}", json.dumps(mine))
+            return mine
+        until = time.monotonic() + _GRACE
+        while not self._known(name) and time.monotonic() < until:
+            time.sleep(_POLL)
+        return json.loads(self._store.get(f"{self._key}/{name}")) if self._known(name) else mine
+
+    def missed(self, step: int) -> None:
+        """Say that this process has nothing of a step, so that nobody waits for it."""
+        if not self.first:
+            self._unsent.append((_missed(step, self.rank), transport.Parcel.of(None)))
+            self._send()
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
@@ -122,9 +148,8 @@ class Ranks:
         while self._pending:
             try:
                 whole = self._whole(self._pending[0], late=time.monotonic() > until)
-            except Exception as error:  # such as a folder that somebody deleted: nobody waits for this step
-                self._pending.popleft().future.set_exception(error)
-                continue
+            except OSError:  # somebody deleted the folder: no part can come
+                whole = True
             if whole:
                 self._analyse(self._pending.popleft())
             elif not wait:
@@ -156,13 +181,17 @@ class Ranks:
         if self._folder is None and self._known("folder"):
             self._folder = Path(self._store.get(f"{self._key}/folder").decode())
         if self._folder is None:
+            del self._unsent[:-_MOST]  # the first process may have no monitor at all
             return
         if not self._folder.is_dir() and self._unsent:
             self._unsent.clear()
-            self.guard.note(f"{self._folder} is not seen here, so rank {self.rank} adds nothing: give an out= of all")
-        for name, parcel in self._unsent:
+            self.guard.note(
+                f"{self._folder} is gone, or not seen here, so rank {self.members[self.rank]} adds nothing; on several "
+                "machines give an out= that all of them see"
+            )
+        while self._unsent:
+            name, parcel = self._unsent.pop(0)  # not tried again where the disk is full: its contexts are missing
             parcel.save(self._folder / name)
-        self._unsent.clear()
 
     def _known(self, name: str) -> bool:
         """Whether some process has said this; False where the store is gone, with the processes of the training."""
@@ -184,10 +213,11 @@ class Ranks:
 
     def _settled(self, one: _Pending, rank: int, there: set[str], *, late: bool) -> bool:
         name = _name(one.seen, rank)
-        if name in there:
+        if name in there or _missed(one.seen.rows.step, rank) in there:
             return True
         if not self._joined(rank):
             return late or time.monotonic() > one.since + _GRACE
+        late = late or time.monotonic() > one.since + _LIMIT
         begun = [other.partition(".")[0] for other in there if other.endswith(f".{rank}")]
         return late or any(step > name.partition(".")[0] for step in begun)  # "ended" comes after all numbers
 
@@ -231,6 +261,23 @@ class Ranks:
 
 def _name(seen: Seen, rank: int) -> str:
     return f"{seen.rows.step:012d}.{seen.study}.{rank}"
+
+
+def _missed(step: int, rank: int) -> str:
+    return f"{step:012d}.nothing.{rank}"
+
+
+def _fresh_folder(folder: Path | None) -> Path:
+    """A new folder for parts within this one, where that can be, else a temporary one; what a killed run left goes."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob(f"{_PREFIX}*"):
+                shutil.rmtree(old, ignore_errors=True)
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder)).absolute()
+        except OSError:  # which is noted when results are written there
+            pass
+    return Path(tempfile.mkdtemp(prefix=_PREFIX)).absolute()
 
 
 def _device_of(seen: Seen) -> str:
@@ -291,6 +338,8 @@ def _joined_table(first: TableSeen, others: Sequence[TableSeen]) -> TableSeen:
         types, place = torch.cat([types for types, _ in parts]).unique(return_inverse=True)
         where = torch.empty_like(types).scatter_(0, place, torch.arange(len(place)))
         kept = torch.stack(read).any(0)[types] if read else torch.ones_like(types, dtype=torch.bool)
+        if read and len(types) < first.size:  # a process that holds some of the rows gave none, as after a restart
+            continue
         if bool(kept.any()):
             updates.append((name, types[kept], rows[where[kept].to(rows.device)]))
     return TableSeen(first.size, first.width, first.output, first.tied, first.since, updates)

@@ -115,7 +115,7 @@ class StepResults:
             if self.files.store is not None and cards:
                 self.files.store.put_concepts(step, cards)
 
-    def write_state(self, folder: Path, state: dict[str, Any], ask: Callable[[str], Any]) -> None:
+    def write_state(self, folder: Path, state: dict[str, Any], *, ask: Callable[[str], Any]) -> None:
         """Write the state of a monitor after the steps so far, with that of the studies, unless the folder is gone."""
         studies = self.newest[0] if self.newest is not None else ask("state")
         state |= {"done": [step for step in state["done"] if step in self.done], **studies}
