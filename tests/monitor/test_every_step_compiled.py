@@ -276,3 +276,14 @@ def test_a_model_that_calls_checkpoint_itself_trains_on() -> None:
     assert losses(lambda model: compiled(model, fullgraph=False)) == pytest.approx(
         losses(lambda model: model), rel=1e-5
     )
+
+
+def test_attention_that_is_watched_elsewhere_breaks_no_graph() -> None:
+    """Another model of the process may be measured meanwhile, or a monitor never have ended."""
+    other = fresh_model("gpt2", layers=2).eval()
+    with Monitor(other, when=at([0]), metrics="drift", live=True) as watching:
+        wanted, _ = follow("gpt2", lambda model: model)
+        found, _ = follow("gpt2", compiled)
+        del watching
+    compare(found, wanted, 1e-6)
+    assert not [part for part in other.modules() if "_anisoscope_watched" in vars(part)]

@@ -33,6 +33,7 @@ _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
 _HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
 _takers: dict[int, list[Callable[..., None]]] = {}  # by id of the module that calls; several captures may share one
+_WATCHED = "_anisoscope_watched"  # set on modules whose calls somebody takes
 _lock = threading.Lock()
 _replaced: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and by how many captures
 
@@ -378,19 +379,21 @@ def watching(modules: Sequence[nn.Module], take: Take, shield: Shield = as_it_is
 def _relayed(module: nn.Module, take: Take, shield: Shield) -> Iterator[None]:
     from transformers.modeling_utils import AttentionInterface
 
-    parts, seen = [id(part) for part in module.modules()], shield(lambda *args, **kwargs: take(_call(*args, **kwargs)))
+    parts, seen = list(module.modules()), shield(lambda *args, **kwargs: take(_call(*args, **kwargs)))
     with _lock:
         for part in parts:
-            _takers.setdefault(part, []).append(seen)
+            _takers.setdefault(id(part), []).append(seen)
+            vars(part)[_WATCHED] = True
     try:
         with replaced(AttentionInterface, "get_interface", _routed):
             yield
     finally:
         with _lock:
             for part in parts:
-                _takers[part].remove(seen)
-                if not _takers[part]:
-                    del _takers[part]
+                _takers[id(part)].remove(seen)
+                if not _takers[id(part)]:
+                    del _takers[id(part)]
+                    vars(part).pop(_WATCHED, None)
 
 
 def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
@@ -404,7 +407,8 @@ def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    _tell(name, module, *args, **kwargs)
+    if getattr(module, _WATCHED, False):  # of others the graph of torch.compile is not broken
+        _tell(name, module, *args, **kwargs)
     return function(module, *args, **kwargs)
 
 
