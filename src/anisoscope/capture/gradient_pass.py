@@ -238,12 +238,6 @@ def probing() -> bool:
     return bool(_PROBES)
 
 
-def original(model: nn.Module) -> nn.Module:
-    """The module that torch.compile wraps, or the model itself."""
-    inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
-
-
 def forward_rows(
     model: nn.Module,
     inputs: Mapping[str, Any],

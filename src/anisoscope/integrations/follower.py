@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.capture.gradient_pass import original
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import original
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule
 from anisoscope.results.query import Table

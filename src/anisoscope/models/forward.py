@@ -37,26 +37,34 @@ _signatures: weakref.WeakKeyDictionary[types.FunctionType, inspect.Signature] = 
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
+def original(model: nn.Module) -> nn.Module:
+    """The module that torch.compile wraps, or the model itself."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def _parallel_part(model: nn.Module) -> nn.Module | None:
+    """The module inside a data-parallel wrapper; None for any other model."""
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__ else None
+
+
+def trained_module(model: nn.Module) -> nn.Module:
+    """The module inside wrappers of torch.compile and of data-parallel training, whose forward communicates."""
+    model = original(model)
+    inner = _parallel_part(model)
+    return model if inner is None else trained_module(inner)
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and adapter wrappers."""
     while True:
-        inner = getattr(model, "module", None)
-        if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__:
+        if (inner := _parallel_part(model)) is not None:
             model = inner
         elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
             model = model.get_base_model()  # type: ignore[operator]
         else:
             return model
-
-
-def trained_module(model: nn.Module) -> nn.Module:
-    """The module inside wrappers of torch.compile and of data-parallel training, whose forward communicates."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        inner = getattr(model, "module", None) if inner is None and "Parallel" in type(model).__name__ else inner
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def attends(module: nn.Module) -> bool:
