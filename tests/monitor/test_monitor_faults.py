@@ -19,6 +19,7 @@ from torch import nn
 from anisoscope.capture.sampled_rows import SampledRows
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch, StepPass
 from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor import saved_state
 from anisoscope.monitor.analysis.analysis import Analysis
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.every_step import EveryStep
@@ -259,7 +260,7 @@ PLACES: list[tuple[Any, str, tuple[str, ...]]] = [
     (EmbeddingWatch, "close", ("live", "probe")),
     (EmbeddingWatch, "_shrink", ("live", "probe")),
     (EmbeddingWatch, "_decay", ("live", "probe")),
-    (Monitor, "_state", ("live", "probe")),
+    (saved_state, "state_of", ("live", "probe")),
     (Monitor, "_finish", ("live", "probe")),
 ]
 CASES = [(owner, name, mode) for owner, name, modes in PLACES for mode in modes]

@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.models.forward import trained_module
+from anisoscope.monitor import saved_state
 from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.analysis.desk import Desk
 from anisoscope.monitor.analysis.ranks import Ranks
@@ -60,6 +60,7 @@ from anisoscope.monitor.open_step import (
     step_number,
     with_splits,
 )
+from anisoscope.monitor.saved_state import SAVE
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress, takes_plain
@@ -69,8 +70,6 @@ from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.tangent.proxy import StepRows
 from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
-
-_SAVE = "save its state with a checkpoint"
 
 
 class Monitor:
@@ -186,7 +185,7 @@ class Monitor:
         self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
         self.desk.results = self.results
         self.tables, self.concepts, self.done = self.results.tables, self.results.concepts, self.results.done
-        self.resumed, self._next, self._resuming = -1, -1, resume
+        self.resumed, self.next, self._resuming = -1, -1, resume
         self.seconds = 0.0
         self._entered, self._fresh, self._ended, self._owner = False, True, False, 0  # the process that entered it
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
@@ -282,7 +281,7 @@ class Monitor:
         try:
             state = self.store.newest() if self.store is not None else None
             if state is not None:
-                self._restore(state)
+                saved_state.restore(self, state)
                 self.resumed = state["step"]
         except OSError:
             self.files.give_up()  # its results must not be replaced
@@ -300,7 +299,7 @@ class Monitor:
         try:
             for detach in (self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)):
                 self.guard.call("take its hooks off", detach)
-            self._collect(wait=True)
+            self.collect(wait=True)
             if kind is None and self.desk.first:
                 self.guard.call("finish", self._finish)
             status = "complete" if kind is None else "interrupted"
@@ -385,7 +384,7 @@ class Monitor:
         if self._fresh and 0 <= self.resumed < step:  # updates of the table in between were not observed
             self.watch.before = None
         self._fresh = False
-        self._next = step + 1
+        self.next = step + 1
         self.watch.paused = step < self.resumed  # steps measured before an interruption are repeated without measuring
 
     def _begin_step(self, step: int) -> OpenStep:
@@ -427,7 +426,7 @@ class Monitor:
             guard.call("keep its results", self._timed, self._close, opened)
         if opened.due and not opened.parts and self.ranks is not None:
             guard.call("tell the other processes", self.ranks.missed, step)
-        self._collect()
+        self.collect()
         if guard.fresh:
             guard.call("write run.json", self._describe, "running")
 
@@ -501,10 +500,10 @@ class Monitor:
         """End a measured step for the training; its results may come later."""
         self.done.add(opened.step)
         self.watch.remember(opened.step)
-        opened.state = self._state(opened.step) if self.store is not None else {}
+        opened.state = saved_state.state_of(self, opened.step) if self.store is not None else {}
         self.results.expect(opened)
 
-    def _collect(self, *, wait: bool = False) -> None:
+    def collect(self, *, wait: bool = False) -> None:
         """Keep the results that have come, or all."""
         self._timed(partial(self.desk.collect, wait=wait))
 
@@ -518,7 +517,7 @@ class Monitor:
     @property
     def table(self) -> Table:
         """Everything measured so far; waits for steps that are being analysed."""
-        self._collect(wait=True)
+        self.collect(wait=True)
         about = {"monitor_seconds": round(self.seconds, 3), "notes": self.notes}
         return in_order(Table.concat(self.tables, about))
 
@@ -540,61 +539,14 @@ class Monitor:
         beside = [*(study.notes if study is not None else ()), *self.instruments.setup.notes]
         return [*self.guard.notes, *self.instruments.notes, *beside]
 
-    def _state(self, step: int) -> dict[str, Any]:
-        """The state of the monitor that later steps need, for saving; that of the studies comes from the analysis."""
-        return {
-            "step": step,
-            "done": sorted(self.done),
-            "watch": {name: value.cpu() for name, value in self.watch.state().items()},
-            "watched": self.watch.step,
-            "temporal": asdict(self.temporal),
-            "map": self.map.state() if self.map is not None else None,
-            "seconds": self.seconds,
-            "shown": self.desk.shown,
-        }
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        """Restore a state; tables of later steps are dropped."""
-        done = set(state["done"])
-        self.results.restore(done, self.store.tables(done) if self.store is not None else [])
-        states = {name: state[name] for name in self.studies if state.get(name) is not None}
-        inside = {step for saved in states.values() if saved["frozen"] for step in saved["frozen"]["window"]}
-        windows = self.store.window(sorted(inside)) if self.store is not None else {}
-        self.desk.ask("load", states, windows)
-        self.results.newest = (states, windows) if self.store is not None else None
-        for name, saved in states.items():
-            self.studies[name].notes = list(saved["notes"])
-        self.watch.load(state["watch"], state["watched"])
-        self.temporal = TemporalSpread(**state["temporal"])
-        self.desk.shown = state.get("shown", 0)
-        if self.map is not None and state.get("map") is not None:
-            self.map.load(state["map"])
-        self.seconds = state["seconds"]
-
     def save(self, folder: Path, *, wait: bool = True) -> None:
         """Write the state into a folder, for training loops that store it with their own checkpoints.
 
         Without `wait` it is written when all steps so far have been analysed, unless the folder is gone by then.
         """
-        with self.guard.catching(_SAVE):
-            if self.every is not None:
-                self.every.flush()
-            if wait or self.store is None:  # only a store has the states of the studies after each step
-                self._collect(wait=True)
-            state = self._state(max(self.done, default=-1)) | {"next": self._next}
-            write = self.desk.write_own if not self.desk.first else partial(self.results.write_state, ask=self.desk.ask)
-            self.results.then(partial(self.guard.call, _SAVE, write, Path(folder), state))
-            self._collect()
+        with self.guard.catching(SAVE):
+            saved_state.save(self, Path(folder), wait=wait)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote; later steps are measured again, but for one with the weights of the checkpoint."""
-        state = self.desk.read_state(Path(folder))
-        self._collect(wait=True)  # steps from before it
-        newest = self.store.newest() if self.store is not None else None
-        following, self.resumed = {*state["done"], state.get("next")}, -1
-        if newest is not None and newest["step"] == state.get("next") and set(newest["done"]) == following:
-            state, self.resumed = newest, newest["step"]
-        if self.store is not None:
-            self.store.rewind(set(state["done"]))
-        self._restore(state)
-        self.resumed = self.desk.agree(self.done, self.resumed)
+        saved_state.load(self, Path(folder))
