@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -20,6 +21,8 @@ from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 from anisoscope.models.tokenizer import special_ids as special_tokens
+
+_BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,55 @@ class RowSelection:
     @staticmethod
     def _summed(flat: Tensor, segment: Tensor, count: Tensor) -> Tensor:
         return flat.new_zeros((count.numel(), *flat.shape[1:])).index_add_(0, segment, flat)
+
+
+class ModuleCalls:
+    """The rows of all calls of one module in one pass: a context's positions go on from call to call."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.notes = name, list[str]()
+        self._parts: list[tuple[Tensor, Index]] = []
+
+    def add(self, rows: Tensor, index: Index) -> int | None:
+        """Add the rows of a call and return its number; None, with a note, if they have another shape than before."""
+        if self._parts and self._parts[0][0].shape[1:] != rows.shape[1:]:
+            self.notes.append(
+                f"{self.name} is called several times in a pass, with outputs of different widths: rows of the width "
+                f"of its first call ({self._parts[0][0].shape[1]}) are measured"
+            )
+            return None
+        self._parts.append((rows, index))
+        return len(self._parts) - 1
+
+    def joined(self) -> tuple[Tensor, Index]:
+        """The rows of all calls and what they are."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        self.notes.append(
+            f"{self.name} is called {len(self._parts)} times in a pass: the rows of all its calls are measured together"
+        )
+        indices, starts = [index for _, index in self._parts], [0]
+        for index in indices:
+            starts.append(starts[-1] + index.length)
+        length = starts.pop()
+        keep = [
+            i.keep // i.length * length + start + i.keep % i.length for i, start in zip(indices, starts, strict=True)
+        ]
+        position = [index.position + start for index, start in zip(indices, starts, strict=True)]
+        joined = {name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")}
+        joined |= {"keep": torch.cat(keep), "position": torch.cat(position)}
+        flags = {name: [getattr(index, name, None) for index in indices] for name in ("first", "valid")}
+        flags["first"] = [flag if i == 0 or flag is None else flag & False for i, flag in enumerate(flags["first"])]
+        joined |= {name: torch.cat(given) for name, given in flags.items() if all(f is not None for f in given)}
+        return torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
+
+    def spread(self, gradient: Tensor, number: int) -> Tensor:
+        """The gradient of the rows of one call, with zeros for those of the others."""
+        if len(self._parts) == 1:
+            return gradient
+        sizes = [len(rows) for rows, _ in self._parts]
+        before = sum(sizes[:number])
+        return nn.functional.pad(gradient, (0, 0, before, sum(sizes) - before - sizes[number]))
 
 
 @dataclass
@@ -386,7 +438,7 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
     for name in CONTENT:
         if isinstance(arguments.get(name), Tensor):
             return name, arguments[name]
-    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and "mask" not in k]
+    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and not _BESIDE.search(k)]
     if not tensors:
         raise no_content(arguments)
     name, value = tensors[0]
@@ -399,7 +451,8 @@ def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
     """The error for a forward whose arguments contain no known input."""
     return AnisoscopeError(
         f"the forward pass was given no tensor that says what its contexts are (seen: "
-        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
+        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}, or any tensor with "
+        "contexts first: rows=lambda args, kwargs: {'inputs_embeds': …} can name one [contexts, positions, width]."
     )
 
 

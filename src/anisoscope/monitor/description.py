@@ -35,7 +35,7 @@ def model_entry(
     model: nn.Module, instruments: Instruments, *, name: str, layout: Layout, tokenizer: Any, probed: bool
 ) -> dict[str, Any]:
     """The model's entry in run.json."""
-    depths = {stack.name: stack.depth for stack in layout.stacks}
+    depths = layout.depths
     entry: dict[str, Any] = {"name": name, "architecture": type(model).__name__, "stacks": list(depths)}
     targets = instruments.targets
     entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}

@@ -224,7 +224,8 @@ class StepRows:
 
 def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     """Select contexts of a batch; entries that are not per context are kept."""
-    size = next(len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1)
+    tensors = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim()]
+    size = len(next((v for v in tensors if v.dim() > 1), tensors[0]))
     per_context = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == size}
     return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in per_context.items()}
 
