@@ -211,7 +211,9 @@ class Capture:
         unseen = self.unseen
         if not unseen:
             return
-        names = ", ".join(map(str, unseen[:6])) + (f" and {len(unseen) - 6} more" if len(unseen) > 6 else "")
+        names = ", ".join(site.name or str(site) for site in unseen[:6]) + (
+            f" and {len(unseen) - 6} more" if len(unseen) > 6 else ""
+        )
         hint = "the modules were not called"
         if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'

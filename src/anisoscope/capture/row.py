@@ -198,6 +198,7 @@ class ModuleCalls:
     def __init__(self, name: str) -> None:
         self.name, self.notes = name, list[str]()
         self._parts: list[tuple[Tensor, Index]] = []
+        self._order: Tensor | None = None  # of the joined rows
 
     def add(self, rows: Tensor, index: Index) -> int | None:
         """Add the rows of a call and return its number; None, with a note, if they have another shape than before."""
@@ -230,7 +231,11 @@ class ModuleCalls:
         flags = {name: [getattr(index, name, None) for index in indices] for name in ("first", "valid")}
         flags["first"] = [flag if i == 0 or flag is None else flag & False for i, flag in enumerate(flags["first"])]
         joined |= {name: torch.cat(given) for name, given in flags.items() if all(f is not None for f in given)}
-        return torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
+        rows, index = torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
+        if len(index.context):  # rows of a context stand together
+            self._order = index.keep.argsort()
+            return rows[self._order.to(rows.device)], index.taken(self._order)
+        return rows, index
 
     def spread(self, gradient: Tensor, number: int) -> Tensor:
         """The gradient of the rows of one call, with zeros for those of the others."""
@@ -238,7 +243,8 @@ class ModuleCalls:
             return gradient
         sizes = [len(rows) for rows, _ in self._parts]
         before = sum(sizes[:number])
-        return nn.functional.pad(gradient, (0, 0, before, sum(sizes) - before - sizes[number]))
+        found = nn.functional.pad(gradient, (0, 0, before, sum(sizes) - before - sizes[number]))
+        return found if self._order is None else found[self._order.to(found.device)]
 
 
 @dataclass
@@ -553,7 +559,7 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     if x.dim() == 2 and x.shape[0] % batch == 0:
         return x.unflatten(0, (batch, -1))
     raise AnisoscopeError(
-        f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
+        f"{site.label} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
         "[contexts, positions, width]."
     )
 

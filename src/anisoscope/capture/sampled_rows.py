@@ -76,6 +76,8 @@ class SampledContexts(Contexts):
         if real is None:  # every position is data
             ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
             return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
+        if length == 1 != real.shape[1]:  # one row of each context
+            real = real.any(1, keepdim=True)
         if real.shape[1] != length:
             raise AnisoscopeError(
                 f"a site has {length} positions where the mask has {real.shape[1]}, which cannot be told apart "

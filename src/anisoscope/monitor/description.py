@@ -41,6 +41,7 @@ def model_entry(
     targets = instruments.targets
     entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
     entry |= modality_words(model, list(depths), tokenizer, layout=layout)
+    entry |= {"modules": [site.name for site in layout.modules]} if layout.modules else {}
     if layout.modules and is_plain(model):
         entry |= {"modality": {}, "rows": dict.fromkeys(depths, "one context or position of a module's output")}
     entry["layers"] = max(depths.values())

@@ -56,7 +56,7 @@ from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.proxy import StepRows, take
 from anisoscope.tangent.tables import weight_gradients
-from anisoscope.tangent.tangent_study import TangentStudy
+from anisoscope.tangent.tangent_study import DEFAULT_RANK, TangentStudy
 
 OUTSIDE = (
     "the loss was computed outside the model: gradients are those of the loss that backward was called on, whatever "
@@ -182,8 +182,13 @@ class Instruments:
             if len(uncalled) == len(self.layout.modules) and alone:
                 raise AnisoscopeError(f"none of the modules ({names}) was called in step {step}; name others.")
             self.note(f"not called in step {step}: {names}")
+        if study is not None and self.layout.modules:
+            rows.unreached |= {site for site in rows.fit if site not in rows.test} if rows.test else set()
+            self.leave_narrow(rows)
         if alone and not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
+            if self.layout.modules and seen:
+                what = "no gradient of a module (are they frozen, run without gradients, or not used by the loss?)"
             raise AnisoscopeError(
                 f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
                 "loss.backward() inside `with monitor.step(…)`, call the model itself and not its parts, and attach "
@@ -194,6 +199,24 @@ class Instruments:
         if absent := [str(s) for s in self.sites if s not in bank.sites]:  # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return rows
+
+    def leave_narrow(self, rows: StepRows) -> None:
+        """Take modules out of the tangent study, with a note, that would lower the rank of all to a fourth or less.
+
+        All sites have one rank, at most a quarter of the narrowest; if it is given, those too narrow for it are left
+        out.
+        """
+        assert self.study is not None
+        widths = {site: parts[0][0].x.shape[1] for site, parts in rows.test.items()}
+        rank = self.study.plan.rank or min(DEFAULT_RANK, max(widths.values(), default=0) // 4)
+        least = 4 * rank if self.study.plan.rank else max(4, rank)
+        narrow = [site for site, width in widths.items() if width < least]
+        if not narrow or len(narrow) == len(widths):
+            return
+        for site in narrow:
+            rows.drop(site)
+        names = ", ".join(f"{site.name} ({widths[site]})" for site in narrow)
+        self.note(f"too narrow for a tangent study of the rank of the other modules: {names}; name them apart")
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -428,6 +451,8 @@ class Probe:
                 self._tested(piece, into, sink)
             else:
                 self._fitted(piece, into, sink)
+        if self.gradients and i.layout.modules:
+            i.leave_narrow(out)
         return out
 
     def _words(self, others: Sink | None) -> dict[str, Any]:

@@ -171,6 +171,14 @@ class StepRows:
         self.tokens += tokens
         self.weighted_loss = self.weighted_loss if weighted is None else (self.weighted_loss or 0.0) + weighted
 
+    def drop(self, site: Site) -> None:
+        """Leave a site out."""
+        self.fit.pop(site, None)
+        self.test.pop(site, None)
+        self.unreached.discard(site)
+        for found, _, _ in self.passes:
+            found.sites.pop(site, None)
+
     def at_split(self, split: int) -> StepRows:
         """The same contexts in other halves."""
         other = StepRows(self.step)

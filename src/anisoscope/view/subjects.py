@@ -98,7 +98,8 @@ class DrawnSite(NamedTuple):
     @property
     def short(self) -> str:
         plain = {"embed": "embed", "resid": str(self.layer), "stage": str(self.layer), "final": "final"}
-        return plain.get(self.kind, f"{self.layer} · {self.kind}")
+        own = self.kind if is_module(self.kind) else f"{self.layer} · {self.kind}"
+        return plain.get(self.kind, own)
 
 
 class LineKey(NamedTuple):

@@ -20,7 +20,7 @@ from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.subjects import DrawnSite, LineKey, Subject, TrainingRows, in_stream, known, model_entries
-from anisoscope.view.words import TANGENT, Catalogue, estimate, few, number, reading_of, reading_words
+from anisoscope.view.words import TANGENT, Catalogue, estimate, few, is_module, number, reading_of, reading_words
 
 ENERGY, ENRICHMENT, ALIGNMENT = "gradient_energy", "gradient_enrichment", "gradient_alignment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
@@ -547,7 +547,8 @@ def step_map(
     """A heat map of layers by steps; cells without a value stay empty."""
     across, down = words.strided(len(steps), 8), words.strided(len(sites), 14)
     x = Axis("step", ticks=([float(i) for i in across], [words.step_words(steps[i]) for i in across]))
-    y = Axis("block", ticks=([float(i) for i in down], [sites[i].short for i in down]))
+    ticks = ([float(i) for i in down], [sites[i].short for i in down])
+    y = Axis("" if is_module(sites[0].kind) else "block", ticks=ticks)
     # non-numeric names: plotly would place a tick at position 8 in the column named 8
     names = [f"step {step:,}" for step in steps]
     return Panel(x, y, grid=figure.Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))
