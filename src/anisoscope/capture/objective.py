@@ -425,8 +425,9 @@ def _own_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     found = output_part(forward(model, inputs), "loss")
     if not isinstance(found, Tensor):
         raise AnisoscopeError(
-            f"{type(unwrapped(model)).__name__} returned no loss for its batch; add what it predicts (labels, a mask "
-            "of patches or frames), or give loss=, a function of (model, inputs) that returns the summed loss."
+            f"{type(unwrapped(model)).__name__} returned no loss for its batch; add what it predicts (labels: pairs "
+            "of inputs and labels will do; a mask of patches or frames), or give loss=, a function of (model, inputs) "
+            "that returns the summed loss."
         )
     return found.sum()
 

@@ -226,9 +226,13 @@ class ModuleCalls:
             i.keep // i.length * length + start + i.keep % i.length for i, start in zip(indices, starts, strict=True)
         ]
         position = [index.position + start for index, start in zip(indices, starts, strict=True)]
-        joined = {name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")}
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")
+        }
         joined |= {"keep": torch.cat(keep), "position": torch.cat(position)}
-        flags = {name: [getattr(index, name, None) for index in indices] for name in ("first", "valid")}
+        flags: dict[str, list[Any]] = {
+            name: [getattr(index, name, None) for index in indices] for name in ("first", "valid")
+        }
         flags["first"] = [flag if i == 0 or flag is None else flag & False for i, flag in enumerate(flags["first"])]
         joined |= {name: torch.cat(given) for name, given in flags.items() if all(f is not None for f in given)}
         rows, index = torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)

@@ -221,6 +221,7 @@ class Monitor:
         """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         options |= {"architecture": type(self.model).__name__}
+        options |= {"modules": [site.name for site in self.layout.modules]} if self.layout.modules else {}
         more: dict[str, Any] = {"probe": self.probe, "live": self.live_wanted, "skipped": self.skipped}
         more |= {"halves": self.instruments.halves, "rows_taken": rows_taken}
         self.options = shared_options(options, self.plan, **more)

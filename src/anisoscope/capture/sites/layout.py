@@ -187,10 +187,10 @@ def find_layout(model: nn.Module, modules: Sequence[str] | str | None = None) ->
         named = tuple(named_sites(model, names_of(modules) or []).values())
         if not named:
             raise AnisoscopeError(f"modules= names nothing; name some of {shown_names(model)}.")
-        stacks: tuple[Stack, ...] = ()
+        known: tuple[Stack, ...] = ()
         with contextlib.suppress(AnisoscopeError):  # of a known model, modules have the positions of their stack
-            stacks = find_layout(model).stacks
-        return Layout(type(unwrapped(model)).__name__, stacks, modules=named)
+            known = find_layout(model).stacks
+        return Layout(type(unwrapped(model)).__name__, known, modules=named)
     kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
         raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
