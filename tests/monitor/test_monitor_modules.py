@@ -216,6 +216,8 @@ def test_a_probe_of_the_training_batch_sees_what_its_hooks_see(kind: str) -> Non
         nn.functional.cross_entropy(model(*inputs), LABELS).backward()
     words: dict[str, Any] = {"probe": [(*inputs, LABELS)], "loss": _loss}
     probed, read = _watched(kind, names, **words), _energies(live)
+    for monitor in (live, probed):
+        assert any("cell is called 3 times in a pass" in note for note in monitor.notes) == (kind == "recurrent")
     assert set(read) == set(names)
     assert _energies(probed) == pytest.approx(read, rel=1e-4)
     if kind != "recurrent":  # inputs and labels need no words

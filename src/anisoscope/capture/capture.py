@@ -32,30 +32,21 @@ from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layou
 from anisoscope.capture.sites.named_module import PackedSequence, arranged, find_packed, named_sites, unpacked
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.forward import (
+    MEDIA,
+    all_logits,
+    by_name,
+    evaluating,
+    few_logits,
+    find_tensor,
+    first_tensor,
+    forward,
+    unwrapped,
+)
 from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
-
-
-def _few_logits(model: nn.Module) -> contextlib.ExitStack:
-    """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
-
-    For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
-    """
-    find = getattr(unwrapped(model), "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    stack = contextlib.ExitStack()
-
-    def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
-        return (args[0][:, -1:], *args[1:]) if whole else None
-
-    if isinstance(head, nn.Module):
-        stack.callback(head.register_forward_pre_hook(last).remove)
-    return stack
-
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
 """(args, kwargs) of the model's forward -> bool [B, T], True where a position is data; or missing arguments."""
@@ -173,9 +164,9 @@ class Capture:
         self._batch, self._seen = batch, set()
         reader = self._called_part(batch.inputs)
         try:
-            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else _few_logits(reader)
+            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else few_logits(reader)
             with evaluating(self.model), without_gradients(self.model), unread:
-                forward(reader, batch.inputs)
+                forward(reader, {**batch.inputs, **all_logits(reader)} if self.named else batch.inputs)
         finally:
             self._batch = None
         self._raise_unseen()
@@ -338,8 +329,8 @@ class Capture:
         self._finished += 1
         calls, self._calls = self._calls, {}
         for site, made in calls.items():
-            self._note(*made.notes)
             self._keep(site, *made.joined())
+            self._note(*made.notes)
         for running in self._passes.values():
             running.end()
 

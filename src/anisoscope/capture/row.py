@@ -230,11 +230,13 @@ class ModuleCalls:
             name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")
         }
         joined |= {"keep": torch.cat(keep), "position": torch.cat(position)}
-        flags: dict[str, list[Any]] = {
-            name: [getattr(index, name, None) for index in indices] for name in ("first", "valid")
-        }
-        flags["first"] = [flag if i == 0 or flag is None else flag & False for i, flag in enumerate(flags["first"])]
-        joined |= {name: torch.cat(given) for name, given in flags.items() if all(f is not None for f in given)}
+        joined["first"] = None  # of several calls none is the beginning of a text
+        valid = [getattr(index, "valid", None) for index in indices]
+        if any(flags is not None for flags in valid):  # of rows that were sampled
+            pairs = zip(indices, valid, strict=True)
+            joined["valid"] = torch.cat(
+                [torch.ones_like(i.keep, dtype=torch.bool) if v is None else v for i, v in pairs]
+            )
         rows, index = torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
         if len(index.context):  # rows of a context stand together
             self._order = index.keep.argsort()

@@ -103,6 +103,29 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
     return model(**moved, **extra) if plain is None else model(plain, **moved, **extra)
 
 
+def few_logits(model: nn.Module) -> contextlib.ExitStack:
+    """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
+
+    For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
+    """
+    find = getattr(unwrapped(model), "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    stack = contextlib.ExitStack()
+
+    def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
+        return (args[0][:, -1:], *args[1:]) if whole else None
+
+    if isinstance(head, nn.Module):
+        stack.callback(head.register_forward_pre_hook(last).remove)
+    return stack
+
+
+def all_logits(model: nn.Module) -> dict[str, int]:
+    """What makes a model compute logits at all positions, as a named output head needs, if it can be told."""
+    return {"logits_to_keep": 0} if "logits_to_keep" in inspect.signature(unwrapped(model).forward).parameters else {}
+
+
 def _as_taken(moved: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
     """Ids and labels under the names that a user's own forward has for them."""
     if "input_ids" in moved and "input_ids" not in accepted and "" not in moved:
