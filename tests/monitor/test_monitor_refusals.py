@@ -86,18 +86,29 @@ def outside(model: nn.Module) -> None:
     exact_loss(logits, batch["labels"]).backward()
 
 
-def test_a_loss_from_outside_the_model_needs_to_be_explained() -> None:
-    with pytest.raises(AnisoscopeError, match=r"took no part in the backward pass.*loss=\"mean\""):
-        live_step(outside)
+def twice(model: nn.Module) -> None:
+    """The same as micro-batches of one and of two thirds of the contexts, whose means weigh differently."""
+    batch = probe_of("gpt2")
+    for part in ({k: v[:8] for k, v in batch.items()}, {k: v[8:] for k, v in batch.items()}):
+        logits = model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
+        exact_loss(logits, part["labels"]).backward()
+
+
+def test_a_loss_from_outside_the_model_needs_to_be_explained_if_micro_batches_are_pooled() -> None:
+    with pytest.raises(AnisoscopeError, match=r"how its micro-batches weigh is not known.*loss=\"mean\""):
+        live_step(twice)
     with pytest.raises(AnisoscopeError, match="needs tokens="):
         live_step(outside, loss="mean")
     with pytest.raises(AnisoscopeError, match="expected auto, mean or sum"):
         live_step(outside, loss="average")
     tokens = int((probe_of("gpt2")["labels"][:, 1:] != IGNORED).sum())
-    explained = live_step(outside, loss="mean", tokens=tokens).table
-    wanted = live_step(lambda model: model(**probe_of("gpt2")).loss.backward()).table
+    wanted = live_step(lambda model: model(**probe_of("gpt2")).loss.backward())
     place = {"metric": "gradient_energy", "layer": 2, "group": "", "variant": f"batch=live;{MAIN}"}
-    assert explained.value(**place) == pytest.approx(wanted.value(**place), rel=1e-4)
+    for said in ({"loss": "mean", "tokens": tokens}, {}):  # of a single batch any scale gives the same shares
+        explained = live_step(outside, **said)
+        assert explained.table.value(**place) == pytest.approx(wanted.table.value(**place), rel=1e-4)
+        assert any("outside the model" in note for note in explained.notes) == (not said)
+    assert not any("outside the model" in note for note in wanted.notes)
 
 
 def test_a_probe_of_one_context_is_refused() -> None:

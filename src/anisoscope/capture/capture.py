@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import fnmatch
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,36 +15,38 @@ from torch.utils.hooks import RemovableHandle
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
 from anisoscope.capture.graph_hook import ModuleHook, do_nothing
-from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, RowSelection, Scores, Sink
+from anisoscope.capture.row import (
+    Batch,
+    Contexts,
+    Index,
+    ModuleCalls,
+    PositionChoice,
+    Rows,
+    RowSelection,
+    Scores,
+    Sink,
+)
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
+from anisoscope.capture.sites.named_module import PackedSequence, arranged, find_packed, named_sites, unpacked
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.forward import (
+    MEDIA,
+    all_logits,
+    by_name,
+    evaluating,
+    few_logits,
+    find_tensor,
+    first_tensor,
+    forward,
+    unwrapped,
+)
 from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
-
-
-def _few_logits(model: nn.Module) -> contextlib.ExitStack:
-    """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
-
-    For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
-    """
-    find = getattr(unwrapped(model), "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    stack = contextlib.ExitStack()
-
-    def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
-        return (args[0][:, -1:], *args[1:]) if whole else None
-
-    if isinstance(head, nn.Module):
-        stack.callback(head.register_forward_pre_hook(last).remove)
-    return stack
-
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
 """(args, kwargs) of the model's forward -> bool [B, T], True where a position is data; or missing arguments."""
@@ -108,15 +108,16 @@ class Capture:
         self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
         self.layout = layout
+        places = [site for site in sites if not site.name]
         if layout is None:  # not needed if only named modules are wanted
-            with contextlib.nullcontext() if sites else contextlib.suppress(AnisoscopeError):
+            with contextlib.nullcontext() if places else contextlib.suppress(AnisoscopeError):
                 self.layout = find_layout(model)
         self._stacks = self.layout.stacks if self.layout is not None else ()
-        self.named = _named(model, modules or ())
-        self.sites = [*sites, *self.named.values()]
+        self.named = {site.name: site for site in sites if site.name} | named_sites(model, modules or ())
+        self.sites = [*places, *self.named.values()]
         if not self.sites:
             raise AnisoscopeError("nothing to capture: neither sites nor modules were given.")
-        for site in sites:
+        for site in places:
             if self.layout is None or site not in self.layout.stack(site.stack).sites([site.kind]):
                 raise AnisoscopeError(
                     f"site {site} cannot be captured in a forward pass of {type(model).__name__}; take sites from "
@@ -133,6 +134,8 @@ class Capture:
         self._stack = contextlib.ExitStack()
         self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
         self._edges: list[tuple[dict[str, Any], str, Any]] = []  # from the model to modules with hooks
+        self._calls: dict[Site, ModuleCalls] = {}  # of named modules in the current pass
+        self._packed: dict[Site, PackedSequence] = {}  # what a named module just returned
         self._nesting: list[nn.TransformerEncoder] = []
         self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
@@ -161,9 +164,9 @@ class Capture:
         self._batch, self._seen = batch, set()
         reader = self._called_part(batch.inputs)
         try:
-            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else _few_logits(reader)
+            unread = contextlib.nullcontext() if self.named or "labels" in batch.inputs else few_logits(reader)
             with evaluating(self.model), without_gradients(self.model), unread:
-                forward(reader, batch.inputs)
+                forward(reader, {**batch.inputs, **all_logits(reader)} if self.named else batch.inputs)
         finally:
             self._batch = None
         self._raise_unseen()
@@ -199,7 +202,9 @@ class Capture:
         unseen = self.unseen
         if not unseen:
             return
-        names = ", ".join(map(str, unseen[:6])) + (f" and {len(unseen) - 6} more" if len(unseen) > 6 else "")
+        names = ", ".join(site.name or str(site) for site in unseen[:6]) + (
+            f" and {len(unseen) - 6} more" if len(unseen) > 6 else ""
+        )
         hint = "the modules were not called"
         if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
@@ -267,7 +272,7 @@ class Capture:
             whole = Stack("", "", (), {}, Place("", "out"), False, getattr(unwrapped(self.model), "config", None))
             self._passes[""] = StackPass(whole, self.notes)
         for path, site in self.named.items():
-            self._on(path, "out", functools.partial(self._emit, site, running=self._passes[within[path]]))
+            self._hook_named(path, site, self._passes[within[path]])
         # hooks run in the order of registration, so the pass ends after everything else has been read
         self._hook("", self._end, always_call=True, graph={"ended": tuple(self._passes.values())})
 
@@ -309,7 +314,7 @@ class Capture:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
             return
-        self._outer, self._above = (args, kwargs), None
+        self._outer, self._above, self._calls = (args, kwargs), None, {}
         self._unnested.close()
         for part in self._nesting:  # nested tensors have no positions; their rows are the same without
             if getattr(part, "use_nested_tensor", False):
@@ -322,6 +327,10 @@ class Capture:
         self._outer = None
         self._unnested.close()
         self._finished += 1
+        calls, self._calls = self._calls, {}
+        for site, made in calls.items():
+            self._keep(site, *made.joined())
+            self._note(*made.notes)
         for running in self._passes.values():
             running.end()
 
@@ -425,6 +434,16 @@ class Capture:
 
             self._hook(path, act, pick=after, learns=learns, graph=graph)
 
+    def _hook_named(self, path: str, site: Site, running: StackPass) -> None:
+        """Have the output of a named module emitted: the first floating-point tensor in it, or a packed sequence."""
+
+        def after(_: nn.Module, __: Any, output: Any) -> Tensor | None:
+            if not torch.compiler.is_compiling() and (packed := find_packed(output)) is not None:
+                self._packed[site] = packed
+            return find_tensor(output)
+
+        self._hook(path, functools.partial(self._emit_named, site, running=running), pick=after, learns=True)
+
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
         if scores.index.keep.numel():
@@ -448,15 +467,46 @@ class Capture:
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
         x = row.positioned(self._unsplit(x, contexts, site), contexts, site)
-        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
-        same = pool == self.choice.pool and whole == self.choice.whole
-        choice = self.choice if same else replace(self.choice, pool=pool, whole=whole)
-        selection = contexts.select(x.shape[1], choice, x.device)
+        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
         if selection.index.keep.numel():
             self._send(site, x, selection)
             if self.watch is not None:
                 part = functools.partial(self._unsplit, contexts=contexts, site=site)
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(part(g), contexts, site)))
+
+    def _choice(self, site: Site, *, whole: bool) -> PositionChoice:
+        """Which positions of a site are wanted; some sites are one row per context."""
+        pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)
+        same = pool == self.choice.pool and whole == self.choice.whole
+        return self.choice if same else replace(self.choice, pool=pool, whole=whole)
+
+    def _emit_named(self, site: Site, x: Tensor, running: StackPass) -> None:
+        """As `_emit`, for a module that a user named; its rows go to the sink when the pass ends, of all its calls."""
+        contexts, packed, activation = running.contexts, self._packed.pop(site, None), x
+        if contexts is None:
+            return
+        self._seen.add(site)
+        whole = packed is None and x.dim() >= 4
+        if self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
+            return
+        if packed is not None:
+            contexts = replace(contexts, real=unpacked(packed, length=_length(contexts))[1], _cache={})
+        module, given = self.model.get_submodule(site.name), contexts
+
+        def placed(x: Tensor) -> Tensor:
+            x = self._unsplit(x, given, site)
+            if packed is not None:
+                return unpacked(packed, x, length=_length(given))[0]
+            return row.positioned(arranged(x, module, given.batch), given, site)
+
+        x = placed(x)
+        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
+        if selection.index.keep.numel():
+            with _plain(x.device):
+                number = self._calls.setdefault(site, ModuleCalls(site.name)).add(selection.rows(x), selection.index)
+            if number is not None and self.watch is not None:
+                calls = self._calls[site]
+                self.watch(site, activation, lambda g: calls.spread(selection.gradients(placed(g)), number))
 
     def _unsplit(self, x: Tensor, contexts: Contexts, site: Site) -> Tensor:
         """The activation of a site as a plain tensor, also of a model that is spread over processes."""
@@ -467,7 +517,12 @@ class Capture:
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         with _plain(x.device):
-            self.sink.rows(Rows(site, selection.rows(x), selection.index))
+            rows = selection.rows(x)
+        self._keep(site, rows, selection.index)
+
+    def _keep(self, site: Site, rows: Tensor, index: Index) -> None:
+        with _plain(rows.device):
+            self.sink.rows(Rows(site, rows, index))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
         """Whether pooling is meaningless at a site of frames, patches or a map; if so, adds a note."""
@@ -512,6 +567,10 @@ class Capture:
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
 
 
+def _length(contexts: Contexts) -> int:
+    return 0 if contexts.tokens is None else contexts.tokens.shape[1]
+
+
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:
     """The module at a path; None where there is none any more."""
     try:
@@ -527,27 +586,3 @@ def _plain(device: torch.device) -> Iterator[None]:
     full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), full:
         yield
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a module's path matches a pattern, part by part: `*` does not match a dot.
-
-    >>> _matches("h.3", "h.*"), _matches("h.3.mlp", "h.*")
-    (True, False)
-    """
-    names, patterns = path.split("."), pattern.split(".")
-    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
-
-
-def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, Site]:
-    """The modules that match, as sites numbered in the model's order."""
-    paths = [path for path, _ in model.named_modules() if path]
-    found: set[str] = set()
-    for pattern in patterns:
-        hits = {path for path in paths if _matches(path, pattern)}
-        if not hits:
-            near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
-            hint = f"; did you mean {near[0]!r}?" if near else "; it has no modules."
-            raise AnisoscopeError(f"no module of {type(model).__name__} matches {pattern!r}{hint}")
-        found |= hits
-    return {path: Site(i, "module", name=path) for i, path in enumerate(path for path in paths if path in found)}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.objective import CLOSE, ContextObjective, one_by_one
+from anisoscope.capture.objective import CLOSE, ContextObjective, moved_by_one, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
 from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores, Sink
@@ -25,7 +25,7 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
-from anisoscope.models.parallel import shard_again
+from anisoscope.models.parallel import shard_again, without_gradients
 
 _PROBES: list[None] = []  # one entry per pass in progress
 ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]
@@ -35,9 +35,13 @@ LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class LabelConvention:
-    """How a model reads its labels: shifted (position t predicts label t+1), or in place."""
+    """How a model reads its labels: shifted (position t predicts label t+1), or in place.
+
+    Labels in place may be the next tokens themselves (`ahead`), moved by whoever made the batch.
+    """
 
     shifted: bool
+    ahead: bool = False
 
     def targets(self, labels: Tensor) -> Tensor:
         """The target of every position [B, T]; IGNORED where it has none."""
@@ -95,7 +99,7 @@ def unlabelled(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "labels" or two}
 
 
-def find_label_convention(model: nn.Module, output: Any, labels: Tensor) -> LabelConvention:
+def find_label_convention(model: nn.Module, output: Any, labels: Tensor, ids: Any = None) -> LabelConvention:
     """The label convention under which the mean cross-entropy of the logits equals the model's own loss.
 
     It is found numerically, not from the class name, because a wrong factor would rescale every gradient.
@@ -114,7 +118,7 @@ def find_label_convention(model: nn.Module, output: Any, labels: Tensor) -> Labe
     gaps = {shifted: _gap(LabelConvention(shifted), logits, labels, loss) for shifted in (True, False)}
     best = min(gaps, key=lambda shifted: gaps[shifted])  # at initialisation both losses are near log V
     if gaps[best] <= CLOSE:
-        return LabelConvention(best)
+        return LabelConvention(best, ahead=not best and moved_by_one(ids, labels))
     raise AnisoscopeError(
         f"the loss of {type(model).__name__} ({float(loss.detach()):.4g}) is not the mean cross-entropy of its logits "
         "and labels, so its scale per token is not known; give loss=, a function of (model, inputs) that returns the "
@@ -154,7 +158,7 @@ class RowTokens:
         target = reading.targets(labels).flatten()[index.keep.cpu()]
         known = target != IGNORED
         target = torch.where(known, target, -1)
-        if reading.shifted or stack == "decoder":
+        if reading.shifted or reading.ahead or stack == "decoder":
             return RowTokens(token, target, None)
         return RowTokens(torch.where(known, target, token), target, known)
 
@@ -197,7 +201,9 @@ class Collector(KeptRows):
     def __init__(self, others: Sink | None = None) -> None:
         super().__init__()
         self.live: dict[Site, tuple[Tensor, Any]] = {}
-        self.edges: dict[Site, Any] = {}  # where gradients arrive, also if the activation is overwritten afterwards
+        # where gradients arrive, also if the activation is overwritten afterwards, and how they are cut into rows: one
+        # for each call of the module
+        self.edges: dict[Site, list[tuple[Any, Any]]] = {}
         self.others = others
 
     def rows(self, rows: Rows) -> None:
@@ -212,7 +218,8 @@ class Collector(KeptRows):
     def watch(self, site: Site, activation: Tensor, rows_of: Any) -> None:
         self.live[site] = (activation, rows_of)
         if activation.requires_grad:
-            self.edges[site] = get_gradient_edge(activation)
+            before = self.edges.get(site, []) if site.name else []
+            self.edges[site] = [*before, (get_gradient_edge(activation), rows_of)]
 
 
 @contextlib.contextmanager
@@ -249,12 +256,23 @@ def forward_rows(
     extra: Sequence[Site] = (),
     rows: Rule | None = None,
     kept: PositionChoice | None = None,
+    call: Callable[[], Any] | None = None,
+    notes: list[str] | None = None,
 ) -> GradientPass:
-    """The rows of a forward pass, at positions `kept`; the sink `others` receives them and those of `extra` sites."""
+    """The rows of a forward pass, at positions `kept`; the sink `others` receives them and those of `extra` sites.
+
+    `call` runs the pass if the inputs are not what the model's forward takes.
+    """
     collector = Collector(others)
     words: dict[str, Any] = {"layout": layout, "rows": rows, **(kept.options() if kept is not None else {})}
     with untouched(model), Capture(model, [*sites, *extra], collector, **words) as capture:
-        capture.run(unlabelled(model, inputs))
+        if call is None:
+            capture.run(unlabelled(model, inputs))
+        else:
+            with without_gradients(model):
+                call()
+    if notes is not None:
+        notes += [note for note in capture.notes if note not in notes]
     return GradientPass(site_rows(sites, collector.kept, {}, labels=inputs.get("labels"), reading=reading))
 
 
@@ -293,10 +311,10 @@ def gradient_rows(
         out.weighted_loss = None if weighted is None else float(weighted.detach())
         if targets is not None and targets.gradients and weighted is not None:
             total = weighted
-        reached = [s for s in sites if s in collector.edges]
+        reached = [(site, *edge) for site in sites for edge in collector.edges.get(site, ())]
         # frozen weights have no gradient and are missing in the result
         learning = [name for name in weights if named[name].requires_grad]
-        tensors = [collector.edges[s] for s in reached] + [x for _, x in embedded] + [named[n] for n in learning]
+        tensors = [edge for _, edge, _ in reached] + [x for _, x in embedded] + [named[n] for n in learning]
         if not total.requires_grad or not tensors:
             raise AnisoscopeError(
                 "no gradient reaches any site: every parameter is frozen; unfreeze the ones that learn "
@@ -304,9 +322,11 @@ def gradient_rows(
             )
         grads = torch.autograd.grad(total, tensors, allow_unused=True)
     second, third = len(reached), len(reached) + len(embedded)
-    found = {site: g for site, g in zip(reached, grads[:second], strict=True) if g is not None}
-    gradients = {site: collector.live[site][1](g) for site, g in found.items()}
-    out.unreached = [s for s in sites if s not in reached] + [site for site in reached if site not in gradients]
+    gradients: dict[Site, Tensor] = {}
+    for (site, _, rows_of), g in zip(reached, grads[:second], strict=True):
+        if g is not None:
+            gradients[site] = gradients[site] + rows_of(g) if site in gradients else rows_of(g)
+    out.unreached = [site for site in sites if site not in gradients]
     pairs = [(ids, g) for (ids, _), g in zip(embedded, grads[second:third], strict=True) if g is not None]
     if pairs:  # some embeddings scale their output
         scale = getattr(unwrapped(model).get_input_embeddings(), "embed_scale", 1.0)  # type: ignore[operator]

@@ -32,8 +32,14 @@ _REDUCTIONS = ("sum", "mean")
 
 
 def output_part(output: Any, name: str) -> Any:
-    """A field of a model's output, or None."""
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    """A field of a model's output, or None; the loss of a tuple is its only number, logits its first larger tensor."""
+    if isinstance(output, Mapping):
+        return output.get(name)
+    if isinstance(output, (tuple, list)) and name in ("loss", "logits") and not hasattr(output, name):
+        floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
+        found = [x for x in floats if (x.numel() == 1 and x.dim() < 2) == (name == "loss")]
+        return found[0] if found and (name == "logits" or len(found) == 1) else None
+    return getattr(output, name, None)
 
 
 def logits_of(output: Any) -> Tensor | None:
@@ -319,6 +325,14 @@ class MaskedFrames(ContextObjective):
         return int(inputs["mask_time_indices"].sum())
 
 
+@dataclass(frozen=True)
+class NextTokens(PositionClasses):
+    """Cross-entropy of the next token, where the labels are the ids moved by one position."""
+
+    name: ClassVar[str] = "next"
+    unit: ClassVar[str] = "token"
+
+
 def code_numbers(codes: Tensor) -> Tensor:
     """A number for each row [M, width] that equal rows share, though they may differ by rounding.
 
@@ -411,8 +425,9 @@ def _own_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     found = output_part(forward(model, inputs), "loss")
     if not isinstance(found, Tensor):
         raise AnisoscopeError(
-            f"{type(unwrapped(model)).__name__} returned no loss for its batch; add what it predicts (labels, a mask "
-            "of patches or frames), or give loss=, a function of (model, inputs) that returns the summed loss."
+            f"{type(unwrapped(model)).__name__} returned no loss for its batch; add what it predicts (labels: pairs "
+            "of inputs and labels will do; a mask of patches or frames), or give loss=, a function of (model, inputs) "
+            "that returns the summed loss."
         )
     return found.sum()
 
@@ -428,7 +443,10 @@ def find_objective(model: nn.Module, inputs: Mapping[str, Any]) -> Objective:
         number, warmth = (getattr(config, name, None) for name in ("num_negatives", "contrastive_logits_temperature"))
         return MaskedFrames(int(number or NEGATIVES), float(warmth or MaskedFrames.temperature))
     if isinstance(labels, Tensor):
-        logits = logits_of(forward(model, without_labels(inputs)))
+        try:
+            logits = logits_of(forward(model, without_labels(inputs)))
+        except TypeError:  # a user's own forward may ask for its labels
+            logits = None
         if logits is not None and logits.dim() == 2 and len(logits) == len(labels) and _fits(logits, labels):
             return Classes()
         if logits is not None and logits.dim() == 3:
@@ -437,13 +455,25 @@ def find_objective(model: nn.Module, inputs: Mapping[str, Any]) -> Objective:
             if any(name in inputs for name in SOUND) and (found := _transcripts(model, inputs, logits)) is not None:
                 return found
             if labels.shape == logits.shape[:2]:
-                return PositionClasses()
+                return NextTokens() if moved_by_one(inputs.get("input_ids"), labels) else PositionClasses()
     hidden = "bool_masked_pos" if "bool_masked_pos" in inputs else ""
     share = getattr(getattr(model, "config", None), "mask_ratio", None)
     if "noise" in inputs and isinstance(share, float):
         return HiddenPatches(_reduction(model, inputs), share=share)
     reduction = _reduction(model, inputs)
     return MaskedPatches(reduction, hidden) if hidden else OwnLoss(reduction)
+
+
+def moved_by_one(ids: Any, labels: Tensor) -> bool:
+    """Whether labels [B, T] are the ids of the next positions.
+
+    >>> moved_by_one(torch.tensor([[5, 6, 7]]), torch.tensor([[6, 7, 8]]))
+    True
+    """
+    if not isinstance(ids, Tensor) or ids.shape != labels.shape or ids.dim() != 2 or ids.shape[1] < 2:
+        return False
+    before, after = labels[:, :-1].cpu(), ids[:, 1:].cpu()
+    return bool(((before == after) | (before == IGNORED)).all() and (before != IGNORED).any())
 
 
 def _fits(logits: Tensor, labels: Tensor) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -20,6 +21,8 @@ from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
 from anisoscope.models.tokenizer import special_ids as special_tokens
+
+_BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,67 @@ class RowSelection:
     @staticmethod
     def _summed(flat: Tensor, segment: Tensor, count: Tensor) -> Tensor:
         return flat.new_zeros((count.numel(), *flat.shape[1:])).index_add_(0, segment, flat)
+
+
+class ModuleCalls:
+    """The rows of all calls of one module in one pass: a context's positions go on from call to call."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.notes = name, list[str]()
+        self._parts: list[tuple[Tensor, Index]] = []
+        self._order: Tensor | None = None  # of the joined rows
+
+    def add(self, rows: Tensor, index: Index) -> int | None:
+        """Add the rows of a call and return its number; None, with a note, if they have another shape than before."""
+        if self._parts and self._parts[0][0].shape[1:] != rows.shape[1:]:
+            self.notes.append(
+                f"{self.name} is called several times in a pass, with outputs of different widths: rows of the width "
+                f"of its first call ({self._parts[0][0].shape[1]}) are measured"
+            )
+            return None
+        self._parts.append((rows, index))
+        return len(self._parts) - 1
+
+    def joined(self) -> tuple[Tensor, Index]:
+        """The rows of all calls and what they are."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        self.notes.append(
+            f"{self.name} is called {len(self._parts)} times in a pass: the rows of all its calls are measured together"
+        )
+        indices, starts = [index for _, index in self._parts], [0]
+        for index in indices:
+            starts.append(starts[-1] + index.length)
+        length = starts.pop()
+        keep = [
+            i.keep // i.length * length + start + i.keep % i.length for i, start in zip(indices, starts, strict=True)
+        ]
+        position = [index.position + start for index, start in zip(indices, starts, strict=True)]
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")
+        }
+        joined |= {"keep": torch.cat(keep), "position": torch.cat(position)}
+        joined["first"] = None  # of several calls none is the beginning of a text
+        valid = [getattr(index, "valid", None) for index in indices]
+        if any(flags is not None for flags in valid):  # of rows that were sampled
+            pairs = zip(indices, valid, strict=True)
+            joined["valid"] = torch.cat(
+                [torch.ones_like(i.keep, dtype=torch.bool) if v is None else v for i, v in pairs]
+            )
+        rows, index = torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
+        if len(index.context):  # rows of a context stand together
+            self._order = index.keep.argsort()
+            return rows[self._order.to(rows.device)], index.taken(self._order)
+        return rows, index
+
+    def spread(self, gradient: Tensor, number: int) -> Tensor:
+        """The gradient of the rows of one call, with zeros for those of the others."""
+        if len(self._parts) == 1:
+            return gradient
+        sizes = [len(rows) for rows, _ in self._parts]
+        before = sum(sizes[:number])
+        found = nn.functional.pad(gradient, (0, 0, before, sum(sizes) - before - sizes[number]))
+        return found if self._order is None else found[self._order.to(found.device)]
 
 
 @dataclass
@@ -386,7 +450,7 @@ def _content(arguments: Mapping[str, Any]) -> tuple[str, Tensor]:
     for name in CONTENT:
         if isinstance(arguments.get(name), Tensor):
             return name, arguments[name]
-    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and "mask" not in k]
+    tensors = [(k, v) for k, v in arguments.items() if isinstance(v, Tensor) and v.dim() > 0 and not _BESIDE.search(k)]
     if not tensors:
         raise no_content(arguments)
     name, value = tensors[0]
@@ -399,7 +463,8 @@ def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
     """The error for a forward whose arguments contain no known input."""
     return AnisoscopeError(
         f"the forward pass was given no tensor that says what its contexts are (seen: "
-        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}."
+        f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}, or any tensor with "
+        "contexts first: rows=lambda args, kwargs: {'inputs_embeds': …} can name one [contexts, positions, width]."
     )
 
 
@@ -500,7 +565,7 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     if x.dim() == 2 and x.shape[0] % batch == 0:
         return x.unflatten(0, (batch, -1))
     raise AnisoscopeError(
-        f"site {site} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
+        f"{site.label} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
         "[contexts, positions, width]."
     )
 

@@ -76,6 +76,8 @@ class SampledContexts(Contexts):
         if real is None:  # every position is data
             ranks, _ = spread(self.batch * inner, min(self.most, self.batch * inner), turn=self.turn, device=device)
             return ranks if inner == length else ranks // inner * length + ranks % inner + prefix, None
+        if length == 1 != real.shape[1]:  # one row of each context
+            real = real.any(1, keepdim=True)
         if real.shape[1] != length:
             raise AnisoscopeError(
                 f"a site has {length} positions where the mask has {real.shape[1]}, which cannot be told apart "
@@ -162,10 +164,6 @@ class SampledPass(StepPass):
     rows: dict[Site, Tensor] = field(default_factory=dict)  # [k, d]
     valid: dict[Site, Tensor | None] = field(default_factory=dict)  # [k] bool
     compiled: bool = False  # whether its rows came out of a graph of torch.compile
-
-    def receive(self, site: Site, gradient: Tensor) -> None:
-        earlier = self.gradients.get(site)
-        self.gradients[site] = gradient if earlier is None else earlier + gradient
 
     @property
     def learned_from(self) -> bool:
@@ -306,7 +304,7 @@ class SampledRows(StepCapture):
                     "pictures."
                 )
         named = [held[name] for held in (arguments, outer) for name in CONTENT if isinstance(held.get(name), Tensor)]
-        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim() > 1)
+        others = (value for value in arguments.values() if isinstance(value, Tensor) and value.dim())
         content: Tensor | None = next(iter([*named, *others]), None)
         if content is None:
             raise row.no_content(arguments)
@@ -332,10 +330,12 @@ class SampledRows(StepCapture):
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         """Keep the rows; nothing is computed, and so no precision or mode is to be changed for it."""
         if self.batches:
-            rows = selection.rows(x)
-            if rows.ndim == 2:
-                assert isinstance(selection.index, SampledIndex)
-                self.batches[-1].rows[site], self.batches[-1].valid[site] = rows, selection.index.valid
+            self._keep(site, selection.rows(x), selection.index)
+
+    def _keep(self, site: Site, rows: Tensor, index: Index) -> None:
+        if self.batches and rows.ndim == 2:
+            assert isinstance(index, SampledIndex)
+            self.batches[-1].rows[site], self.batches[-1].valid[site] = rows, index.valid
 
     def rows(self, rows: Rows) -> None:
-        """Not used: `_send` keeps them."""
+        """Not used: `_keep` keeps them."""

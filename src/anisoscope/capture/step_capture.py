@@ -12,24 +12,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
 from anisoscope.capture.graph_hook import on_gradient, prepare_compile
-from anisoscope.capture.objective import LossReading, read_loss
+from anisoscope.capture.objective import LossReading, context_count, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import by_name
+from anisoscope.models.forward import by_name, is_plain
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
@@ -46,7 +48,9 @@ class StepPass:
     unreached: list[Site] = field(default_factory=list)  # and those that will not
 
     def receive(self, site: Site, gradient: Tensor) -> None:
-        self.gradients[site] = gradient
+        """Take the gradient of some rows; those of several backward passes, or calls of a module, add up."""
+        earlier = self.gradients.get(site)
+        self.gradients[site] = gradient if earlier is None else earlier + gradient
 
 
 @dataclass
@@ -93,6 +97,15 @@ class MicroBatch(StepPass):
             return int(given)
         return self.reading.count(self.labels) if self.reading is not None and self.labels is not None else 0
 
+    def scale_known(self) -> bool:
+        """Whether the model returned the loss, and over how many tokens it is the mean."""
+        return self.seed is not None and bool(self.tokens())
+
+    def examples(self) -> int:
+        """The number of contexts that a mean loss is over; 0 if the model reads tokens, which are not one each."""
+        texts = any(isinstance(self.arguments.get(name), Tensor) for name in TEXT_DATA.inputs)
+        return 0 if texts else context_count(self.arguments)
+
     def reduced_by(self) -> float:
         """The number that the summed loss was divided by; rows are multiplied apart if it differs by context."""
         return self.tokens() if self.read is None else self.read.factor
@@ -113,16 +126,27 @@ class LossScale:
         if self.loss == "auto":
             if batch.seed is None or not batch.tokens():
                 raise AnisoscopeError(
-                    f"the loss that the model returned took no part in the backward pass of step {step}, so the scale "
-                    'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
+                    f"no loss that the model returned took part in the backward pass of step {step}, so how its "
+                    'micro-batches weigh is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
                     "give a held-out probe= instead."
                 )
             return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
-        if self.loss == "mean" and not self.tokens:
+        tokens = self.tokens or batch.examples()
+        if self.loss == "mean" and not tokens:
             raise AnisoscopeError(
                 'loss="mean" needs tokens=, the number of target tokens that the mean was taken over.'
             )
-        return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
+        return tokens / self.scale if self.loss == "mean" else 1.0 / self.scale
+
+
+def _checkpointed() -> bool:
+    """Whether the code that runs now was called by torch.utils.checkpoint."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _raised(error: Exception) -> None:
@@ -224,6 +248,9 @@ class StepCapture(Capture, ABC):
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         if site not in self.learning or not self.batches:
             return
+        if not torch.is_grad_enabled() and not _checkpointed():  # the user's own no_grad
+            self.batches[-1].unreached.append(site)
+            return
         if not torch.is_grad_enabled():
             raise AnisoscopeError(
                 f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
@@ -290,9 +317,10 @@ class LiveGradients(StepCapture):
             try:
                 batch.reading, batch.shared = self._find(output, batch, batch.labels)
             except AnisoscopeError:
-                if not self._tokenless(batch):
+                if self._tokenless(batch):
+                    batch.read = read_loss(self.model, output, batch.arguments)
+                elif not is_plain(self.model):  # the scale of a user's own loss may stay unknown
                     raise
-                batch.read = read_loss(self.model, output, batch.arguments)
         elif self.scaled and batch.labels is None and self._tokenless(batch):
             batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
@@ -316,7 +344,8 @@ class LiveGradients(StepCapture):
         if self._reading is None:  # try a loss over num_items_in_batch, then one over its own items
             both = () if given is None else (LabelConvention(True), LabelConvention(False))
             over = next((reading for reading in both if self._over(output, given, labels, reading)), None)
-            self._reading = over or gradient_pass.find_label_convention(self.model, output, labels)
+            ids = batch.arguments.get("input_ids")
+            self._reading = over or gradient_pass.find_label_convention(self.model, output, labels, ids)
         if given is None or int(given) == self._reading.count(labels):
             return self._reading, True  # both interpretations give the same number
         if self._shared is None:

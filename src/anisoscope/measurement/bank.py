@@ -127,16 +127,17 @@ def prepare(
     layers: Iterable[int] | int | None = None,
     modules: Sequence[str] | None = None,
     more: Sequence[str] = (),
+    layout: Layout | None = None,
 ) -> Setup:
     """Find the sites to measure: the named ones, or those of the default ones and `more` that some metric reads."""
     refuse_unhookable(model)
     if modules:
         return Setup(None, [], [], ["module"], {})
-    layout = find_layout(model)
+    layout = layout or find_layout(model)
     given = vocabulary.names_of(sites) or []
     named = vocabulary.check_kinds([kind for kind in given if kind != EVERY])
     layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)
-    default = [kind for kind in (*DEFAULT_KINDS, *more) if kind in layout.kinds]
+    default = [kind for kind in (*DEFAULT_KINDS, "module", *more) if kind in layout.kinds]
     if "stage" in default and not set(default) & set(ATTENTION_KINDS):
         default.remove("resid")  # in a convolutional model stages replace blocks
     wanted = layout.kinds if EVERY in given else named or default
@@ -150,9 +151,9 @@ def prepare(
         )
     streamed = [kind for kind in kinds if kind not in WEIGHT_KINDS]
     captured = layout.sites(kinds=streamed, layers=layers) if streamed else []
-    depths = {stack.name: stack.depth for stack in layout.stacks}
+    depths = layout.depths
     reasons: dict[str, list[str]] = {}  # kinds of default sites that the model lacks, by reason
-    for stack in layout.stacks if not given else ():
+    for stack in layout.stacks if not given and not layout.modules else ():
         for kind, why in stack.missing.items():
             lacked = kind in DEFAULT_KINDS and why not in ABSENT.values()
             if lacked and any(applies(request, kind) for request in requests):

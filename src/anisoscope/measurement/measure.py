@@ -197,8 +197,18 @@ def joined_sinks(*sinks: Sink | None) -> Sink | None:
     return Tee(given) if len(given) > 1 else next(iter(given), None)
 
 
-def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule | None = None) -> None:
-    """Remove from the setup, with a note, attention sites that cannot be captured in a pass over one context."""
+def leave_unseen_out(
+    model: nn.Module,
+    batch: Any,
+    setup: Setup,
+    *,
+    rows: Rule | None = None,
+    call: Callable[[], Any] | None = None,
+) -> None:
+    """Remove from the setup, with a note, attention sites that cannot be captured in a pass over one context.
+
+    `call` runs the pass in place of the batch.
+    """
     inputs = batch.inputs if isinstance(batch, Batch) else batch
     if rows is None and isinstance(inputs, Tensor):
         batch = inputs[:1]
@@ -209,8 +219,8 @@ def leave_unseen_out(model: nn.Module, batch: Any, setup: Setup, *, rows: Rule |
     while wanted:
         capture = Capture(model, wanted, Tee([]), layout=setup.layout, rows=rows)
         try:
-            with capture:
-                capture.run(batch)
+            with capture, torch.no_grad():
+                capture.run(batch) if call is None else call()
             return
         except AnisoscopeError as error:
             lost = set(capture.unseen) or set(wanted)

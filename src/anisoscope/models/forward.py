@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import CHARACTERS, MODALITIES, SPEECH, TEXT, Modality
@@ -32,6 +33,8 @@ _CHARACTER_FAMILIES = ("canine", "byt5")
 _CONVOLUTION_FAMILIES = ("cvt",)  # has attention between convolutions; the literature counts it as convolutional
 _CHARACTER_TOKENIZERS = ("ByteTokenizer", "ByT5Tokenizer", "CanineTokenizer")
 _BYT5_WORDS = 384  # three special tokens, 256 bytes, 125 sentinels
+_TARGETS = ("y", "label", "target", "targets")  # what a user's own forward may call its labels
+_PAIRS = re.compile(r"edge|adj|mask")
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _signatures: weakref.WeakKeyDictionary[types.FunctionType, inspect.Signature] = weakref.WeakKeyDictionary()
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
@@ -93,10 +96,75 @@ def forward(model: nn.Module, inputs: Mapping[str, Any], **extra: Any) -> Any:
             moved[""] = moved.pop("pixel_values")
         if PIXEL_MASK not in accepted:
             moved.pop(PIXEL_MASK, None)
+        moved = _as_taken(moved, list(accepted))
     plain = moved.pop("", None)
     if plain is not None and "input_ids" in accepted:
         moved["input_ids"], plain = plain, None
     return model(**moved, **extra) if plain is None else model(plain, **moved, **extra)
+
+
+def few_logits(model: nn.Module) -> contextlib.ExitStack:
+    """Compute logits only for the last position of each context, since those of a large vocabulary are costly.
+
+    For models without the argument `logits_to_keep`. Hooks attached earlier still see all positions.
+    """
+    find = getattr(unwrapped(model), "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    stack = contextlib.ExitStack()
+
+    def last(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        whole = args and isinstance(args[0], Tensor) and args[0].dim() == 3
+        return (args[0][:, -1:], *args[1:]) if whole else None
+
+    if isinstance(head, nn.Module):
+        stack.callback(head.register_forward_pre_hook(last).remove)
+    return stack
+
+
+def all_logits(model: nn.Module) -> dict[str, int]:
+    """What makes a model compute logits at all positions, as a named output head needs, if it can be told."""
+    return {"logits_to_keep": 0} if "logits_to_keep" in inspect.signature(unwrapped(model).forward).parameters else {}
+
+
+def _as_taken(moved: dict[str, Any], accepted: list[str]) -> dict[str, Any]:
+    """Ids and labels under the names that a user's own forward has for them."""
+    if "input_ids" in moved and "input_ids" not in accepted and "" not in moved:
+        moved = {"": moved.pop("input_ids"), **moved}
+    if "labels" in moved and "labels" not in accepted:
+        own = next((name for name in _TARGETS if name in accepted and name not in moved), None)
+        moved |= {} if own is None else {own: moved.pop("labels")}
+    return moved
+
+
+def named_inputs(model: nn.Module, batch: Any) -> Any:
+    """A batch as a dict: a tensor is the first argument of the model's forward, of a pair the second is its labels.
+
+    Other batches are returned as they are.
+    """
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+    if pair:
+        return {**named_inputs(model, batch[0]), "labels": batch[1]}
+    if not isinstance(batch, Tensor):
+        return batch
+    return {"" if is_plain(model) and batch.is_floating_point() else "input_ids": batch}
+
+
+def own_batch(batch: Any) -> dict[str, Any]:
+    """A batch of any form as a dict; `as_given` is the inverse.
+
+    >>> own_batch((1, 2)), as_given(own_batch((1, 2))), as_given(own_batch({"x": 1}))
+    ({'0': 1, '1': 2}, (1, 2), {'x': 1})
+    """
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    return {str(i): part for i, part in enumerate(batch)} if isinstance(batch, (tuple, list)) else {"": batch}
+
+
+def as_given(inputs: Mapping[str, Any]) -> Any:
+    """The batch that `own_batch` made a dict of."""
+    if set(inputs) == {""}:
+        return inputs[""]
+    return tuple(inputs.values()) if all(name.isdecimal() for name in inputs) else inputs
 
 
 def input_device(model: nn.Module) -> torch.device:
@@ -121,8 +189,47 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def is_plain(model: nn.Module) -> bool:
+    """Whether a model is a user's own module, of no library that says what it reads and returns."""
+    return not hasattr(getattr(unwrapped(model), "config", None), "model_type")
+
+
+def takes_labels(model: nn.Module) -> bool:
+    """Whether a model's forward has an argument for labels, by one of its usual names."""
+    accepted = inspect.signature(unwrapped(model).forward).parameters
+    return any(name in accepted for name in ("labels", *_TARGETS))
+
+
 def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward call by name, including those passed as *args and **kwargs."""
+    """The arguments of a forward call by name, including those passed as *args and **kwargs.
+
+    Those of a user's own module stand there under the usual names as well: ids of tokens [B, T] as `input_ids`, whole
+    numbers called targets or y as `labels`; packed sequences are padded, with their `attention_mask`.
+    """
+    named = _by_name(module, args, kwargs)
+    return named | _usual_names(named) if named and not any(name in named for name in CONTENT) else named
+
+
+def _usual_names(named: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    first = next((value for value in named.values() if isinstance(value, (Tensor, PackedSequence))), None)
+    if isinstance(first, PackedSequence):
+        padded, lengths = pad_packed_sequence(first, batch_first=True)
+        mask = torch.arange(padded.shape[1]) < lengths[:, None]
+        found = {"inputs_embeds" if padded.is_floating_point() else "input_ids": padded, "attention_mask": mask}
+    elif first is not None and first.dim() == 2 and _whole(first) and not _PAIRS.search(next(iter(named))):
+        found["input_ids"] = first
+    if not isinstance(named.get("labels"), Tensor):
+        given = [named[name] for name in _TARGETS if isinstance(named.get(name), Tensor) and named[name] is not first]
+        found |= {"labels": given[0]} if given and _whole(given[0]) else {}
+    return found
+
+
+def _whole(x: Tensor) -> bool:
+    return x.dim() > 0 and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+
+
+def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     signature = _signature(module.forward)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     placed = [name for name, kind in kinds.items() if kind in _PLACED]
@@ -163,6 +270,8 @@ def find_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    if hasattr(value, "__dataclass_fields__"):
+        items = vars(value).values()
     for item in items:  # plain, because torch.compile traces it
         found = find_tensor(item)
         if found is not None:

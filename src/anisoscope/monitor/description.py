@@ -10,6 +10,7 @@ from torch import nn
 
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.measurement.inspection import modality_words
+from anisoscope.models.forward import is_plain
 from anisoscope.monitor.instruments import Instruments, Probe
 from anisoscope.tangent.plan import TangentPlan
 
@@ -35,11 +36,14 @@ def model_entry(
     model: nn.Module, instruments: Instruments, *, name: str, layout: Layout, tokenizer: Any, probed: bool
 ) -> dict[str, Any]:
     """The model's entry in run.json."""
-    depths = {stack.name: stack.depth for stack in layout.stacks}
+    depths = layout.depths
     entry: dict[str, Any] = {"name": name, "architecture": type(model).__name__, "stacks": list(depths)}
     targets = instruments.targets
     entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
     entry |= modality_words(model, list(depths), tokenizer, layout=layout)
+    entry |= {"modules": [site.name for site in layout.modules]} if layout.modules else {}
+    if layout.modules and is_plain(model):
+        entry |= {"modality": {}, "rows": dict.fromkeys(depths, "one context or position of a module's output")}
     entry["layers"] = max(depths.values())
     return entry | ({} if probed else {"measured_on": "the training batches"})
 

@@ -297,7 +297,7 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
         "stack": per_site([site.stack for site in block.sites]),
         "layer": per_site([site.layer for site in block.sites]),
         "depth": per_site([site.layer / max(1, depth.get(site.stack, 1)) for site in block.sites]),
-        "kind": per_site([site.kind for site in block.sites]),
+        "kind": per_site([site.name or site.kind for site in block.sites]),
         "group": np.full(size, ""),
         "metric": per_metric([metric for _, metric, *_ in _METRICS]),
         "variant": per_metric([variant for *_, variant, _ in _METRICS]),

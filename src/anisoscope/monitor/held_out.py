@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, context_units
-from anisoscope.capture.objective import Classes, Objective, PositionClasses
+from anisoscope.capture.objective import Classes, Objective, PositionClasses, context_count
+from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
+from anisoscope.models.forward import as_given, input_device, is_plain
 from anisoscope.monitor.embedding_watch import weight_of
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import as_equal_folds, jackknife
@@ -32,11 +35,46 @@ function of a batch of the probe that returns its loss on each context, summed o
 
 def output_counts(model: nn.Module, counts: Tensor | None) -> Tensor | None:
     """Frequencies of tokens, one for each output of the model, where its outputs are those tokens."""
+    if is_plain(model):  # what its outputs are, its user knows
+        return counts
     weight = weight_of(model, "get_output_embeddings")
     outputs = len(weight) if isinstance(weight, Tensor) else 0
     if counts is None or not 0 < len(counts) <= outputs:
         return None
     return torch.nn.functional.pad(counts, (0, outputs - len(counts)))
+
+
+@dataclass(frozen=True)
+class GivenLoss(Objective):
+    """A user's own function of (model, batch) that gives the summed loss of a user's own model.
+
+    Random numbers that it draws (noise, time steps) depend on the contexts alone, so that they are the same at every
+    step; whoever calls it keeps the random states of the training.
+    """
+
+    function: Callable[[nn.Module, Any], Tensor]
+    name: ClassVar[str] = "given"
+    unit: ClassVar[str] = "context"
+    nats: ClassVar[bool] = False
+
+    def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        device = input_device(model)
+        first = int(original_contexts(inputs)[0]) & ((1 << 62) - 1)
+        torch.default_generator.manual_seed(first)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(first)
+        moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        total = self.function(model, as_given(moved))
+        if not isinstance(total, Tensor) or total.numel() != 1:
+            shape = f" of shape {tuple(total.shape)}" if isinstance(total, Tensor) else ""
+            raise AnisoscopeError(
+                f"loss= returned a {type(total).__name__}{shape}; expected the summed loss of its batch as one number "
+                "(reduction='sum')."
+            )
+        return total
+
+    def count(self, inputs: Mapping[str, Any]) -> int:
+        return context_count(inputs)
 
 
 def loss_records(rows: StepRows, constants: Iterable[Record] = ()) -> list[Record]:

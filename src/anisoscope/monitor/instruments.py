@@ -7,8 +7,9 @@ geometry is measured, there are no halves and no backward passes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,22 +36,41 @@ from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan
 from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
-from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.forward import (
+    as_given,
+    evaluating,
+    forward,
+    is_plain,
+    named_inputs,
+    own_batch,
+    takes_labels,
+    unwrapped,
+)
 from anisoscope.models.parallel import sharded, without_gradients
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
-from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns
+from anisoscope.monitor.held_out import Constant, GivenLoss, constant_columns, loss_columns
 from anisoscope.numerics.hashing import even_folds, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.proxy import StepRows, take
 from anisoscope.tangent.tables import weight_gradients
-from anisoscope.tangent.tangent_study import TangentStudy
+from anisoscope.tangent.tangent_study import DEFAULT_RANK, TangentStudy
+
+OUTSIDE = (
+    "the loss was computed outside the model: gradients are those of the loss that backward was called on, whatever "
+    "its scale, which changes no share of their energy"
+)
 
 
 def stream_kinds(layout: Layout) -> list[str]:
-    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
+    """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks.
+
+    Of modules that a user named: these.
+    """
+    if layout.modules:
+        return ["module"]
     staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
     return [kind for kind in ("embed", "stage" if staged else "resid", "final") if kind in layout.kinds]
 
@@ -142,6 +162,10 @@ class Instruments:
         for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
+        outside = scale.loss == "auto" and not any(batch.scale_known() for batch in learned)
+        if outside and alone and len(learned) == 1 and study is not None:  # a common factor changes no share
+            scale = replace(scale, loss="sum")
+            self.note(OUTSIDE)
         for batch in learned:
             factor = 1.0 if study is None else scale.factor(batch, step=step)
             if bank is not None:
@@ -152,17 +176,47 @@ class Instruments:
                 if study.plan.splits:
                     contexts = original_contexts(batch.arguments, real=batch.real)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
+        uncalled = [site for site in self.layout.modules if not any(site in batch.rows for batch in seen)]
+        if uncalled and seen:
+            names = ", ".join(site.name for site in uncalled)
+            if len(uncalled) == len(self.layout.modules) and alone:
+                raise AnisoscopeError(f"none of the modules ({names}) was called in step {step}; name others.")
+            self.note(f"not called in step {step}: {names}")
+        if study is not None and self.layout.modules:
+            rows.unreached |= {site for site in rows.fit if site not in rows.test} if rows.test else set()
+            self.leave_narrow(rows)
         if alone and not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
+            if self.layout.modules and seen:
+                what = "no gradient of a module (are they frozen, run without gradients, or not used by the loss?)"
             raise AnisoscopeError(
                 f"{what} was seen in step {step}, which was to be measured; run the model's forward and "
-                "loss.backward() inside `with monitor.step(…)`, and attach the monitor before torch.compile."
+                "loss.backward() inside `with monitor.step(…)`, call the model itself and not its parts, and attach "
+                "the monitor before torch.compile."
             )
         if not alone or study is not None or bank is None:
             return rows
         if absent := [str(s) for s in self.sites if s not in bank.sites]:  # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return rows
+
+    def leave_narrow(self, rows: StepRows) -> None:
+        """Take modules out of the tangent study, with a note, that would lower the rank of all to a fourth or less.
+
+        All sites have one rank, at most a quarter of the narrowest; if it is given, those too narrow for it are left
+        out.
+        """
+        assert self.study is not None
+        widths = {site: parts[0][0].x.shape[1] for site, parts in rows.test.items()}
+        rank = self.study.plan.rank or min(DEFAULT_RANK, max(widths.values(), default=0) // 4)
+        least = 4 * rank if self.study.plan.rank else max(4, rank)
+        narrow = [site for site, width in widths.items() if width < least]
+        if not narrow or len(narrow) == len(widths):
+            return
+        for site in narrow:
+            rows.drop(site)
+        names = ", ".join(f"{site.name} ({widths[site]})" for site in narrow)
+        self.note(f"too narrow for a tangent study of the rank of the other modules: {names}; name them apart")
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -206,15 +260,20 @@ class Probe:
     ) -> None:
         self.instruments, self.batch_size, i = instruments, batch_size, instruments
         self.model, self.gradients = i.model, i.study is not None
-        batches = [probe] if isinstance(probe, Tensor) or hasattr(probe, "keys") else list(probe)
+        batches = batches_of(self.model, probe)
         if not batches:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
-        with untouched(self.model):
-            leave_unseen_out(self.model, batches[0], i.setup, rows=i.rows)
-        given = [labelled(self.model, batch) for batch in batches]
-        if loss is None and self.gradients and not self._reads_tokens(given[0]):
-            given = [with_own_targets(self.model, batch) for batch in given]
-        self.loss = loss if loss is not None else self._objective(given[0])
+        own = loss is not None and is_plain(self.model)
+        given = [own_batch(batch) if own else labelled(self.model, batch) for batch in batches]
+        loss = GivenLoss(loss) if loss is not None and own else loss
+        first, call = given[0] if own else batches[0], None
+        if isinstance(loss, GivenLoss):
+            call = partial(loss, self.model, take(given[0], torch.arange(1)))
+        with untouched(self.model), explained(self.model):
+            leave_unseen_out(self.model, first, i.setup, rows=i.rows, call=call)
+            if loss is None and self.gradients and not self._reads_tokens(given[0]):
+                given = [with_own_targets(self.model, batch) for batch in given]
+            self.loss = loss if loss is not None else self._objective(given[0])
         if isinstance(self.loss, OwnLoss) and self.loss.reduction == "alone":
             self.batch_size = 1
         if i.study is not None and i.study.plan.weights:
@@ -232,6 +291,8 @@ class Probe:
         self.options: dict[str, Any] = {"loss": self.loss, "weights": list(dict.fromkeys(weights))}
         self.options |= {"embedding": embedding, "targets": i.targets}
         self.pieces = list(self._pieces(given))
+        if i.layout.modules:
+            self._try_modules()
         self.mine = [(piece, True) for piece in self.pieces]  # of this process, and whether they count
         if self.gradients and len({piece.test for piece in self.pieces}) < 2:
             contexts = sum(len(piece.context) for piece in self.pieces)
@@ -243,6 +304,17 @@ class Probe:
         self.constant = constant
         if constant is not None:
             i.constants = self._constants(constant)
+
+    def _try_modules(self) -> None:
+        """A pass over a few contexts, which raises an error if a named module is not called, or has no rows."""
+        i, few = self.instruments, self.pieces[0]
+        options: dict[str, Any] = {"layout": i.layout, "rows": i.rows, "call": self._call(few.inputs)}
+        with explained(self.model):
+            gradient_pass.forward_rows(self.model, few.inputs, i.sites, **options, notes=i.notes)
+
+    def _call(self, inputs: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """How a pass is run over inputs that only the user's own loss can read; None if the model's forward can."""
+        return partial(self.loss, self.model, inputs) if isinstance(self.loss, GivenLoss) else None
 
     def deal(self, rank: int, size: int) -> None:
         """Look at a part of the contexts only: other processes look at the rest.
@@ -259,6 +331,8 @@ class Probe:
 
     def _reads_tokens(self, inputs: Mapping[str, Any]) -> bool:
         decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        if is_plain(self.model) and not takes_labels(self.model):  # it returns no loss
+            return False
         return bool(decodes) or any(isinstance(inputs.get(name), Tensor) for name in TEXT_DATA.inputs)
 
     def _objective(self, inputs: Mapping[str, Any]) -> LossRule | None:
@@ -280,7 +354,9 @@ class Probe:
         seen: set[int] = set()
         config = getattr(self.model, "config", None)
         for inputs in batches:
-            more, real = by_rule(rule=self.instruments.rows, args=(), kwargs=inputs)
+            placed = as_given(inputs)
+            args = placed if isinstance(placed, tuple) else (placed,) if isinstance(placed, Tensor) else ()
+            more, real = by_rule(rule=self.instruments.rows, args=args, kwargs={} if args else inputs)
             hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
             fresh = {h: b for b, h in reversed([*enumerate(hashes.tolist())]) if h not in seen}
             seen |= fresh.keys()
@@ -305,7 +381,7 @@ class Probe:
     def objective(self) -> str:
         """The name of what is predicted: an objective's own, next or labelled tokens; empty if that is not known."""
         if self.convention is not None:
-            return "next" if self.convention.shifted else "labelled"
+            return "next" if self.convention.shifted or self.convention.ahead else "labelled"
         return str(getattr(self.loss, "name", ""))
 
     @property
@@ -336,7 +412,7 @@ class Probe:
             with untouched(self.model), evaluating(self.model), torch.no_grad():
                 output = forward(self.model, few)
             try:
-                return gradient_pass.find_label_convention(self.model, output, few["labels"])
+                return gradient_pass.find_label_convention(self.model, output, few["labels"], few.get("input_ids"))
             except AnisoscopeError:
                 if self.loss is None and self.gradients:
                     raise
@@ -375,6 +451,8 @@ class Probe:
                 self._tested(piece, into, sink)
             else:
                 self._fitted(piece, into, sink)
+        if self.gradients and i.layout.modules:
+            i.leave_narrow(out)
         return out
 
     def _words(self, others: Sink | None) -> dict[str, Any]:
@@ -391,7 +469,8 @@ class Probe:
         """The rows of contexts that proxies are fitted on."""
         i = self.instruments
         sites = [*i.sites, *i.readers]
-        out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **self._words(others)))
+        words = {**self._words(others), "call": self._call(piece.inputs)}
+        out.add_fit(gradient_pass.forward_rows(self.model, piece.inputs, sites, **words))
         if self._splits:  # contexts to fit on are tested in other splits
             words = {**self._words(None), "extra": (), "loss": self.loss, "targets": i.targets}
             again = gradient_pass.gradient_rows(self.model, piece.inputs, i.sites, **words)
@@ -444,13 +523,37 @@ class Probe:
         return float(gradient_pass.output_part(output, "loss")) * tokens, tokens, weighted, by_context
 
 
+def batches_of(model: nn.Module, probe: Any) -> list[Any]:
+    """The batches of a probe; a tensor, a dict or, for a user's own model, a tuple of tensors is a single one."""
+    single = isinstance(probe, Tensor) or hasattr(probe, "keys")
+    parts = isinstance(probe, tuple) and len(probe) > 1 and all(isinstance(part, Tensor) for part in probe)
+    return [probe] if single or (parts and is_plain(model)) else list(probe)
+
+
+@contextlib.contextmanager
+def explained(model: nn.Module) -> Iterator[None]:
+    """Around a first pass over a probe: what a user's own model or loss raises is told with what a probe may be."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        if not is_plain(model) or "memory" in str(error).lower():
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise AnisoscopeError(
+            f"{type(model).__name__} fails on the probe ({type(error).__name__}: {reason}); its batches are dicts of "
+            "the arguments of its forward, tensors, or pairs of inputs and labels; with loss= they are what that "
+            "function takes, and they are run in parts of some contexts each, along their first dimension."
+        ) from error
+
+
 def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
     """A batch as a dict with labels; for causal models the default labels are the ids, without padding."""
-    inputs = dict(batch.inputs) if isinstance(batch, Batch) else batch
-    if isinstance(inputs, Tensor):
-        inputs = {"input_ids": inputs}
+    inputs = named_inputs(model, dict(batch.inputs) if isinstance(batch, Batch) else batch)
     if not isinstance(inputs, Mapping):
-        raise AnisoscopeError(f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels.")
+        raise AnisoscopeError(
+            f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels, a tensor, or a pair of "
+            "inputs and labels; of other forms give loss=, a function of (model, batch) that returns the summed loss."
+        )
     inputs = dict(inputs)
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     causal = type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))

@@ -90,6 +90,8 @@ class Monitor:
     from embedding updates; `loss` is a function of (model, inputs) returning the *summed* loss, for models without one.
     `target_weights` [V], if the training loss is weighted by target token: the probe's loss and gradients stay those of
     the plain loss, and the weighted loss is measured beside it; with `weighted_gradients` gradients are of the latter.
+    `modules` are names of modules to look at in place of the residual stream, such as ["encoder.*", "head"], of any
+    model: one row for each example, position or pixel of their outputs.
     `rows` is for models whose forward takes no mask or ids: a function of the (args, kwargs) of a forward that returns
     which positions are data, bool [contexts, positions], or a dict of the arguments that are missing, such as
     `attention_mask`, `input_ids` and `labels`.
@@ -121,6 +123,7 @@ class Monitor:
         frozen_window: str | None = None,
         split: int | Sequence[int] = (),
         layers: Sequence[int] | None = None,
+        modules: Sequence[str] | str | None = None,
         counts: Tensor | None = None,
         tokenizer: Any = None,
         optimizer: torch.optim.Optimizer | None = None,
@@ -160,13 +163,14 @@ class Monitor:
             out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
-        self.plan = with_splits(self.plan, split, **sizes)
-        self.layout = find_layout(self.model)
-        self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
+        self.plan = with_splits(self.plan, split, named=modules is not None, **sizes)
+        self.layout = find_layout(self.model, modules)
+        self.depths = self.layout.depths
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
-        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
+        where: dict[str, Any] = {"layers": layers, "more": more_sites(metrics), "layout": self.layout}
+        setup = prepare(self.model, requests, sites=stream, **where)
         self.watch = EmbeddingWatch(self.model, optimizer, model, shield=self._shield)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
@@ -217,6 +221,7 @@ class Monitor:
         """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
         options |= {"architecture": type(self.model).__name__}
+        options |= {"modules": [site.name for site in self.layout.modules]} if self.layout.modules else {}
         more: dict[str, Any] = {"probe": self.probe, "live": self.live_wanted, "skipped": self.skipped}
         more |= {"halves": self.instruments.halves, "rows_taken": rows_taken}
         self.options = shared_options(options, self.plan, **more)
@@ -473,6 +478,8 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
+        for note in self.live.notes if self.layout.modules else ():
+            self.instruments.note(note)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return None
         rows = self.instruments.live_rows(step, seen, opened.bank, scale, alone=self.ranks is None)

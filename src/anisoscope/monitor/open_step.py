@@ -99,18 +99,30 @@ def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
         raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
     if (out := values["out"]) is not None and (not str(out).strip() or "\0" in str(out)):
         raise AnisoscopeError(f"out is {str(out)[:80]!r}; expected a folder, or None for results in memory alone.")
+    if values["modules"] is not None:
+        refuse_arguments({"layers": values["layers"]}, "with modules=, which names the places to look at")
     if values["target_weights"] is None:
         refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
 
 
 def with_splits(
-    plan: TangentPlan | None, split: int | Sequence[int], *, seed: int, window: str | None, **options: Any
+    plan: TangentPlan | None,
+    split: int | Sequence[int],
+    *,
+    seed: int,
+    window: str | None,
+    named: bool = False,
+    **options: Any,
 ) -> TangentPlan | None:
-    """The plan with further splits; where there is none, an error for an option of the tangent study."""
+    """The plan with further splits; where there is none, an error for an option of the tangent study.
+
+    Gradients of embedding tables and of weights are tested at sites of a known model, not at modules that are `named`.
+    """
     if plan is None:
         asked = {**options, "split": split, "frozen_window": window}
         refuse_arguments(asked, "without gradients; add 'tangent' to the metrics")
     seeds = seeds_of(split)
+    plan = replace(plan, embedding=False, weights=False) if plan is not None and named else plan
     return plan if plan is None or not seeds else replace(plan, splits=seeds)
 
 

@@ -171,6 +171,14 @@ class StepRows:
         self.tokens += tokens
         self.weighted_loss = self.weighted_loss if weighted is None else (self.weighted_loss or 0.0) + weighted
 
+    def drop(self, site: Site) -> None:
+        """Leave a site out."""
+        self.fit.pop(site, None)
+        self.test.pop(site, None)
+        self.unreached.discard(site)
+        for found, _, _ in self.passes:
+            found.sites.pop(site, None)
+
     def at_split(self, split: int) -> StepRows:
         """The same contexts in other halves."""
         other = StepRows(self.step)
@@ -224,7 +232,8 @@ class StepRows:
 
 def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     """Select contexts of a batch; entries that are not per context are kept."""
-    size = next(len(v) for v in inputs.values() if isinstance(v, Tensor) and v.dim() > 1)
+    tensors = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim()]
+    size = len(next((v for v in tensors if v.dim() > 1), tensors[0]))
     per_context = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.dim() and len(v) == size}
     return dict(inputs) | {name: value[chosen.to(value.device)] for name, value in per_context.items()}
 

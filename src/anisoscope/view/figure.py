@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from anisoscope.view.words import few, site_name, step_words
+from anisoscope.view.words import few, is_module, site_name, step_words
 
 FINAL_GAP = 0.12  # distance of the final norm from the last block, as a share of the depth
 
@@ -291,6 +291,13 @@ class Depth:
     final: bool = False
     named: tuple[tuple[float, str], ...] = ()  # positions that are not blocks: rows of a file, weight tables, modules
     first: int = 0  # the first layer on the axis
+
+    @classmethod
+    def of_sites(cls, blocks: int, sites: Iterable[Any]) -> Self:
+        """The positions of some sites of one model, by their layers and kinds; modules have their names."""
+        given = list(sites)
+        named = {(float(site.layer), site.kind) for site in given if is_module(site.kind)}
+        return cls(blocks, final=any(site.kind == "final" for site in given), named=tuple(sorted(named)))
 
     def place(self, layer: int, kind: str, blocks: int = 0, depth: float | None = None) -> float:
         if kind == "final":

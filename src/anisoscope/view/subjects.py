@@ -21,9 +21,16 @@ from anisoscope.results.folder import MappedSite
 from anisoscope.results.modality import modality_in
 from anisoscope.results.privacy import name_of
 from anisoscope.results.query import Query, Row, Table, options_of
-from anisoscope.view.words import LOOP, site_name
+from anisoscope.view.words import LOOP, is_module, site_name
 
 STREAM = ("embed", "resid", "final")
+
+
+def in_stream(kind: str) -> bool:
+    """Whether a site is one of the residual stream, or of the modules that a user named in its place."""
+    return kind in STREAM or is_module(kind)
+
+
 APART = ("model", "revision", "data", "step", "seed", "run", "source", "stack")  # key of a profile's subject
 # Last parts of a path that do not identify a model.
 BLAND = re.compile(r"(model|models|weights|final|best|last|main|checkpoint.*|ckpt.*|step.*|\d*)", re.IGNORECASE)
@@ -91,7 +98,8 @@ class DrawnSite(NamedTuple):
     @property
     def short(self) -> str:
         plain = {"embed": "embed", "resid": str(self.layer), "stage": str(self.layer), "final": "final"}
-        return plain.get(self.kind, f"{self.layer} · {self.kind}")
+        own = self.kind if is_module(self.kind) else f"{self.layer} · {self.kind}"
+        return plain.get(self.kind, own)
 
 
 class LineKey(NamedTuple):
@@ -254,8 +262,10 @@ class TrainingRows(RunRows):
     def metrics(self) -> set[str]:
         return set(self.keys)
 
-    def sites(self, metrics: Iterable[str], kinds: Sequence[str] = STREAM) -> list[DrawnSite]:
-        return sorted({key.site for metric in metrics for key in self.keys.get(metric, []) if key.site.kind in kinds})
+    def sites(self, metrics: Iterable[str]) -> list[DrawnSite]:
+        """The sites of the stream that have any of these metrics."""
+        keys = [key for metric in metrics for key in self.keys.get(metric, [])]
+        return sorted({key.site for key in keys if in_stream(key.site.kind)})
 
     def middle(self, sites: Sequence[DrawnSite]) -> int:
         """The index in a list of sites that is shown initially: the middle block of the shallowest model."""

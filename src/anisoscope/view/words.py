@@ -142,6 +142,15 @@ OF_BLOCK = (
 )
 
 
+def is_module(kind: str) -> bool:
+    """Whether a kind of site is the name of a module that a user named.
+
+    >>> is_module("encoder.0"), is_module("resid"), is_module("training")
+    (True, False, False)
+    """
+    return bool(kind) and kind not in SITES and kind not in OF_BLOCK and kind != "training"
+
+
 def site_name(layer: int, kind: str) -> str:
     """A short name of a site, for axes and table rows.
 

@@ -24,7 +24,8 @@ from anisoscope.capture.row import Contexts, Windows
 from anisoscope.capture.sites import block as parts
 from anisoscope.capture.sites.block import Place, Trunk, find_trunk
 from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of
-from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
+from anisoscope.capture.sites.named_module import named_sites, shown_names
+from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds, names_of
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, attends, modality_of, unwrapped
 
@@ -119,21 +120,31 @@ class Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """The stacks of a model and what can be captured in each."""
+    """The stacks of a model and what can be captured in each; or modules that a user named, in place of sites."""
 
     model: str
     stacks: tuple[Stack, ...]
     tables: tuple[str, ...] = ()  # weight tables that can be read as rows
+    modules: tuple[Site, ...] = ()  # if any, they are the only sites
 
     @property
     def kinds(self) -> list[str]:
         """Every kind that at least one stack has, and the weight tables."""
+        if self.modules:
+            return ["module"]
         return [*dict.fromkeys(kind for stack in self.stacks for kind in stack.kinds), *self.tables]
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The number of the last layer of each stack; named modules are numbered from 0."""
+        if self.modules:
+            return {"single": max(1, len(self.modules) - 1)}
+        return {stack.name: stack.depth for stack in self.stacks}
 
     @property
     def apart(self) -> set[str]:
         """The stacks that have class or register tokens, whose rows are kept apart."""
-        return {stack.name for stack in self.stacks if stack.prefix or stack.suffix}
+        return set() if self.modules else {stack.name for stack in self.stacks if stack.prefix or stack.suffix}
 
     def stack(self, name: str) -> Stack:
         """The stack of that name."""
@@ -144,6 +155,8 @@ class Layout:
 
     def sites(self, kinds: list[str] | None = None, layers: Iterable[int] | None = None) -> list[Site]:
         """The sites of these kinds (default: embed, resid and final) at these layers (default: all)."""
+        if self.modules:
+            return list(self.modules)
         asked = check_kinds(list(kinds) if kinds is not None else ["embed", "resid", "final"])
         wanted = None if layers is None else set(layers)
         for kind in asked:
@@ -164,9 +177,20 @@ class Layout:
         return found
 
 
-def find_layout(model: nn.Module) -> Layout:
-    """The layout of a model; an error that suggests a remedy if it cannot be found."""
+def find_layout(model: nn.Module, modules: Sequence[str] | str | None = None) -> Layout:
+    """The layout of a model; an error that suggests a remedy if it cannot be found.
+
+    With `modules`, names or patterns, those are looked at in place of sites; any model has them.
+    """
     refuse_compiled(model)
+    if modules is not None:
+        named = tuple(named_sites(model, names_of(modules) or []).values())
+        if not named:
+            raise AnisoscopeError(f"modules= names nothing; name some of {shown_names(model)}.")
+        known: tuple[Stack, ...] = ()
+        with contextlib.suppress(AnisoscopeError):  # of a known model, modules have the positions of their stack
+            known = find_layout(model).stacks
+        return Layout(type(unwrapped(model)).__name__, known, modules=named)
     kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
         raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
@@ -233,7 +257,7 @@ def _block_lists(called: str, names: dict[str, nn.Module]) -> dict[str, list[str
     raise AnisoscopeError(
         f"{called}: found {'several' if lists else 'no'} block lists of the configured length"
         f"{' (' + ', '.join(lists) + ')' if lists else ' and no stages'}; give one submodel, or name what to look at "
-        "with modules=[…] (--modules)."
+        f"with modules=[…] (--modules), of {shown_names(names[''])}."
     )
 
 

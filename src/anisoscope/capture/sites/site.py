@@ -59,6 +59,15 @@ class Site:
         parts = [self.stack] if self.stack != "single" else []
         return ".".join([*parts, str(self.layer), self.name or self.kind])
 
+    @property
+    def label(self) -> str:
+        """The site in a sentence: a module by its own path.
+
+        >>> Site(3, "resid").label, Site(0, "module", name="encoder.2").label
+        ('site 3.resid', "module 'encoder.2'")
+        """
+        return f"module {self.name!r}" if self.name else f"site {self}"
+
 
 def flow_order(site: Site) -> tuple[str, int, int, str]:
     """A sort key: stack, layer, then the order in which kinds are listed above (the last block before `final`)."""

@@ -16,7 +16,17 @@ from typing import Any
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import Finding, Part, Parts, agreements, claim, judge
-from anisoscope.claims.engine.evidence import Missing, Readings, Run, Study, average, figure, models, step_records
+from anisoscope.claims.engine.evidence import (
+    Missing,
+    NotHere,
+    Readings,
+    Run,
+    Study,
+    average,
+    figure,
+    models,
+    step_records,
+)
 from anisoscope.claims.revisiting.determined import METRIC, undetermined
 from anisoscope.claims.revisiting.frequency_arm import ARM, RATIO_MARGIN
 from anisoscope.claims.revisiting.period import (
@@ -63,7 +73,8 @@ def frequent_most_enriched(run: Run) -> Finding:
     model it stays open where the lead is no larger than random directions may give between bins; seeds answer that.
     """
     if len(_bins(run, None)) < 2:
-        raise Missing("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)", TOKENS)
+        gap = NotHere if run.entry.get("modules") else Missing  # of modules that a user named, rows may be no tokens
+        raise gap("gradient_enrichment in two frequency bins at least (groups frequency:1, frequency:2, …)", TOKENS)
     found = periods(run, "gradient_enrichment", f"frequency:{min(_bins(run, None))}", fit=REFIT)
     needed, ahead = _bin_parts(run, found), []
     told: dict[str, Quantity] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from anisoscope.claims.engine import evidence
 from anisoscope.claims.engine.claim import ALPHA, Finding, Part, Parts, claim
-from anisoscope.claims.engine.evidence import Missing, Run, average, figure, models, step_records
+from anisoscope.claims.engine.evidence import Missing, NotHere, Run, average, figure, models, step_records
 from anisoscope.claims.revisiting.determined import undetermined
 from anisoscope.claims.revisiting.period import (
     FIT_WORDS,
@@ -230,6 +230,8 @@ def embedding_updates_aligned(run: Run) -> Finding:
 
     Mean over steps of (energy of ΔW_E − control)/(r/d), early and late apart; decoupled weight decay is taken out.
     """
+    if run.entry.get("modules"):
+        raise NotHere("embedding table among its modules", "a monitor without modules= follows one")
     found = periods(run, "gradient_energy", fit=REFIT, of="update")
     needed = energy_parts(run, fit=REFIT, of="update")
     parts = [*needed, *described_energy(run, found, of="update")]

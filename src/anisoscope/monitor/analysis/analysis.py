@@ -132,7 +132,9 @@ class Analysis:
         rows = seen.rows
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if rows.unreached:
-            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+            names = ", ".join(site.name or str(site) for site in sorted(rows.unreached))
+            unused = ", or the loss does not use it" if any(site.name for site in rows.unreached) else ""
+            self.note(f"no gradient reaches {names}: what lies before is frozen{unused}")
         records = study.measure(rows)
         if study.counts is not None:
             entropies = {"unigram_entropy": unigram_entropy(study.counts)}

@@ -9,7 +9,7 @@ from anisoscope.view import page
 from anisoscope.view.figure import Axis, Figure, Level, Panel, Switch, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Prose, Section, Swatch, Swatches, TableCell, text
 from anisoscope.view.sections.gradients import ENRICHMENT, IN_FILES, Gradients, Look, Options, depth_look, points
-from anisoscope.view.subjects import STREAM, DrawnSite, Subject, known
+from anisoscope.view.subjects import DrawnSite, Subject, in_stream, known
 from anisoscope.view.words import bin_words, estimate, neat, reading_words, variant_words
 
 SPREAD = "frequency_spread"
@@ -31,7 +31,7 @@ def _strata(found: Gradients) -> list[Any]:
     if not bins:
         return []
     keys = [key for key in found.keys([ENRICHMENT]) if key.group.partition(":")[0] in bins]
-    sites, readings = found.sites(sorted({key.site for key in keys if key.site.kind in STREAM})), found.readings(keys)
+    sites, readings = found.sites(sorted({key.site for key in keys if in_stream(key.site.kind)})), found.readings(keys)
     by = Options(list(bins), choice("Frequency of", [GROUPINGS[name] for name in bins]))
     reading_looks = [{"colour": series(i), "dash": ("solid", "dash", "dot", "dashdot")[i % 4]} for i in range(8)]
 
@@ -101,7 +101,7 @@ def _masked(found: Gradients) -> list[Any]:
         "In a masked language model the loss sits on masked rows only; the gradients of the other rows come through "
         "attention. Their pool can hide what either shows."
     )
-    options = [found.sites(sorted({key.site for key in keys if key.site.kind in STREAM})), found.readings(keys)]
+    options = [found.sites(sorted({key.site for key in keys if in_stream(key.site.kind)})), found.readings(keys)]
     key = Swatches([*(Swatch(name, series(hue), dash, band=True) for name, hue, dash in MASKS.values()), page.CHANCE])
     how: Look = {"alt": "Enrichment of {}, masked and unmasked rows apart.", "title": "enrichment"}
     return found.parts("masked", options, draw, heading="Masked and unmasked rows", lead=lead, key=key, **how)
@@ -109,7 +109,7 @@ def _masked(found: Gradients) -> list[Any]:
 
 def _spread(found: Gradients) -> list[Any]:
     """Correlations of frequency with spread: over training by layer, and as a table at the last step."""
-    keys = [key for key in found.keys([SPREAD]) if not key.group and key.site.kind in STREAM]
+    keys = [key for key in found.keys([SPREAD]) if not key.group and in_stream(key.site.kind)]
     if not keys:
         return []
     variants = sorted({key.variant for key in keys}, key=lambda v: ("over=time" in v, "normalised" in v, v))

@@ -19,8 +19,8 @@ from anisoscope.results.row import envelope, median_ratio
 from anisoscope.view import figure, page, words
 from anisoscope.view.figure import Axis, Choice, Figure, Level, Panel, Series, Switch, brief, choice, sequence, series
 from anisoscope.view.page import Controls, DataTable, Heading, Key, Prose, Section, Swatch, Swatches, TableCell, text
-from anisoscope.view.subjects import STREAM, DrawnSite, LineKey, Subject, TrainingRows, known, model_entries
-from anisoscope.view.words import TANGENT, Catalogue, estimate, few, number, reading_of, reading_words
+from anisoscope.view.subjects import DrawnSite, LineKey, Subject, TrainingRows, in_stream, known, model_entries
+from anisoscope.view.words import TANGENT, Catalogue, estimate, few, is_module, number, reading_of, reading_words
 
 ENERGY, ENRICHMENT, ALIGNMENT = "gradient_energy", "gradient_enrichment", "gradient_alignment"
 AGAINST = (ENERGY, "gradient_share", "gradient_isoscore_gain", "amplification")
@@ -69,9 +69,9 @@ class Measure:
     says: str
     family: str = "stream"  # or a kind of site inside the blocks
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return STREAM if self.family == "stream" else (self.family,)
+    def at(self, kind: str) -> bool:
+        """Whether a kind of site is of the family."""
+        return in_stream(kind) if self.family == "stream" else kind == self.family
 
 
 def measure_choice(measures: Iterable[Measure], default: int = 0) -> Choice:
@@ -411,8 +411,7 @@ def _depth(found: Gradients, metrics: Sequence[str], *, alone: bool) -> list[Any
         return [(site, *both) for site in sites for both in found.controlled(one, ENERGY, site, reading=reading)]
 
     def draw(one: Subject, step: int, reading: str) -> Panel:
-        final = any(key.subject == one.index and key.site.kind == "final" for key in keys)
-        depth = figure.Depth(one.blocks, final=final)
+        depth = figure.Depth.of_sites(one.blocks, [key.site for key in keys if key.subject == one.index])
         parts: dict[str, tuple[Look, list[tuple[DrawnSite, Any]]]] = {}
         for site, look, line in lines(one, reading):
             at_step = [(site, row) for row in line if (row.step or 0) == step]
@@ -451,7 +450,7 @@ def _coordinates(found: Gradients) -> list[Any]:
         return found.rows.line(one, metric, site, with_options(reading, fit=None))
 
     def draw(one: Subject, step: int, reading: str) -> Panel:
-        depth, drawn = figure.Depth(one.blocks, final=any(site.kind == "final" for site in sites)), []
+        depth, drawn = figure.Depth.of_sites(one.blocks, sites), []
         for metric, space in product(COORDINATES, ("", STANDARDISED)):
             lines = [(s, line(one, metric, s, with_options(reading, coordinates=space or None))) for s in sites]
             pairs = [(site, row) for site, rows in lines for row in rows if (row.step or 0) == step]
@@ -491,7 +490,9 @@ def _measures(found: Gradients, metrics: Iterable[str]) -> list[Measure]:
     for metric in found.catalogue.ordered(metrics):
         keys, entry = found.keys([metric]), found.catalogue.entry(metric)
         readings = found.readings(keys).values
-        here = {key.variant for key in keys if not key.group and key.site.kind in STREAM and found.is_main(key.variant)}
+        here = {
+            key.variant for key in keys if not key.group and in_stream(key.site.kind) and found.is_main(key.variant)
+        }
         variants = {v for v in here if not v or ("of" not in options_of(v) and reading_of(v) in readings)}
         names = [""] if "" in variants else sorted(variants, key=lambda v: (v.count(";"), "fit=refit" not in v, v))
         for variant in names:
@@ -546,7 +547,8 @@ def step_map(
     """A heat map of layers by steps; cells without a value stay empty."""
     across, down = words.strided(len(steps), 8), words.strided(len(sites), 14)
     x = Axis("step", ticks=([float(i) for i in across], [words.step_words(steps[i]) for i in across]))
-    y = Axis("block", ticks=([float(i) for i in down], [sites[i].short for i in down]))
+    ticks = ([float(i) for i in down], [sites[i].short for i in down])
+    y = Axis("" if is_module(sites[0].kind) else "block", ticks=ticks)
     # non-numeric names: plotly would place a tick at position 8 in the column named 8
     names = [f"step {step:,}" for step in steps]
     return Panel(x, y, grid=figure.Grid(z, names, [site.name for site in sites], ends=ends, label=label, **more))

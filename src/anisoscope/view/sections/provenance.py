@@ -136,10 +136,16 @@ def model_facts(abouts: Sequence[About], others: Iterable[Mapping[str, str]] = (
     return [_facts(entry) for entry in model_entries(abouts)] or [dict(other) for other in others]
 
 
-def _facts(entry: Mapping[str, Any]) -> dict[str, str]:
-    shape = [
+def _size(entry: Mapping[str, Any]) -> str:
+    if named := entry.get("modules"):
+        return plural(len(named), "module")
+    return (
         plural(int(entry["layers"]), "table" if entry.get("type") == "rows" else "block") if entry.get("layers") else ""
-    ]
+    )
+
+
+def _facts(entry: Mapping[str, Any]) -> dict[str, str]:
+    shape = [_size(entry)]
     shape += [f"width {int(entry['width']):,}" if entry.get("width") else ""]
     size, rows = entry.get("parameters") or 0, entry.get("rows")
     units = [f"{number(size / least)} {unit}" for least, unit in ((1e9, "billion"), (1e6, "million")) if size >= least]

@@ -20,7 +20,7 @@ from anisoscope.view.figure import Axis, Depth, Figure, Level, Panel, Ref, Serie
 from anisoscope.view.page import Controls, Hero, Key, Prose, Ramp, Says, Section, Swatch, Swatches, text
 from anisoscope.view.sections import gradients
 from anisoscope.view.sections.gradients import Gradients, Measure
-from anisoscope.view.subjects import STREAM, DrawnSite, Subject, TrainingRows, known
+from anisoscope.view.subjects import DrawnSite, Subject, TrainingRows, in_stream, known
 from anisoscope.view.words import LOOP, MOVEMENT, TANGENT, Catalogue, few
 
 SIZE = 1_100_000  # limit of the JSON arrays in characters
@@ -115,8 +115,8 @@ def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
         kind = key.site.kind
         # metrics of movement between steps: only the main proxy and rank
         main = key.metric not in MOVEMENT or gradients_of_rows.is_main(key.variant)
-        if kind in (*STREAM, *INSIDE) and not key.group and main:
-            seen[key.metric, key.variant, "stream" if kind in STREAM else kind] = None
+        if (in_stream(kind) or kind in INSIDE) and not key.group and main:
+            seen[key.metric, key.variant, "stream" if in_stream(kind) else kind] = None
     order = {name: i for i, name in enumerate(catalogue.ordered({metric for metric, *_ in seen}))}
     keys = sorted(seen, key=lambda k: (k[0] in MOVEMENT, k[2] != "stream", order[k[0]], k[1] != "", k[2], k[1]))
     scaled = any(metric == "gride" and "scale=" in variant for metric, variant, _ in keys)
@@ -132,7 +132,7 @@ def measures_of(rows: TrainingRows, catalogue: Catalogue) -> list[Measure]:
 def sites_of(rows: TrainingRows, measure: Measure) -> list[DrawnSite]:
     """The sites at which any model has this measure."""
     keys = [key for key in rows.keys.get(measure.metric, []) if key.variant == measure.variant and not key.group]
-    return sorted({key.site for key in keys if key.site.kind in measure.kinds})
+    return sorted({key.site for key in keys if measure.at(key.site.kind)})
 
 
 def arm_line(rows: TrainingRows, arm: Arm, measure: Measure, site: DrawnSite) -> Sequence[Any]:
@@ -491,8 +491,8 @@ def arms_profile(
 
 def _depth(shape: Shape, m: int, blocks: set[int]) -> Depth:
     sites = shape.sites[m]
-    final = any(site.kind == "final" for site in sites)
-    return Depth(max(blocks), len(blocks) > 1, final, first=0 if any(site.layer == 0 for site in sites) else 1)
+    first = 0 if any(site.layer == 0 for site in sites) else 1
+    return replace(Depth.of_sites(max(blocks), sites), relative=len(blocks) > 1, first=first)
 
 
 def _arm_profile(shape: Shape, m: int, arm: Arm, depth: Depth, step: int | None, **look: Any) -> list[Series]:

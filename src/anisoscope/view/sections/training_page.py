@@ -44,7 +44,7 @@ from anisoscope.view.sections.gradients import ENERGY, Gradients
 from anisoscope.view.sections.profiles import main_profiles, profile_panel
 from anisoscope.view.sections.shape import Arm, legend_arms
 from anisoscope.view.sections.single_rows import concepts_section, row_parts
-from anisoscope.view.subjects import STREAM, DrawnSite, ProfileRows, RunView, Subject, TrainingRows, known
+from anisoscope.view.subjects import DrawnSite, ProfileRows, RunView, Subject, TrainingRows, in_stream, known
 from anisoscope.view.words import OF_TRAINING, TANGENT, Catalogue, estimate, number, plural, site_phrase
 
 SPECS = 2_000_000  # limit of the JSON of gradient figures in characters
@@ -256,7 +256,7 @@ def _enrichment_over_steps(found: Gradients, one: Subject) -> Panel:
 
 def _enrichment_over_depth(found: Gradients, one: Subject) -> Panel:
     sites = [site for site in found.rows.sites([ENERGY]) if found.whole(one, ENERGY, site)]
-    depth = figure.Depth(one.blocks, final=any(site.kind == "final" for site in sites))
+    depth = figure.Depth.of_sites(one.blocks, sites)
     drawn = []
     for look, how in (
         *((gradients.control_look(name), {"control": name}) for name in gradients.CONTROLS),
@@ -415,9 +415,13 @@ def _log_look(rows: TrainingRows, catalogue: Catalogue, arm: Arm, metric: str, *
     }
 
 
+def _over_depth(kind: str) -> bool:
+    return in_stream(kind) or kind == "stage"
+
+
 def _last_profiles(runs: Sequence[RunView], catalogue: Catalogue, rows: TrainingRows) -> Section | None:
     """Profiles over depth at the last step, as in the report of a single model."""
-    kept = {"head": None, "kind": [*STREAM, "stage"], "metric": lambda metric: metric not in OF_TRAINING}
+    kept = {"head": None, "kind": _over_depth, "metric": lambda metric: metric not in OF_TRAINING}
     last = [Query(run.table).where(**kept).at_last_step("model").table(run.about) for run in runs]
     profiles = ProfileRows([replace(run, table=table) for run, table in zip(runs, last, strict=True)])
     if not len(profiles.query):

@@ -1,0 +1,351 @@
+"""`Monitor(modules=…)`: named modules of any model, in a user's own loop with a user's own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from anisoscope.capture.sites.layout import find_layout
+from anisoscope.capture.step_capture import LiveGradients
+from anisoscope.errors import AnisoscopeError
+from anisoscope.monitor.monitor import Monitor
+from anisoscope.monitor.schedule import at, every
+from anisoscope.tangent.plan import TangentPlan
+from support.gradient_models import hooks_of
+
+PLAN = TangentPlan(draws=19, proxies=("pca",), frozen=False, balanced=False, standardised=False, permuted=False)
+CONTEXTS, CLASSES = 24, 5
+
+
+@dataclass
+class Answer:
+    """What a user's own module may return."""
+
+    number: int
+    hidden: Tensor
+
+
+class Boxed(nn.Module):
+    """Returns a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 20)
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(3, self.inner(x))
+
+
+class Plain(nn.Module):
+    """An MLP with an activation in place, and outputs in boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.box = nn.Linear(12, 16), nn.ReLU(inplace=True), Boxed()
+        self.head, self.never = nn.Linear(20, CLASSES), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.box(self.act(self.first(x))).hidden)
+        return out
+
+
+class Convolved(nn.Module):
+    """Feature maps, with a batch norm and an activation in place behind a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(2, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
+        self.line, self.head = nn.Conv1d(16, 20, 3), nn.Linear(20, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.act(self.norm(self.conv(x)))
+        out: Tensor = self.head(self.line(maps.flatten(2)).mean(-1))
+        return out
+
+
+class Recurrent(nn.Module):
+    """Ids, a recurrent layer with time first, a packed one, and a cell that is called at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Embedding(30, 16), nn.GRU(16, 20)
+        self.packed, self.cell = nn.GRU(20, 24, batch_first=True), nn.GRUCell(24, 20)
+        self.head = nn.Linear(20, CLASSES)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        x, _ = self.first(self.embed(ids).transpose(0, 1))
+        packed = pack_padded_sequence(x.transpose(0, 1), lengths, batch_first=True, enforce_sorted=False)
+        found, _ = nn.utils.rnn.pad_packed_sequence(self.packed(packed)[0], batch_first=True)
+        state = found.new_zeros(len(ids), 20)
+        for t in range(3):
+            state = self.cell(found[:, t], state)
+        out: Tensor = self.head(state)
+        return out
+
+
+def _numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+LENGTHS = torch.arange(CONTEXTS) % 4 + 3
+IDS = torch.randint(0, 30, (CONTEXTS, 6), generator=torch.Generator().manual_seed(2))
+LABELS = torch.arange(CONTEXTS) % CLASSES
+
+
+def _models() -> dict[str, tuple[nn.Module, tuple[Tensor, ...], list[str]]]:
+    torch.manual_seed(0)
+    return {
+        "plain": (Plain(), (_numbers(CONTEXTS, 12),), ["first", "act", "box", "head"]),
+        "convolved": (Convolved(), (_numbers(CONTEXTS, 2, 4, 4),), ["conv", "act", "line", "head"]),
+        "recurrent": (Recurrent(), (IDS, LENGTHS), ["embed", "first", "packed", "cell", "head"]),
+    }
+
+
+def _tensor(value: Any) -> Any:
+    """The first floating-point tensor of an output, found apart from the package."""
+    if isinstance(value, Answer):
+        return value.hidden
+    return _tensor(value[0]) if isinstance(value, tuple) else value
+
+
+def _by_hand(model: nn.Module, inputs: tuple[Tensor, ...], names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Outputs of the modules and the gradients of the summed loss in them: those of zeros that are added to them."""
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(name: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            x = _tensor(output)
+            zero = torch.zeros_like(x, requires_grad=True)
+            seen.setdefault(name, []).append((x.detach().clone(), zero))
+            moved = x + zero
+            if isinstance(output, Answer):
+                return Answer(output.number, moved)
+            if isinstance(output, tuple) and not hasattr(output, "batch_sizes"):
+                first = output[0]._replace(data=moved) if hasattr(output[0], "batch_sizes") else moved
+                return (first, *output[1:])
+            return moved
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_hook(add(name)) for name in names]
+    nn.functional.cross_entropy(model(*inputs), LABELS, reduction="sum").backward()
+    for handle in handles:
+        handle.remove()
+    found = {}
+    for name, calls in seen.items():
+        pairs = [(x, zero.grad) for x, zero in calls]
+        found[name] = tuple(_laid_out(name, [pair[i] for pair in pairs]) for i in (0, 1))  # type: ignore[misc]
+    return found  # type: ignore[return-value]
+
+
+def _laid_out(name: str, calls: list[Any]) -> Tensor:
+    """Rows in the order of contexts and positions."""
+    x = calls[0]
+    if name in ("conv", "act") and x.dim() == 4:
+        return x.permute(0, 2, 3, 1).flatten(0, 2)
+    if name == "line":
+        return x.transpose(1, 2).flatten(0, 1)
+    if name == "first" and x.dim() == 3:
+        return x.transpose(0, 1).flatten(0, 1)
+    if name == "packed":
+        order = LENGTHS.sort(descending=True).indices  # as torch packs them
+        sizes = [int((t < LENGTHS).sum()) for t in range(int(LENGTHS.max()))]
+        places = [(int(order[i]), t) for t, size in enumerate(sizes) for i in range(size)]
+        return x[torch.tensor(sorted(range(len(places)), key=lambda i: places[i]))]
+    if name == "cell":
+        return torch.stack(calls, 1).flatten(0, 1)
+    return x.flatten(0, -2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "convolved", "recurrent"])
+def test_rows_and_gradients_of_named_modules_are_those_found_by_hand(kind: str) -> None:
+    model, inputs, names = _models()[kind]
+    wanted = _by_hand(model, inputs, names)
+    layout = find_layout(model, names)
+    assert [site.name for site in layout.modules] == names, "in the order of the module tree"
+    live = LiveGradients(model, layout.modules, layout=layout)
+    with live:
+        live.begin(geometry=True)
+        nn.functional.cross_entropy(model(*inputs), LABELS, reduction="sum").backward()
+        (batch,) = live.end()
+    for site in layout.modules:
+        x, g = wanted[site.name]
+        rows = batch.rows[site]
+        order = rows.index.keep.argsort()
+        assert torch.equal(order, torch.arange(len(order))), "context by context"
+        torch.testing.assert_close(rows.x, x)
+        torch.testing.assert_close(batch.gradients[site], g, rtol=1e-4, atol=1e-6)
+        assert rows.index.context.unique().numel() == CONTEXTS
+        assert len({*zip(rows.index.context.tolist(), rows.index.position.tolist(), strict=True)}) == len(x)
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(*batch[:-1]), batch[-1], reduction="sum")
+
+
+def _watched(kind: str, names: list[str] | str | None = None, **options: Any) -> Monitor:
+    """One step of a model, its loss computed outside of it."""
+    model, inputs, own = _models()[kind]
+    asked: dict[str, Any] = {"metrics": "average_cosine,tangent", "plan": PLAN, "when": at([0]), "strict": True}
+    monitor = Monitor(model, modules=own if names is None else names, **asked | options)
+    with monitor, monitor.step(0):
+        nn.functional.cross_entropy(model(*inputs), LABELS).backward()
+    assert hooks_of(model) == 0
+    return monitor
+
+
+def _energies(monitor: Monitor) -> dict[str, float]:
+    table = monitor.table.where(metric="gradient_energy", control=None, group="", average=None)
+    return {row["kind"]: row["value"] for row in table.records()}
+
+
+@pytest.mark.parametrize("kind", ["plain", "convolved", "recurrent"])
+def test_a_probe_of_the_training_batch_sees_what_its_hooks_see(kind: str) -> None:
+    """Also through the function of a user's own loss, whose batches are what it takes."""
+    model, inputs, names = _models()[kind]
+    model.eval()  # as a probe does: a batch norm would mix contexts
+    names = [name for name in names if name != "head"]
+    live = Monitor(model, modules=names, metrics="average_cosine,tangent", plan=PLAN, when=at([0]), strict=True)
+    with live, live.step(0):
+        nn.functional.cross_entropy(model(*inputs), LABELS).backward()
+    words: dict[str, Any] = {"probe": [(*inputs, LABELS)], "loss": _loss}
+    probed, read = _watched(kind, names, **words), _energies(live)
+    for monitor in (live, probed):
+        assert any("cell is called 3 times in a pass" in note for note in monitor.notes) == (kind == "recurrent")
+    assert set(read) == set(names)
+    assert _energies(probed) == pytest.approx(read, rel=1e-4)
+    if kind != "recurrent":  # inputs and labels need no words
+        assert _energies(_watched(kind, names, probe=(*inputs, LABELS))) == pytest.approx(read, rel=1e-4)
+    place = {"metric": "average_cosine", "variant": "", "group": ""}
+    for name in names:
+        one, two = (monitor.table.where(**place, kind=name).records()[0] for monitor in (live, probed))
+        assert one["value"] == pytest.approx(two["value"], abs=1e-6) and one["n"] == two["n"]
+        assert one["contexts"] == CONTEXTS
+
+
+def test_the_scale_of_a_single_batch_is_of_no_account_and_that_of_several_must_be_known() -> None:
+    def energies(parts: list[slice], factor: float = 1.0, **said: Any) -> dict[str, float]:
+        model, (x,), names = _models()["plain"]
+        monitor = Monitor(model, modules=names[:3], metrics="tangent", plan=PLAN, when=at([0]), strict=True)
+        with monitor, monitor.step(0, **said):
+            for part in parts:
+                (factor * nn.functional.cross_entropy(model(x[part]), LABELS[part])).backward()
+        return _energies(monitor)
+
+    whole, uneven = [slice(None)], [slice(8), slice(8, None)]
+    wanted = energies(whole)
+    assert energies(whole, 512.0) == pytest.approx(wanted, rel=1e-5)
+    with pytest.raises(AnisoscopeError, match="how its micro-batches weigh is not known"):
+        energies(uneven)
+    assert energies(uneven, loss="mean") == pytest.approx(wanted, rel=1e-5), "a mean over its contexts"
+    assert energies(uneven, loss="sum") != pytest.approx(wanted, rel=1e-2), "it matters"
+
+
+def test_modules_that_are_not_there_or_not_called_are_told_by_name() -> None:
+    with pytest.raises(AnisoscopeError, match=r"no module of Plain matches 'frist'; did you mean 'first'"):
+        _watched("plain", ["frist"])
+    with pytest.raises(AnisoscopeError, match="layers does nothing with modules="):
+        _watched("plain", ["first"], layers=[0])
+    with pytest.raises(AnisoscopeError, match="nothing was seen at never: the modules were not called"):
+        _watched("plain", ["first", "never"], probe=(_numbers(CONTEXTS, 12), LABELS))
+    with pytest.raises(AnisoscopeError, match=r"none of the modules \(never\) was called in step 0"):
+        _watched("plain", ["never"])
+    seen = _watched("plain", ["first", "never"])
+    assert "not called in step 0: never" in seen.notes and set(_energies(seen)) == {"first"}
+    listed = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})
+    listed.forward = lambda x: x  # type: ignore[assignment]
+    with pytest.raises(AnisoscopeError, match=r"'blocks' of ModuleDict is a list of modules.*say 'blocks.\*'"):
+        find_layout(listed, ["blocks"])
+
+
+def test_too_narrow_modules_do_not_take_the_rank_from_the_others() -> None:
+    seen = _watched("plain", "*")  # ten lines of a user: all there is
+    notes = " ".join(seen.notes)
+    assert "too narrow for a tangent study" not in notes  # 5 of 20 is a rank of 1 beside 4 and more
+    wide = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 2))
+    monitor = Monitor(wide, modules=["0", "2"], metrics="tangent", plan=PLAN, when=at([0]), strict=True)
+    with monitor, monitor.step(0):
+        nn.functional.cross_entropy(wide(_numbers(CONTEXTS * 4, 12)), torch.arange(CONTEXTS * 4) % 2).backward()
+    assert set(_energies(monitor)) == {"0"} and any("2 (2); name them apart" in note for note in monitor.notes)
+
+
+def test_parts_without_gradients_are_measured_without_and_noted() -> None:
+    class Frozen(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+            out: Tensor = self.head(self.box(self.act(x)).hidden)
+            return out
+
+    model = Frozen()
+    monitor = Monitor(model, modules=["first", "box"], metrics="average_cosine,tangent", plan=PLAN, when=at([0]))
+    with monitor, monitor.step(0):
+        nn.functional.cross_entropy(model(_numbers(CONTEXTS, 12)), LABELS).backward()
+    assert any(note.startswith("no gradient reaches first:") for note in monitor.notes)
+    assert set(_energies(monitor)) == {"box"}
+    assert {row["kind"] for row in monitor.table.where(metric="average_cosine").records()} == {"first", "box"}
+
+
+def test_time_first_input_is_refused_unless_the_contexts_are_named() -> None:
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(8, 20), nn.Linear(20, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.rnn(x)[0][-1])
+            return out
+
+    def measured(**options: Any) -> Monitor:
+        model = Times()
+        words: dict[str, Any] = {"modules": ["rnn"], "metrics": "tangent", "plan": PLAN, "when": at([0])}
+        monitor = Monitor(model, strict=True, **words, **options)
+        with monitor, monitor.step(0):
+            nn.functional.cross_entropy(model(_numbers(7, CONTEXTS, 8)), LABELS).backward()
+        return monitor
+
+    with pytest.raises(AnisoscopeError, match=r"GRU is not batch_first.*7 contexts in its first dimension"):
+        measured()
+    assert set(_energies(measured(rows=lambda args, kwargs: {"inputs_embeds": args[0].transpose(0, 1)}))) == {"rnn"}
+
+
+def _trained(
+    out: Any, *, stop: int | None = None, resume: bool = False, watched: bool = True
+) -> tuple[Any, list[float]]:
+    """A short training that is killed after a step, and replayed from the start when it resumes."""
+    torch.manual_seed(0)
+    model, (x,), names = _models()["plain"]
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    words: dict[str, Any] = {"modules": names[:3], "metrics": "average_cosine,tangent", "plan": PLAN, "when": every(2)}
+    monitor = Monitor(model, out=out, resume=resume, every_step=True, strict=True, **words) if watched else None
+    with monitor if monitor is not None else torch.enable_grad():
+        for step in range(5):
+            with monitor.step(step) if monitor is not None else torch.enable_grad():
+                loss = nn.functional.cross_entropy(model(x + step), LABELS)
+                loss.backward()
+            losses.append(float(loss.detach()))
+            if step == stop:
+                raise KeyboardInterrupt
+            optimizer.step()
+            optimizer.zero_grad()
+    return monitor, losses
+
+
+def test_a_resumed_run_of_named_modules_ends_as_an_undisturbed_one_and_training_is_the_same(tmp_path: Any) -> None:
+    whole, losses = _trained(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        _trained(tmp_path / "cut", stop=3)
+    again, _ = _trained(tmp_path / "cut", resume=True)
+    columns = ("step", "layer", "kind", "metric", "variant", "group", "value")
+    for read in (lambda m: m.table, lambda m: m.trace):
+        one, two = ([tuple(map(row.get, columns)) for row in read(m).records()] for m in (whole, again))
+        assert one == two and {row[2] for row in one} >= {"first", "act", "box"}
+    assert _trained(None, watched=False)[1] == losses
+    steps = {row["step"] for row in whole.trace.records()}
+    assert steps == set(range(5)), "every step"
