@@ -24,7 +24,7 @@ from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layou
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
-from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
+from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -104,7 +104,7 @@ class Capture:
         layouts.refuse_unhookable(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self._spread = sharded(model)  # over processes, which may look at the same contexts
-        self._together = self._spread and tensor_rank(model) is not None
+        self._together = together(model) if self._spread else None
         self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
         self.layout = layout
@@ -122,6 +122,11 @@ class Capture:
                     f"site {site} cannot be captured in a forward pass of {type(model).__name__}; take sites from "
                     "find_layout(model).sites(…), and weight tables from weight_rows."
                 )
+        if self._together is not None and (called := sorted({s.kind for s in sites if s.kind in CALLED_KINDS})):
+            raise AnisoscopeError(
+                f"the model is tensor-parallel, so that a process may have some of the heads only, of which "
+                f"{', '.join(called)} would be measured; ask for metrics of the stream, or use `anisoscope sweep`."
+            )
         self._wanted = set(self.sites)
         self._seen: set[Site] = set()
         self._passes: dict[str, StackPass] = {}
@@ -447,23 +452,27 @@ class Capture:
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
-        x = row.positioned(self._unsplit(x, contexts, site), contexts, site)
+        piece, x = self._piece(x, contexts, site)
+        shape, x = x.shape, row.positioned(x, contexts, site)
         pool = {"cls": "cls", "stage_mean": "mean"}.get(site.kind, self.choice.pool)  # some are one row per context
         same = pool == self.choice.pool and whole == self.choice.whole
         choice = self.choice if same else replace(self.choice, pool=pool, whole=whole)
-        selection = contexts.select(x.shape[1], choice, x.device)
-        if selection.index.keep.numel():
+        if piece is None:
+            selection = contexts.select(x.shape[1], choice, x.device)
+        else:
+            selection = contexts.select_piece(piece, choice, x.device)
+        if selection.index.keep.numel() or piece is not None:  # other processes may have rows of the same contexts
             self._send(site, x, selection)
             if self.watch is not None:
-                part = functools.partial(self._unsplit, contexts=contexts, site=site)
+                part = functools.partial(plain, shape=shape, what=str(site)) if self._spread else lambda g: g
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(part(g), contexts, site)))
 
-    def _unsplit(self, x: Tensor, contexts: Contexts, site: Site) -> Tensor:
-        """The activation of a site as a plain tensor, also of a model that is spread over processes."""
+    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[Piece | None, Tensor]:
+        """The activation of a site as a plain tensor, and which positions it has if other processes have the rest."""
         if not self._spread:
-            return x
-        length = None if contexts.tokens is None else contexts.tokens.shape[1]
-        return whole_activation(x, length=length, together=self._together, what=str(site))
+            return None, x
+        size: dict[str, Any] = {"length": contexts.length, "batch": contexts.batch}
+        return piece_of(x, self._together, what=str(site), **size), plain(x, what=str(site))
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         with _plain(x.device):

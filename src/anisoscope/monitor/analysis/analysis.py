@@ -52,6 +52,7 @@ class Seen:
     described: bool = False  # whether concepts get cards
     saved: bool = False  # whether the state after it is wanted
     shown: int = 0  # the sum of the hashes of its contexts
+    together: tuple[int, ...] = ()  # the processes that look at the same contexts, if there are several
 
     @property
     def on_host(self) -> bool:

@@ -29,9 +29,10 @@ from torch import Tensor, nn
 
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import tensor_rank, training_ranks
+from anisoscope.models.parallel import together, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
+from anisoscope.monitor.analysis.pieces import is_split, joined_pieces, only_pieces
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.tangent.proxy import StepRows
 
@@ -67,7 +68,7 @@ class Ranks:
     def __init__(self, name: str, guard: FaultGuard, model: nn.Module, members: Sequence[int]) -> None:
         self.members, self.guard = list(members), guard
         self.rank, self.size = self.members.index(dist.get_rank()), len(members)
-        self.place = tensor_rank(model)  # among processes with the same contexts, None if each has its own
+        self.together = together(model)  # processes with the same contexts, None if each has its own
         name = f"{name}/{members[0]}"
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
@@ -90,11 +91,19 @@ class Ranks:
     @property
     def dealt(self) -> tuple[int, int]:
         """Which part of a probe this process looks at, and of how many: all of it if several compute it together."""
-        return (self.rank, self.size) if self.place is None else (0, 1)
+        return (self.rank, self.size) if self.together is None else (0, 1)
 
-    def counts(self, *, probed: bool) -> bool:
-        """Whether the rows of this process count: of several with the same contexts only those of one."""
-        return self.place is None or self.first or (not probed and not self.place)
+    def share(self, seen: Seen) -> Seen:
+        """What this process adds to a step: of several with the same contexts one adds what is the same in all.
+
+        A probe is read by all processes where some look at the same contexts: those of the first count.
+        """
+        group = self.together
+        if group is None:
+            return seen
+        if seen.described and self.members[0] not in group.ranks:
+            return replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
+        return replace(only_pieces(seen) if group.place else seen, together=group.ranks)
 
     @property
     def first(self) -> bool:
@@ -129,8 +138,7 @@ class Ranks:
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
-        if not self.counts(probed=seen.described):
-            seen = replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
+        seen = self.share(seen)
         if self.first:
             self._pending.append(one := _Pending(seen, submit))
             return one.future
@@ -235,9 +243,26 @@ class Ranks:
                 alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
                 with self.guard.at(f"step {one.seen.rows.step}"):
                     self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
-            self._follow(one.submit(merged(parts)), one.future)
+            self._follow(one.submit(merged(self._whole_contexts(parts, one.seen.rows.step))), one.future)
         except Exception as error:
             one.future.set_exception(error)
+
+    def _whole_contexts(self, parts: Sequence[Seen], step: int) -> list[Seen]:
+        """The parts, with those of processes that have positions of the same contexts joined; a note if one is gone."""
+        groups: dict[Any, list[Seen]] = {}
+        for number, part in enumerate(parts):
+            groups.setdefault(part.together or number, []).append(part)
+        found = []
+        for key, group in groups.items():
+            if not any(map(is_split, group)):
+                found += group
+            elif len(group) == len(group[0].together):
+                found.append(joined_pieces(group))
+            else:
+                found.append(replace(only_pieces(group[0]), rows=StepRows(step), bank=None))
+                with self.guard.at(f"step {step}"):
+                    self.guard.note(f"ranks {', '.join(map(str, key))} share contexts, so all of theirs are missing")
+        return found
 
     def _take(self, name: str, device: str) -> Any:
         """The part of this name, which is deleted."""
