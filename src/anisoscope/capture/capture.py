@@ -23,7 +23,7 @@ from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.forward import CONTENT, MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
 from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
@@ -502,6 +502,11 @@ class Capture:
         batch, (more, real) = self._batch, ruled
         arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {}) | more
         decoding = stack.name == "decoder"
+        if stack.before and not any(isinstance(arguments.get(n), Tensor) for n in CONTENT if n != "inputs_embeds"):
+            raise AnisoscopeError(
+                f"a stage that begins after block {stack.before} was not given input_ids, so that nothing says which "
+                "contexts its rows are of; hand them to its forward under that name, or give rows=."
+            )
         real, above = None if real is None else real.cpu(), self._above if decoding else None
         contexts, notes = row.read_contexts(arguments, config=stack.config, real=real, above=above)
         self._note(*notes)

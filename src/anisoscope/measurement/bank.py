@@ -127,12 +127,13 @@ def prepare(
     layers: Iterable[int] | int | None = None,
     modules: Sequence[str] | None = None,
     more: Sequence[str] = (),
+    layout: Layout | None = None,
 ) -> Setup:
     """Find the sites to measure: the named ones, or those of the default ones and `more` that some metric reads."""
     refuse_unhookable(model)
     if modules:
         return Setup(None, [], [], ["module"], {})
-    layout = find_layout(model)
+    layout = find_layout(model) if layout is None else layout
     given = vocabulary.names_of(sites) or []
     named = vocabulary.check_kinds([kind for kind in given if kind != EVERY])
     layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)

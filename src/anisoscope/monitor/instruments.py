@@ -7,6 +7,7 @@ geometry is measured, there are no halves and no backward passes.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -143,7 +144,7 @@ class Instruments:
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
         for batch in learned:
-            factor = 1.0 if study is None else scale.factor(batch, step=step)
+            factor = 1.0 if study is None else self._factor(batch, scale, step=step, alone=alone)
             if bank is not None:
                 batch.feed(bank)
             if study is not None:
@@ -163,6 +164,11 @@ class Instruments:
         if absent := [str(s) for s in self.sites if s not in bank.sites]:  # some models skip whole layers in training
             self.note(f"step {step}: nothing came through {', '.join(absent)} (layers dropped in training?)")
         return rows
+
+    def _factor(self, batch: MicroBatch, scale: LossScale, *, step: int, alone: bool) -> float:
+        """What turns gradients into those of the summed loss; NaN if another stage of a pipeline knows it."""
+        elsewhere = not alone and scale.loss == "auto" and self.layout.stacks[0].total
+        return math.nan if elsewhere and batch.seed is None else scale.factor(batch, step=step)
 
     def note(self, text: str) -> None:
         if text not in self.notes:

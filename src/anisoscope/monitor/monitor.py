@@ -32,6 +32,7 @@ from anisoscope.capture.gradient_pass import LossRule, TargetWeights
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.stage import find_stage
 from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
@@ -96,6 +97,8 @@ class Monitor:
     `skip_first` and `skip_special` leave the rows at the first position, or at special tokens (those of `tokenizer`, or
     of the model's configuration), out of everything but the loss. `standardised` asks for energies in standardised
     coordinates (True) or not; by default the preset decides: all but `light` have them.
+    `stage` is for pipelines, where each process holds some of the blocks and has a monitor of them: how many blocks
+    come before its own, and are in the whole model, such as (2, 4).
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`, if there is a folder.
     `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
@@ -144,6 +147,7 @@ class Monitor:
         strict: bool = False,
         progress: Progress | None = None,
         background: bool | None = None,
+        stage: tuple[int, int] | None = None,
     ) -> None:
         check_arguments(Monitor.__init__, locals())
         self.guard = FaultGuard(strict)
@@ -155,18 +159,19 @@ class Monitor:
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
         self.name = name or type(self.model).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.ranks = Ranks.here(self.name, self.guard, model)
+        self.ranks = Ranks.here(self.name, self.guard, model, stage)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
             out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.plan = with_splits(self.plan, split, **sizes)
-        self.layout = find_layout(self.model)
+        self.layout = find_layout(self.model) if stage is None else find_stage(self.model, stage)
         self.depths = {stack.name: stack.depth for stack in self.layout.stacks}
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
-        setup = prepare(self.model, requests, sites=stream, layers=layers, more=more_sites(metrics))
+        wanted: dict[str, Any] = {"sites": stream, "layers": layers, "more": more_sites(metrics)}
+        setup = prepare(self.model, requests, layout=self.layout, **wanted)
         self.watch = EmbeddingWatch(self.model, optimizer, model, shield=self._shield)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
