@@ -22,6 +22,7 @@ from support.ranks import (
     STEPS,
     assert_same,
     ddp,
+    first_fsdp,
     fsdp,
     in_ranks,
     padded_batch,
@@ -62,6 +63,41 @@ def test_the_table_is_that_of_one_process(wrap: Callable[[nn.Module], nn.Module]
     assert_same(Table.read(tmp_path / "run"), expected)
     assert all(torch.equal(a, b) for a, b in zip(trained, weights, strict=True)), "training is not changed"
     assert not list((tmp_path / "run" / "state").glob("anisoscope-ranks-*")), "no part is left behind"
+
+
+def without_tables(table: Table) -> Table:
+    """What is measured of a model whose parameters have no rows between passes."""
+    kept = table.where(variant=lambda variant: "of=" not in variant)
+    return kept.where(kind=lambda kind: kind != "embed_weight")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("original", "blocks", "probed"), [(True, True, True), (False, False, False)])
+def test_the_first_fsdp(original: bool, blocks: bool, probed: bool, tmp_path: Path) -> None:
+    """Everything but the rows of the embedding table, which no process has between passes."""
+    expected, *_ = alone(2, probed)
+    options: dict[str, Any] = {"probe": probe()} if probed else {}
+    wrap = partial(first_fsdp, original=original, blocks=blocks)
+
+    def both(rank: int) -> Any:
+        return train(lambda _: [rank], wrap=wrap, **options), train(lambda _: [rank], wrap=wrap, monitored=False)[1]
+
+    ((first, trained, notes), unwatched), ((second, others, _), same) = in_ranks(both, 2, tmp_path)
+    assert expected is not None
+    assert notes == ["the parameters are flat pieces in each process, so those of the embedding table are left out"]
+    assert len(second) == 0
+    assert_same(first, without_tables(expected))
+    for watched, unwatched_ in ((trained, unwatched), (others, same)):
+        assert all(torch.equal(a, b) for a, b in zip(watched, unwatched_, strict=True)), "training is not changed"
+
+
+def test_a_probe_of_a_module_inside_the_first_fsdp_is_refused(tmp_path: Path) -> None:
+    def act(_: int) -> str:
+        with pytest.raises(AnisoscopeError) as error:
+            train(lambda _: [0], wrap=lambda model: first_fsdp(model, blocks=False).module, probe=probe())
+        return str(error.value)
+
+    assert all("give the monitor the wrapper" in said for said in in_ranks(act, 2, tmp_path))
 
 
 def test_three_processes_of_which_some_have_fewer_batches_and_contexts_to_probe(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def fsdp(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def first_fsdp(model: Any, *, original: bool = True, blocks: bool = True) -> nn.Module:
+    """The first version of FSDP; its parameters are flat pieces, with `original` under their own names."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({type(model.transformer.h[0])}) if blocks else None
+    words: dict[str, Any] = {"auto_wrap_policy": policy, "use_orig_params": original}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **words)
+
+
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 

@@ -17,11 +17,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import FSDP
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether processes hold parts of its parameters (FSDP2, tensor parallel), so that a forward pass communicates."""
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    """Whether processes hold parts of its parameters (FSDP, tensor parallel), so that a forward pass communicates."""
+    return flattened(model) or any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def flattened(model: nn.Module) -> bool:
+    """Whether a parameter is a part of a flat one, so that between passes it has no rows (FSDP's first, ZeRO-3)."""
+    if any(type(module).__name__ == FSDP for module in model.modules()):
+        return True
+    return any(hasattr(p, "ds_id") or getattr(p, "_fsdp_flattened", False) for p in model.parameters())
+
+
+def refuse_uncallable(model: nn.Module) -> None:
+    """Raise an error for a module inside the first FSDP: called without its wrapper it has no parameters."""
+    if type(model).__name__ != FSDP and any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
+        raise AnisoscopeError(
+            f"{type(model).__name__} is inside FullyShardedDataParallel, which has its parameters, so that a probe "
+            "cannot be run through it; give the monitor the wrapper."
+        )
 
 
 def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -147,9 +164,10 @@ def training_ranks(model: nn.Module) -> list[int]:
     meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values()
     if any(True for _ in _fsdp_modules(model)):
         return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
-    wrapper = next((m for m in model.modules() if type(m).__name__ == "DistributedDataParallel"), None)
-    if wrapper is not None and not meshes:
-        return sorted(dist.get_process_group_ranks(wrapper.process_group))  # type: ignore[arg-type]
+    wrapper: Any = next((m for m in model.modules() if type(m).__name__ in (FSDP, "DistributedDataParallel")), None)
+    hybrid = "HYBRID" in str(getattr(wrapper, "sharding_strategy", ""))  # its group is a part of the processes
+    if wrapper is not None and not meshes and not hybrid:
+        return sorted(dist.get_process_group_ranks(wrapper.process_group))
     return list(range(dist.get_world_size()))
 
 

@@ -37,7 +37,7 @@ from anisoscope.measurement.measure import Tee, leave_unseen_out
 from anisoscope.measurement.targets import with_own_targets
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, unwrapped
-from anisoscope.models.parallel import sharded, without_gradients
+from anisoscope.models.parallel import refuse_uncallable, sharded, without_gradients
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, constant_columns, loss_columns
@@ -83,6 +83,8 @@ class Instruments:
         kinds = stream_kinds(self.layout)
         kinds += ["cls"] if self.study is not None and "cls" in self.layout.kinds else []
         self.sites = self.layout.sites(kinds, self.layers)
+        if self.watch is not None and self.watch.unknown and self.study is not None and self.study.plan.embedding:
+            self.note("the parameters are flat pieces in each process, so those of the embedding table are left out")
 
     def bank(self) -> Bank | None:
         """A new bank for the geometry metrics of one step; None without such metrics."""
@@ -215,6 +217,7 @@ class Probe:
         batches = [probe] if isinstance(probe, Tensor) or hasattr(probe, "keys") else list(probe)
         if not batches:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
+        refuse_uncallable(self.model)
         with untouched(self.model):
             leave_unseen_out(self.model, batches[0], i.setup, rows=i.rows)
         given = [labelled(self.model, batch) for batch in batches]

@@ -38,7 +38,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.models.forward import trained_module
+from anisoscope.models.forward import trained_module, unwrapped
 from anisoscope.monitor import saved_state
 from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.analysis.desk import Desk
@@ -157,7 +157,7 @@ class Monitor:
         self.model = trained_module(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
-        self.name = name or type(self.model).__name__
+        self.name = name or type(unwrapped(self.model)).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         self.ranks = Ranks.here(self.name, self.guard, model, stage)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
@@ -221,7 +221,7 @@ class Monitor:
     def _open(self, out: str | Path | None, *, resume: bool, row_map: bool, rows_taken: int) -> None:
         """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
-        options |= {"architecture": type(self.model).__name__}
+        options |= {"architecture": type(unwrapped(self.model)).__name__}
         more: dict[str, Any] = {"probe": self.probe, "live": self.live_wanted, "skipped": self.skipped}
         more |= {"halves": self.instruments.halves, "rows_taken": rows_taken}
         self.options = shared_options(options, self.plan, **more)
