@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.parallel import Piece, Together, piece_of
 from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.results.query import Table
 from support.ranks import (
@@ -21,11 +22,14 @@ from support.ranks import (
     STEPS,
     assert_same,
     ddp,
+    first_fsdp,
     fsdp,
     in_ranks,
+    padded_batch,
     probe,
     rows_of,
-    split_sequences,
+    sequence_parallel,
+    split_width,
     tensor_parallel,
     train,
 )
@@ -59,6 +63,41 @@ def test_the_table_is_that_of_one_process(wrap: Callable[[nn.Module], nn.Module]
     assert_same(Table.read(tmp_path / "run"), expected)
     assert all(torch.equal(a, b) for a, b in zip(trained, weights, strict=True)), "training is not changed"
     assert not list((tmp_path / "run" / "state").glob("anisoscope-ranks-*")), "no part is left behind"
+
+
+def without_tables(table: Table) -> Table:
+    """What is measured of a model whose parameters have no rows between passes."""
+    kept = table.where(variant=lambda variant: "of=" not in variant)
+    return kept.where(kind=lambda kind: kind != "embed_weight")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("original", "blocks", "probed"), [(True, True, True), (False, False, False)])
+def test_the_first_fsdp(original: bool, blocks: bool, probed: bool, tmp_path: Path) -> None:
+    """Everything but the rows of the embedding table, which no process has between passes."""
+    expected, *_ = alone(2, probed)
+    options: dict[str, Any] = {"probe": probe()} if probed else {}
+    wrap = partial(first_fsdp, original=original, blocks=blocks)
+
+    def both(rank: int) -> Any:
+        return train(lambda _: [rank], wrap=wrap, **options), train(lambda _: [rank], wrap=wrap, monitored=False)[1]
+
+    ((first, trained, notes), unwatched), ((second, others, _), same) = in_ranks(both, 2, tmp_path)
+    assert expected is not None
+    assert notes == ["the parameters are flat pieces in each process, so those of the embedding table are left out"]
+    assert len(second) == 0
+    assert_same(first, without_tables(expected))
+    for watched, unwatched_ in ((trained, unwatched), (others, same)):
+        assert all(torch.equal(a, b) for a, b in zip(watched, unwatched_, strict=True)), "training is not changed"
+
+
+def test_a_probe_of_a_module_inside_the_first_fsdp_is_refused(tmp_path: Path) -> None:
+    def act(_: int) -> str:
+        with pytest.raises(AnisoscopeError) as error:
+            train(lambda _: [0], wrap=lambda model: first_fsdp(model, blocks=False).module, probe=probe())
+        return str(error.value)
+
+    assert all("give the monitor the wrapper" in said for said in in_ranks(act, 2, tmp_path))
 
 
 def test_three_processes_of_which_some_have_fewer_batches_and_contexts_to_probe(tmp_path: Path) -> None:
@@ -97,7 +136,7 @@ def test_a_process_without_a_batch(tmp_path: Path) -> None:
     assert_same(first, expected)
 
 
-def skipping(rank: int, step: int) -> Any:
+def skipping(rank: int, step: int, *, by_hand: bool = True, **options: Any) -> Any:
     """Train without telling the monitor of one step."""
     from anisoscope.monitor.monitor import Monitor
 
@@ -110,7 +149,7 @@ def skipping(rank: int, step: int) -> Any:
 
     if rank == 1:
         Monitor.step = step_unless  # type: ignore[method-assign]
-    return train(lambda _: [rank], by_hand=True)
+    return train(lambda _: [rank if by_hand else 0], by_hand=by_hand, **options)
 
 
 def test_a_process_that_skips_a_step(tmp_path: Path) -> None:
@@ -177,11 +216,92 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
     assert_same(first, held, tolerance=1e-3, nothing=1e-5)
 
 
-def test_activations_that_are_split_by_positions_are_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"architecture": "llama", "wrap": split_sequences}
+@pytest.mark.parametrize(("size", "local", "probed"), [(2, True, True), (4, False, False)])
+def test_positions_that_are_split_over_processes_are_joined(
+    size: int, local: bool, probed: bool, tmp_path: Path
+) -> None:
+    """Sequence parallel, alone and under FSDP2: sites that are split are a union, others count once."""
+    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",), splits=(1,))}
+    options |= {"probe": probe(), "live": True} if probed else {}
+    pairs = size // 2
+    expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, **options)
+    wrap = partial(sequence_parallel, sharded=pairs > 1, local=local)
+    (first, *_), *_ = in_ranks(lambda rank: train(lambda _: [rank // 2], wrap=wrap, **options), size, tmp_path)
+    assert expected is not None
+    held = expected.where(variant=lambda variant: "embedding_out" not in variant)
+    assert_same(first, held, tolerance=1e-3, nothing=1e-5)
+
+
+def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
+    """So few rows have no next components, which are compared nowhere."""
+    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "batch": padded_batch}
+    options |= {"plan": replace(PLAN, proxies=("pca",), embedding=False)}
+    expected, *_ = train(lambda _: [0, 1], **options)
+    (first, _, notes), *_ = in_ranks(lambda _: train(lambda _: [0, 1], wrap=sequence_parallel, **options), 2, tmp_path)
+    assert expected is not None
+    assert not notes
+    found, wanted = (table.where(variant=lambda name: "control=next" not in name) for table in (first, expected))
+    assert_same(found, wanted, tolerance=1e-3, nothing=1e-5)
+
+
+def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_path: Path) -> None:
+    def both(_: int) -> Any:
+        words: dict[str, Any] = {
+            "architecture": "llama",
+            "wrap": sequence_parallel,
+            "plan": replace(PLAN, proxies=("pca",)),
+        }
+        return train(lambda _: [0], **words)[1], train(lambda _: [0], monitored=False, **words)[1]
+
+    for watched, alone_ in in_ranks(both, 2, tmp_path):
+        assert all(torch.equal(a, b) for a, b in zip(watched, alone_, strict=True))
+
+
+def test_contexts_of_which_one_process_gave_no_positions_are_missing(tmp_path: Path) -> None:
+    (first, _, notes), _ = in_ranks(
+        lambda rank: skipping(
+            rank, 1, architecture="llama", wrap=sequence_parallel, by_hand=False, plan=None, metrics="light"
+        ),
+        2,
+        tmp_path,
+    )
+    assert notes[0] == "step 1: rank 1 gave nothing, so its contexts are missing"
+    assert notes[1] == "step 1: ranks 0, 1 share contexts, so all of theirs are missing"
+    assert {row["step"] for row in first.where(kind="resid").records()} == {0, 2}
+
+
+def test_activations_that_are_split_otherwise_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": "llama", "wrap": split_width}
     (first, _, notes), _ = in_ranks(lambda _: train(lambda _: [0], **options), 2, tmp_path)
-    assert "split over processes (sequence parallel)" in notes[0]
+    assert "not positions of every context" in notes[0]
     assert not [row for row in first.records() if row["kind"] == "resid"]
+
+
+def test_pieces_of_which_nobody_knows_where_they_belong_are_refused() -> None:
+    """Plain tensors do not say how they are split: they must be 1/n of the positions."""
+    group = Together((0, 1), place=1)
+
+    def piece(*shape: int, length: int | None = 12) -> Piece | None:
+        return piece_of(torch.zeros(*shape), group, length=length, batch=3, what="2.resid")
+
+    assert piece(3, 12, 8) is None
+    assert piece(3, 1, 8, length=12) is None, "one row per context"
+    assert piece(3, 6, 8) == Piece(6, 12, 12, 2)
+    for shape in [(3, 7, 8), (3, 4, 8), (6, 3, 8)]:
+        with pytest.raises(AnisoscopeError, match="not 1/2 of each"):
+            piece(*shape)
+    group = replace(group, sequences=True)
+    with pytest.raises(AnisoscopeError, match="how many positions its contexts have is not known"):
+        piece(3, 6, 8, length=None)
+
+
+def test_heads_of_a_tensor_parallel_model_are_refused(tmp_path: Path) -> None:
+    def act(_: int) -> str:
+        with pytest.raises(AnisoscopeError, match="some of the heads only") as error:
+            train(lambda _: [0], architecture="llama", wrap=tensor_parallel, metrics="attention", plan=None)
+        return str(error.value)
+
+    assert all("query" in said for said in in_ranks(act, 2, tmp_path))
 
 
 def test_the_processes_part_before_the_monitor_ends(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def shard(step: int, number: int, contexts: int = CONTEXTS) -> Tensor:
     return torch.randint(5, VOCABULARY, (contexts, LENGTH), generator=generator)
 
 
+def whole_batch(step: int, number: int) -> dict[str, Tensor]:
+    ids = shard(step, number)
+    return {"input_ids": ids, "labels": ids}
+
+
+def padded_batch(step: int, number: int) -> dict[str, Tensor]:
+    """Contexts of different lengths, the longest of which has no more than half of the positions."""
+    ids = shard(step, number)
+    mask = (torch.arange(LENGTH) < torch.arange(1, CONTEXTS + 1)[:, None]).long()
+    return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
+
+
 def probe() -> dict[str, Tensor]:
     ids = shard(99, 99, 40)
     return {"input_ids": ids, "labels": ids}
@@ -58,6 +70,16 @@ def fsdp(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def first_fsdp(model: Any, *, original: bool = True, blocks: bool = True) -> nn.Module:
+    """The first version of FSDP; its parameters are flat pieces, with `original` under their own names."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({type(model.transformer.h[0])}) if blocks else None
+    words: dict[str, Any] = {"auto_wrap_policy": policy, "use_orig_params": original}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **words)
+
+
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
@@ -77,15 +99,52 @@ def tensor_parallel(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     return fully_shard(model, mesh=mesh["dp"]) if sharded else model
 
 
-def split_sequences(model: Any) -> nn.Module:
-    """As `tensor_parallel`, and what the final norm gives is split by positions."""
+def sequence_parallel(model: Any, *, sharded: bool = False, local: bool = True, size: int = 2) -> nn.Module:
+    """As `tensor_parallel`, and the stream is split by positions from the first block to the final norm.
+
+    With `local` modules hand on plain tensors, which do not say that they are parts.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
+    here: dict[str, Any] = {"use_local_output": local}
+    gathered: dict[str, Any] = {"desired_input_kwarg_layouts": {"hidden_states": Replicate()}}
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in _COLUMNS}
+    plan |= {name: RowwiseParallel(output_layouts=Shard(1), **here) for name in _ROWS}
+    plan |= {name: SequenceParallel(**here) for name in ("input_layernorm", "post_attention_layernorm")}
+    plan["self_attn"] = PrepareModuleInput(input_kwarg_layouts={"hidden_states": Shard(1)}, **gathered)
+    plan["mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    ends: dict[str, Any] = {"model.norm": SequenceParallel(**here)}
+    ends["lm_head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    ends["model.layers.0"] = PrepareModuleInput(
+        input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=local
+    )
+    parallelize_module(model, mesh["tp"], ends)
+    for block in model.model.layers:
+        parallelize_module(block, mesh["tp"], plan)
+        if sharded:
+            fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"]) if sharded else model
+
+
+def split_width(model: Any) -> nn.Module:
+    """As `tensor_parallel`, and what the final norm gives is split by coordinates."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     tensor_parallel(model)
     mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
     norm, head = model.model.norm.forward, model.lm_head.forward
     model.model.norm.forward = lambda x: DTensor.from_local(norm(x), mesh, [Replicate()]).redistribute(
-        placements=[Shard(1)]
+        placements=[Shard(2)]
     )
     model.lm_head.forward = lambda x: head(x.full_tensor())
     return model
@@ -102,6 +161,7 @@ def train(
     architecture: str = "gpt2",
     leave: bool = False,
     paused: Path | None = None,
+    batch: Callable[[int, int], dict[str, Tensor]] = whole_batch,
     **options: Any,
 ) -> tuple[Table | None, list[Tensor], list[str]]:
     """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
@@ -121,8 +181,7 @@ def train(
                 monitor.load(paused)
             with monitor.step(step) if monitor is not None else contextlib.nullcontext():
                 for number in mine(step):
-                    ids = shard(step, number)
-                    (wrapped(input_ids=ids, labels=ids).loss / divided).backward()
+                    (wrapped(**batch(step, number)).loss / divided).backward()
             for parameter in wrapped.parameters() if by_hand else ():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 dist.all_reduce(parameter.grad)

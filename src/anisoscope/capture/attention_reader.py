@@ -235,7 +235,7 @@ class AttentionReader:
 
     def _grid(self, call: Call, windows: int) -> WindowGrid | None:
         """The grid of windows, None without windows; windows of unknown size or shift are numbered in order."""
-        path, places = self.running.stack.blocks[self.running.layer - 1], call.query.shape[2]
+        path, places = self.running.stack.block_at(self.running.layer), call.query.shape[2]
         block, dimensions = self._dimensions.get(path, (None, None))
         size, shift = getattr(block, "window_size", None), getattr(block, "shift_size", None)
         if isinstance(size, int) and isinstance(shift, int) and dimensions is not None:

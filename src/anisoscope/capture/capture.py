@@ -33,6 +33,7 @@ from anisoscope.capture.sites.named_module import PackedSequence, arranged, find
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import (
+    CONTENT,
     MEDIA,
     all_logits,
     by_name,
@@ -43,7 +44,7 @@ from anisoscope.models.forward import (
     forward,
     unwrapped,
 )
-from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
+from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -104,7 +105,7 @@ class Capture:
         layouts.refuse_unhookable(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self._spread = sharded(model)  # over processes, which may look at the same contexts
-        self._together = self._spread and tensor_rank(model) is not None
+        self._together = together(model) if self._spread else None
         self.choice = PositionChoice(special, first, pool, special_ids=special_ids)
         self.notes: list[str] = []
         self.layout = layout
@@ -123,6 +124,11 @@ class Capture:
                     f"site {site} cannot be captured in a forward pass of {type(model).__name__}; take sites from "
                     "find_layout(model).sites(…), and weight tables from weight_rows."
                 )
+        if self._together is not None and (called := sorted({s.kind for s in sites if s.kind in CALLED_KINDS})):
+            raise AnisoscopeError(
+                f"the model is tensor-parallel, so that a process may have some of the heads only, of which "
+                f"{', '.join(called)} would be measured; ask for metrics of the stream, or use `anisoscope sweep`."
+            )
         self._wanted = set(self.sites)
         self._seen: set[Site] = set()
         self._passes: dict[str, StackPass] = {}
@@ -466,12 +472,17 @@ class Capture:
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
         if site.kind != "cls" and self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
-        x = row.positioned(self._unsplit(x, contexts, site), contexts, site)
-        selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
-        if selection.index.keep.numel():
+        piece, x = self._piece(x, contexts, site)
+        shape, x = x.shape, row.positioned(x, contexts, site)
+        choice = self._choice(site, whole=whole)
+        if piece is None:
+            selection = contexts.select(x.shape[1], choice, x.device)
+        else:
+            selection = contexts.select_piece(piece, choice, x.device)
+        if selection.index.keep.numel() or piece is not None:  # other processes may have rows of the same contexts
             self._send(site, x, selection)
             if self.watch is not None:
-                part = functools.partial(self._unsplit, contexts=contexts, site=site)
+                part = functools.partial(plain, shape=shape, what=str(site)) if self._spread else lambda g: g
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(part(g), contexts, site)))
 
     def _choice(self, site: Site, *, whole: bool) -> PositionChoice:
@@ -509,11 +520,21 @@ class Capture:
                 self.watch(site, activation, lambda g: calls.spread(selection.gradients(placed(g)), number))
 
     def _unsplit(self, x: Tensor, contexts: Contexts, site: Site) -> Tensor:
-        """The activation of a site as a plain tensor, also of a model that is spread over processes."""
+        """The activation of a named module as a plain tensor; an error if other processes have positions of it."""
+        piece, x = self._piece(x, contexts, site)
+        if piece is not None:
+            raise AnisoscopeError(
+                f"the activations of {site} are split over processes by positions, which can be joined at the layers "
+                "of a transformer, not at modules that were named; leave modules= out, or train without the split."
+            )
+        return x
+
+    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[Piece | None, Tensor]:
+        """The activation of a site as a plain tensor, and which positions it has if other processes have the rest."""
         if not self._spread:
-            return x
-        length = None if contexts.tokens is None else contexts.tokens.shape[1]
-        return whole_activation(x, length=length, together=self._together, what=str(site))
+            return None, x
+        size: dict[str, Any] = {"length": contexts.length, "batch": contexts.batch}
+        return piece_of(x, self._together, what=str(site), **size), plain(x, what=str(site))
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
         with _plain(x.device):
@@ -548,6 +569,11 @@ class Capture:
         batch, (more, real) = self._batch, ruled
         arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {}) | more
         decoding = stack.name == "decoder"
+        if stack.before and not any(isinstance(arguments.get(n), Tensor) for n in CONTENT if n != "inputs_embeds"):
+            raise AnisoscopeError(
+                f"a stage that begins after block {stack.before} was not given input_ids, so that nothing says which "
+                "contexts its rows are of; hand them to its forward under that name, or give rows=."
+            )
         real, above = None if real is None else real.cpu(), self._above if decoding else None
         contexts, notes = row.read_contexts(arguments, config=stack.config, real=real, above=above)
         self._note(*notes)

@@ -25,7 +25,7 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, unwrapped
-from anisoscope.models.parallel import shard_again, without_gradients
+from anisoscope.models.parallel import piece_of, plain, shard_again, sharded, together, without_gradients
 
 _PROBES: list[None] = []  # one entry per pass in progress
 ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]
@@ -327,7 +327,8 @@ def gradient_rows(
         if g is not None:
             gradients[site] = gradients[site] + rows_of(g) if site in gradients else rows_of(g)
     out.unreached = [site for site in sites if site not in gradients]
-    pairs = [(ids, g) for (ids, _), g in zip(embedded, grads[second:third], strict=True) if g is not None]
+    arrived = zip(embedded, grads[second:third], strict=True)
+    pairs = [pair for (ids, x), g in arrived if g is not None and (pair := embedded_part(model, ids, x, g))]
     if pairs:  # some embeddings scale their output
         scale = getattr(unwrapped(model).get_input_embeddings(), "embed_scale", 1.0)  # type: ignore[operator]
         by_token = torch.cat([g.flatten(0, -2) for _, g in pairs]).detach() * float(scale)
@@ -383,6 +384,22 @@ def units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConven
 def context_units(loss: LossRule | None, inputs: Mapping[str, Any], reading: LabelConvention | None) -> Tensor:
     """What the summed loss of each context is over, int64 [B]."""
     return torch.tensor([units(loss, part, reading) for part in one_by_one(inputs)])
+
+
+def embedded_part(model: nn.Module, ids: Tensor, output: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Ids and gradients of embeddings that this process adds: of several with the same ids those of the first count.
+
+    If the positions are split over processes, each adds its own.
+    """
+    group = together(model) if sharded(model) else None
+    if group is None:
+        return ids, g
+    what = "the input embedding"
+    piece = piece_of(output, group, length=ids.shape[-1], batch=len(ids), what=what)
+    own = plain(g, shape=plain(output, what=what).shape, what=what)
+    if piece is None:
+        return None if group.place else (ids, own)
+    return ids[:, piece.start : piece.stop], own
 
 
 def _watch_embedding(model: nn.Module, outputs: list[tuple[Tensor, Tensor]]) -> Any:

@@ -20,6 +20,7 @@ from anisoscope.capture.padding import read_pixels, trusted, unpadded_cells, wit
 from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
+from anisoscope.models.parallel import Piece
 from anisoscope.models.tokenizer import special_ids as special_tokens
 
 _BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
@@ -51,6 +52,7 @@ class Index:
     token: Tensor  # [n] int64, -1 where there is no token
     group: tuple[str, ...] | None = None  # name per *context* of the batch (B of them)
     first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows and maps
+    shards: int = 1  # processes that have the rows of these contexts: each those at some of their positions
 
     def taken(self, at: Tensor) -> Self:
         """The index of some of the rows, in the order of `at` [m]."""
@@ -168,6 +170,17 @@ class RowSelection:
         segment, count = (None if x is None else x.to(device) for x in (self.segment, self.count))
         return RowSelection(self.take.to(device), self.index, segment, count)
 
+    def within(self, piece: Piece) -> RowSelection:
+        """The same for an activation that has these positions alone; `index` is that of whole contexts."""
+        if self.segment is not None:
+            raise AnisoscopeError(
+                "a site with one row per context has its positions split over processes; leave it out of the sites."
+            )
+        context, position = self.take // piece.length, self.take % piece.length
+        mine = ((position >= piece.start) & (position < piece.stop)).nonzero().squeeze(1)
+        take = context[mine] * (piece.stop - piece.start) + position[mine] - piece.start
+        return RowSelection(take, replace(self.index.taken(mine.cpu()), shards=piece.of))
+
     def rows(self, x: Tensor) -> Tensor:
         """The kept rows of x [B, T, …] as a fresh float32 or float64 tensor [n, …]."""
         flat = x.detach().flatten(0, 1).index_select(0, self.take)
@@ -271,6 +284,21 @@ class Contexts:
     pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
     channels_last: Callable[[Any, torch.Size], bool] | None = None  # whether a four-dimensional site has channels last
     _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
+    _pieces: dict[tuple[int, Piece], tuple[RowSelection, RowSelection]] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions T, if the site's own must be as many; None where it is not known."""
+        known = None if self.windows is not None else self.tokens if self.tokens is not None else self.real
+        return None if known is None else known.shape[1]
+
+    def select_piece(self, piece: Piece, choice: PositionChoice, device: torch.device) -> RowSelection:
+        """The selection for activations of which this process has some positions; cached per pass."""
+        whole = self.select(piece.length, choice, device)
+        key = (id(whole), piece)
+        if key not in self._pieces:
+            self._pieces[key] = whole, whole.within(piece)
+        return self._pieces[key][1]
 
     @property
     def batch(self) -> int:

@@ -23,6 +23,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import Report, StepCapture, StepPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND
+from anisoscope.models.parallel import Piece
 from anisoscope.numerics.fused import Fused
 
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
@@ -55,6 +56,12 @@ class SampledContexts(Contexts):
             index = SampledIndex(self.batch, length, take, nothing, nothing, nothing, valid=valid)
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
+
+    def select_piece(self, piece: Piece, choice: PositionChoice, device: torch.device) -> RowSelection:
+        raise AnisoscopeError(
+            "the positions of contexts are split over processes (sequence parallel), of which one would see its own "
+            "alone at every step; leave every_step out."
+        )
 
     def _wanted(self, length: int, choice: PositionChoice, *, prefix: int, device: torch.device) -> Tensor | None:
         """Which positions are data and not left out [B, length]; None if all are."""

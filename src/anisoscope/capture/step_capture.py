@@ -32,6 +32,7 @@ from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name, is_plain
+from anisoscope.models.parallel import rehearsing
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
@@ -297,6 +298,9 @@ class LiveGradients(StepCapture):
         return batches
 
     # hooks
+
+    def _idle(self) -> bool:
+        return super()._idle() or rehearsing()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():

@@ -133,7 +133,7 @@ def prepare(
     refuse_unhookable(model)
     if modules:
         return Setup(None, [], [], ["module"], {})
-    layout = layout or find_layout(model)
+    layout = find_layout(model) if layout is None else layout
     given = vocabulary.names_of(sites) or []
     named = vocabulary.check_kinds([kind for kind in given if kind != EVERY])
     layers = {layers} if isinstance(layers, int) else None if layers is None else set(layers)
@@ -244,6 +244,7 @@ class Bank:
         self._queued_bytes = 0  # bytes
         self._limits: dict[torch.device, int] = {}  # bytes that may be queued
         self._stacked = False  # whether sums wait to be given to cells
+        self.pieces: dict[Site, list[Rows]] = {}  # of contexts whose other positions other processes have, by pass
 
     @property
     def device(self) -> str:
@@ -270,6 +271,9 @@ class Bank:
     def rows(self, rows: Rows) -> None:
         """Add the rows of one site; rows on a device are queued to avoid a synchronisation per site."""
         self.calls += 1
+        if rows.index.shards > 1:  # statistics of contexts need all of their rows
+            self.pieces.setdefault(rows.site, []).append(rows)
+            return
         # NaN or infinity in any row shows in the sum of all
         self._queue(_Queued(rows.site, rows.x.sum().view(1), rows=rows), rows.x)
 

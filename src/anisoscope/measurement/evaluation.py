@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from anisoscope.capture.sites.site import Site, flow_order
-from anisoscope.errors import TooFewRows
+from anisoscope.errors import AnisoscopeError, TooFewRows
 from anisoscope.measurement.bank import COUNTED, OF_CONTEXTS, Bank, Setup, SiteStats, applies
 from anisoscope.measurement.cells import FIRST, REST, WHOLE, Cell
 from anisoscope.metrics.attention import PAIRS
@@ -78,6 +78,12 @@ def evaluate_pass(
     bank: Bank, requests: Sequence[Request], setup: Setup, *, progress: Progress | None = None
 ) -> tuple[Records, dict[str, Any]]:
     """The records of a bank, and the counts of its rows for run.json, with notes on them."""
+    if bank.pieces:
+        raise AnisoscopeError(
+            f"the positions of contexts are split over processes at {', '.join(map(str, sorted(bank.pieces)[:4]))} "
+            "(sequence parallel), and this process has some of them alone; use a Monitor in every process, which joins "
+            "them."
+        )
     with few_threads(bank.device):
         records = evaluate_bank(bank, requests, setup, progress=progress)
         give_back()

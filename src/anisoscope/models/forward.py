@@ -40,6 +40,9 @@ _signatures: weakref.WeakKeyDictionary[types.FunctionType, inspect.Signature] = 
 _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]+>")
 
 
+FSDP = "FullyShardedDataParallel"  # the first version of FSDP
+
+
 def original(model: nn.Module) -> nn.Module:
     """The module that torch.compile wraps, or the model itself."""
     inner = getattr(model, "_orig_mod", None)
@@ -47,16 +50,19 @@ def original(model: nn.Module) -> nn.Module:
 
 
 def _parallel_part(model: nn.Module) -> nn.Module | None:
-    """The module inside a data-parallel wrapper; None for any other model."""
-    inner = getattr(model, "module", None)
-    return inner if isinstance(inner, nn.Module) and "Parallel" in type(model).__name__ else None
+    """The module inside a data-parallel wrapper, or inside an engine of DeepSpeed; None for any other model."""
+    inner, name = getattr(model, "module", None), type(model).__name__
+    return inner if isinstance(inner, nn.Module) and ("Parallel" in name or name == "DeepSpeedEngine") else None
 
 
 def trained_module(model: nn.Module) -> nn.Module:
-    """The module inside wrappers of torch.compile and of data-parallel training, whose forward communicates."""
+    """The module inside wrappers of torch.compile and of data-parallel training, whose forward communicates.
+
+    The first FSDP stays, without which the module has no parameters.
+    """
     model = original(model)
     inner = _parallel_part(model)
-    return model if inner is None else trained_module(inner)
+    return model if inner is None or type(model).__name__ == FSDP else trained_module(inner)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -230,7 +236,7 @@ def _whole(x: Tensor) -> bool:
 
 
 def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    signature = _signature(module.forward)
+    signature = _signature((_parallel_part(module) or module).forward)  # a wrapper takes whatever the module takes
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     placed = [name for name, kind in kinds.items() if kind in _PLACED]
     if len(args) <= len(placed):  # the rule; to bind them takes long where it is asked at every training step

@@ -1,9 +1,15 @@
-"""How a model is spread over processes: by FSDP2, whose processes read different contexts, or tensor-parallel."""
+"""How a model is spread over processes: by FSDP2, whose processes read different contexts, or tensor-parallel.
+
+Of processes that compute the same contexts together each has either the whole of an activation or, if it is sequence-
+parallel, some of the positions of every context.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +17,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import FSDP
 
 
 def sharded(model: nn.Module) -> bool:
-    """Whether processes hold parts of its parameters (FSDP2, tensor parallel), so that a forward pass communicates."""
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    """Whether processes hold parts of its parameters (FSDP, tensor parallel), so that a forward pass communicates."""
+    return flattened(model) or any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def flattened(model: nn.Module) -> bool:
+    """Whether a parameter is a part of a flat one, so that between passes it has no rows (FSDP's first, ZeRO-3)."""
+    if any(type(module).__name__ == FSDP for module in model.modules()):
+        return True
+    return any(hasattr(p, "ds_id") or getattr(p, "_fsdp_flattened", False) for p in model.parameters())
+
+
+def refuse_uncallable(model: nn.Module) -> None:
+    """Raise an error for a module inside the first FSDP: called without its wrapper it has no parameters."""
+    if type(model).__name__ != FSDP and any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
+        raise AnisoscopeError(
+            f"{type(model).__name__} is inside FullyShardedDataParallel, which has its parameters, so that a probe "
+            "cannot be run through it; give the monitor the wrapper."
+        )
 
 
 def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -29,34 +52,111 @@ def shard_again(model: nn.Module) -> None:
         module.reshard()
 
 
-def tensor_rank(model: nn.Module) -> int | None:
-    """The place of this process among those that compute the same contexts together; None if each has its own.
+@dataclass(frozen=True)
+class Together:
+    """The processes that compute the same contexts together, in their order, and the place of this one among them."""
+
+    ranks: tuple[int, ...]
+    place: int
+    known: bool = True  # whether it is known how they split activations: along one dimension of a mesh
+    sequences: bool = False  # whether a parameter has a copy in each, as those of sequence-parallel norms do
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The positions of every context, from `start` to before `stop` of `length`, that one of several processes has."""
+
+    start: int
+    stop: int
+    length: int
+    of: int  # processes that have the pieces
+
+
+def together(model: nn.Module) -> Together | None:
+    """The processes that compute the same contexts together with this one; None if each has its own.
 
     Those are the processes along the dimensions of a mesh by which parameters are split, but for FSDP's.
     """
-    known = {key for module in _fsdp_modules(model) for key in _dimensions(_fsdp_mesh(module))}
-    ranks = {
-        key: mesh.get_local_rank(number)
-        for mesh in {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values()
-        for number, key in enumerate(_dimensions(mesh))
-        if key not in known and mesh.size(number) > 1
-    }
-    return max(ranks.values()) if ranks else None
+    apart = {key for module in _fsdp_modules(model) for key in _dimensions(_fsdp_mesh(module))}
+    meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values()
+    lines: dict[Any, tuple[int, tuple[int, ...]]] = {}
+    for mesh in meshes:
+        for number, key in enumerate(_dimensions(mesh)):
+            if key not in apart and mesh.size(number) > 1:
+                lines[key] = mesh.get_local_rank(number), tuple(dist.get_process_group_ranks(mesh.get_group(number)))
+    if not lines:
+        return None
+    copied = any(_copied(p, set(lines)) for p in model.parameters() if hasattr(p, "device_mesh"))
+    ranks = sorted({rank for _, line in lines.values() for rank in line})
+    same = {line for _, line in lines.values()}
+    return Together(tuple(ranks), max(place for place, _ in lines.values()), len(same) == 1, copied)
 
 
-def whole_activation(x: Tensor, *, length: int | None, together: bool, what: str) -> Tensor:
-    """An activation as a plain tensor; an error if this process has only a part of it.
+def _copied(parameter: Any, lines: set[Any]) -> bool:
+    pairs = zip(_dimensions(parameter.device_mesh), parameter.placements, strict=True)
+    return any(key in lines and placement.is_replicate() for key, placement in pairs)
 
-    `length` are the positions of its contexts, if they are known, and `together` whether processes share contexts.
+
+def tensor_rank(model: nn.Module) -> int | None:
+    """The place of this process among those that compute the same contexts together; None if each has its own."""
+    found = together(model)
+    return None if found is None else found.place
+
+
+def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: int, what: str) -> Piece | None:
+    """Which positions of an activation this process has; None if all. An error if that cannot be known.
+
+    `length` are the positions of its contexts, if they are known, and `batch` their number.
     """
-    parts = [placement for placement in getattr(x, "placements", ()) if not placement.is_replicate()]
-    fewer = together and length is not None and x.dim() == 3 and 1 < x.shape[1] < length and not length % x.shape[1]
-    if parts or fewer:
-        raise AnisoscopeError(
-            f"the activations of {what} are split over processes (sequence parallel), so that a process has parts of "
-            "contexts; train without it to monitor, or measure checkpoints with `anisoscope sweep`."
+    if hasattr(x, "placements"):
+        return _placed_piece(x, length=length, what=what)
+    if group is None or x.dim() != 3 or length is None:
+        if group is not None and group.sequences and length is None:
+            raise _unknown(what, "how many positions its contexts have is not known: give rows= or input_ids")
+        return None
+    places = len(group.ranks)
+    if x.shape[0] == batch and (x.shape[1] == length or (x.shape[1] == 1 < places < length)):
+        return None
+    if x.shape[0] == batch and group.known and x.shape[1] * places == length:
+        size = x.shape[1]
+        return Piece(group.place * size, (group.place + 1) * size, length, places)
+    if (x.shape[0] == batch and x.shape[1] < length) or (x.shape[1] == batch and x.shape[0] < length):
+        raise _unknown(
+            what, f"one has shape {tuple(x.shape)} of {batch} contexts of {length} positions, not 1/{places} of each"
         )
-    return x.to_local() if hasattr(x, "to_local") else x
+    return None
+
+
+def _placed_piece(x: Any, *, length: int | None, what: str) -> Piece | None:
+    """The piece of a DTensor, which says how it is split."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    split = [(n, placement) for n, placement in enumerate(x.placements) if not placement.is_replicate()]
+    if not split:
+        return None
+    number, placement = split[0]
+    if len(split) > 1 or not placement.is_shard(1) or x.dim() != 3 or length not in (None, x.shape[1]):
+        named = ", ".join(map(str, x.placements))
+        raise _unknown(what, f"one has placements {named} of shape {tuple(x.shape)}, not positions of every context")
+    shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    return Piece(offset[1], offset[1] + shape[1], int(x.shape[1]), x.device_mesh.size(number))
+
+
+def _unknown(what: str, why: str) -> AnisoscopeError:
+    return AnisoscopeError(
+        f"the activations of {what} are split over processes, and {why}; split them evenly by positions, or measure "
+        "checkpoints with `anisoscope sweep`."
+    )
+
+
+def plain(x: Any, *, shape: torch.Size | None = None, what: str) -> Tensor:
+    """What this process has of an activation, or of its gradient, for which `shape` is that of the activation here."""
+    if any(placement.is_partial() for placement in getattr(x, "placements", ())):
+        raise _unknown(what, "one has a summand of every row")
+    local: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    if shape is not None and local.shape != shape:
+        raise _unknown(what, f"their gradients otherwise, {tuple(local.shape)} where they are {tuple(shape)}")
+    return local
 
 
 def training_ranks(model: nn.Module) -> list[int]:
@@ -64,10 +164,26 @@ def training_ranks(model: nn.Module) -> list[int]:
     meshes = {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values()
     if any(True for _ in _fsdp_modules(model)):
         return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
-    wrapper = next((m for m in model.modules() if type(m).__name__ == "DistributedDataParallel"), None)
-    if wrapper is not None and not meshes:
-        return sorted(dist.get_process_group_ranks(wrapper.process_group))  # type: ignore[arg-type]
+    wrapper: Any = next((m for m in model.modules() if type(m).__name__ in (FSDP, "DistributedDataParallel")), None)
+    hybrid = "HYBRID" in str(getattr(wrapper, "sharding_strategy", ""))  # its group is a part of the processes
+    if wrapper is not None and not meshes and not hybrid:
+        return sorted(dist.get_process_group_ranks(wrapper.process_group))
     return list(range(dist.get_world_size()))
+
+
+_REHEARSALS = {"_forward_metadata_inference", "_shape_inference"}
+
+
+def rehearsing() -> bool:
+    """Whether a stage of torch.distributed.pipelining runs on tensors without content, to learn the shapes it sends."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name in _REHEARSALS and frame.f_globals.get("__name__", "").startswith("torch.distributed"):
+            return True
+    return False
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.measurement.inspection import modality_words
-from anisoscope.models.forward import is_plain
+from anisoscope.models.forward import is_plain, unwrapped
 from anisoscope.monitor.instruments import Instruments, Probe
 from anisoscope.tangent.plan import TangentPlan
 
@@ -37,7 +37,7 @@ def model_entry(
 ) -> dict[str, Any]:
     """The model's entry in run.json."""
     depths = layout.depths
-    entry: dict[str, Any] = {"name": name, "architecture": type(model).__name__, "stacks": list(depths)}
+    entry: dict[str, Any] = {"name": name, "architecture": type(unwrapped(model)).__name__, "stacks": list(depths)}
     targets = instruments.targets
     entry |= {"gradients_of": "weighted loss"} if targets is not None and targets.gradients else {}
     entry |= modality_words(model, list(depths), tokenizer, layout=layout)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture.graph_hook import GraphHook
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.models.forward import unwrapped
+from anisoscope.models.parallel import flattened
 
 SNAPSHOTS = 16  # of the table over a training
 
@@ -59,13 +60,19 @@ class EmbeddingWatch:
     closed: Tensor | None = None  # `seen` of the interval that just ended
     paused: bool = False  # true while a probe runs, whose reads do not count
     shield: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda act: act  # keeps errors from the training
+    unknown: bool = False  # whether the table has no rows between passes, which processes hold in pieces
     _shrunk: Tensor | None = None  # weight decay of the current update
     _handles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.unknown = flattened(self.model)
 
     @property
     def table(self) -> Tensor | None:
         """The weight [V, d] of the input embedding, None if the model has none."""
         weight = weight_of(self.model, "get_input_embeddings")
+        if self.unknown:
+            return None
         return weight if isinstance(weight, Tensor) and weight.dim() == 2 and held_rows(weight) is not None else None
 
     @property

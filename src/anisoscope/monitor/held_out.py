@@ -19,7 +19,7 @@ from anisoscope.capture.objective import Classes, Objective, PositionClasses, co
 from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
-from anisoscope.models.forward import as_given, input_device, is_plain
+from anisoscope.models.forward import as_given, input_device, is_plain, unwrapped
 from anisoscope.monitor.embedding_watch import weight_of
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import as_equal_folds, jackknife
@@ -38,7 +38,9 @@ def output_counts(model: nn.Module, counts: Tensor | None) -> Tensor | None:
     if is_plain(model):  # what its outputs are, its user knows
         return counts
     weight = weight_of(model, "get_output_embeddings")
-    outputs = len(weight) if isinstance(weight, Tensor) else 0
+    outputs = len(weight) if isinstance(weight, Tensor) and weight.dim() == 2 else 0
+    if isinstance(weight, Tensor) and not outputs:  # a part of a flat parameter
+        outputs = int(getattr(getattr(unwrapped(model), "config", None), "vocab_size", 0) or 0)
     if counts is None or not 0 < len(counts) <= outputs:
         return None
     return torch.nn.functional.pad(counts, (0, outputs - len(counts)))

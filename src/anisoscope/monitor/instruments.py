@@ -7,6 +7,7 @@ geometry is measured, there are no halves and no backward passes.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +47,7 @@ from anisoscope.models.forward import (
     takes_labels,
     unwrapped,
 )
-from anisoscope.models.parallel import sharded, without_gradients
+from anisoscope.models.parallel import refuse_uncallable, sharded, without_gradients
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, GivenLoss, constant_columns, loss_columns
@@ -102,6 +103,8 @@ class Instruments:
         kinds = stream_kinds(self.layout)
         kinds += ["cls"] if self.study is not None and "cls" in self.layout.kinds else []
         self.sites = self.layout.sites(kinds, self.layers)
+        if self.watch is not None and self.watch.unknown and self.study is not None and self.study.plan.embedding:
+            self.note("the parameters are flat pieces in each process, so those of the embedding table are left out")
 
     def bank(self) -> Bank | None:
         """A new bank for the geometry metrics of one step; None without such metrics."""
@@ -167,7 +170,7 @@ class Instruments:
             scale = replace(scale, loss="sum")
             self.note(OUTSIDE)
         for batch in learned:
-            factor = 1.0 if study is None else scale.factor(batch, step=step)
+            factor = 1.0 if study is None else self._factor(batch, scale, step=step, alone=alone)
             if bank is not None:
                 batch.feed(bank)
             if study is not None:
@@ -217,6 +220,10 @@ class Instruments:
             rows.drop(site)
         names = ", ".join(f"{site.name} ({widths[site]})" for site in narrow)
         self.note(f"too narrow for a tangent study of the rank of the other modules: {names}; name them apart")
+    def _factor(self, batch: MicroBatch, scale: LossScale, *, step: int, alone: bool) -> float:
+        """What turns gradients into those of the summed loss; NaN if another stage of a pipeline knows it."""
+        elsewhere = not alone and scale.loss == "auto" and self.layout.stacks[0].total
+        return math.nan if elsewhere and batch.seed is None else scale.factor(batch, step=step)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -269,6 +276,7 @@ class Probe:
         first, call = given[0] if own else batches[0], None
         if isinstance(loss, GivenLoss):
             call = partial(loss, self.model, take(given[0], torch.arange(1)))
+        refuse_uncallable(self.model)
         with untouched(self.model), explained(self.model):
             leave_unseen_out(self.model, first, i.setup, rows=i.rows, call=call)
             if loss is None and self.gradients and not self._reads_tokens(given[0]):

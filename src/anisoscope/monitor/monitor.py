@@ -32,12 +32,13 @@ from anisoscope.capture.gradient_pass import LossRule, TargetWeights
 from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.stage import find_stage
 from anisoscope.capture.step_capture import LiveGradients, LossScale
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
 from anisoscope.metrics.frequency import TemporalSpread
-from anisoscope.models.forward import trained_module
+from anisoscope.models.forward import trained_module, unwrapped
 from anisoscope.monitor import saved_state
 from anisoscope.monitor.analysis.analysis import Found
 from anisoscope.monitor.analysis.desk import Desk
@@ -98,6 +99,8 @@ class Monitor:
     `skip_first` and `skip_special` leave the rows at the first position, or at special tokens (those of `tokenizer`, or
     of the model's configuration), out of everything but the loss. `standardised` asks for energies in standardised
     coordinates (True) or not; by default the preset decides: all but `light` have them.
+    `stage` is for pipelines, where each process holds some of the blocks and has a monitor of them: how many blocks
+    come before its own, and are in the whole model, such as (2, 4).
     `row_map` keeps a few rows of the probe at every measured step for `map.parquet`, if there is a folder.
     `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
@@ -147,6 +150,7 @@ class Monitor:
         strict: bool = False,
         progress: Progress | None = None,
         background: bool | None = None,
+        stage: tuple[int, int] | None = None,
     ) -> None:
         check_arguments(Monitor.__init__, locals())
         self.guard = FaultGuard(strict)
@@ -156,15 +160,15 @@ class Monitor:
         self.model = trained_module(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)
-        self.name = name or type(self.model).__name__
+        self.name = name or type(unwrapped(self.model)).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
-        self.ranks = Ranks.here(self.name, self.guard, model)
+        self.ranks = Ranks.here(self.name, self.guard, model, stage)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
             out, sinks, every_step = None, (), False
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.plan = with_splits(self.plan, split, named=modules is not None, **sizes)
-        self.layout = find_layout(self.model, modules)
+        self.layout = find_layout(self.model, modules) if stage is None else find_stage(self.model, stage)
         self.depths = self.layout.depths
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
@@ -220,7 +224,7 @@ class Monitor:
     def _open(self, out: str | Path | None, *, resume: bool, row_map: bool, rows_taken: int) -> None:
         """The run folder, if there is one, and what is written into it beside the table."""
         options = {"when": str(self.when), "total_steps": self.total_steps, "name": self.name, "seed": self.seed}
-        options |= {"architecture": type(self.model).__name__}
+        options |= {"architecture": type(unwrapped(self.model)).__name__}
         options |= {"modules": [site.name for site in self.layout.modules]} if self.layout.modules else {}
         more: dict[str, Any] = {"probe": self.probe, "live": self.live_wanted, "skipped": self.skipped}
         more |= {"halves": self.instruments.halves, "rows_taken": rows_taken}

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from anisoscope.capture.sites.stage import check_stage
 from anisoscope.capture.step_capture import LiveGradients
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
@@ -100,7 +101,15 @@ def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
     if (out := values["out"]) is not None and (not str(out).strip() or "\0" in str(out)):
         raise AnisoscopeError(f"out is {str(out)[:80]!r}; expected a folder, or None for results in memory alone.")
     if values["modules"] is not None:
-        refuse_arguments({"layers": values["layers"]}, "with modules=, which names the places to look at")
+        also = {"layers": values["layers"], "stage": values["stage"]}
+        refuse_arguments(also, "with modules=, which names the places to look at")
+    if values["stage"] is not None:
+        check_stage(values["stage"])
+        for name in (n for n in ("probe", "every_step") if values[n] is not None and values[n] is not False):
+            raise AnisoscopeError(
+                f"{name} needs the whole model, and this is one stage of a pipeline; leave it out: the training "
+                "batches are measured."
+            )
     if values["target_weights"] is None:
         refuse_arguments({"weighted_gradients": values["weighted_gradients"]}, "without target_weights")
 

@@ -74,11 +74,18 @@ class Stack:
     prefixed: frozenset[int] | None = None  # the layers that have them; None: all
     suffix: int = 0  # trailing positions that are no part of the input: detection tokens
     tokens: SpecialPositions | None = None  # both by parameter names, checked in a pass; None if the family states them
+    before: int = 0  # blocks that other processes hold, which come before these
+    total: int = 0  # blocks of all processes, if there are others
+    held: range | None = None  # the layers whose sites are here; None: all
 
     @property
     def depth(self) -> int:
-        """The number of blocks L."""
-        return len(self.blocks)
+        """The number of blocks L, also of those that other processes hold."""
+        return self.total or len(self.blocks)
+
+    def block_at(self, layer: int) -> str:
+        """Path of the block that gives a layer, of the first for the embedding."""
+        return self.blocks[max(layer, 1) - 1 - self.before]
 
     @property
     def staged(self) -> bool:
@@ -98,7 +105,7 @@ class Stack:
         place = self.fixed.get((site.layer, site.kind)) or self.places.get((site.layer, site.kind))
         if place is None and site.kind == "final":
             place = self.final
-        return place.path if place is not None else self.blocks[max(site.layer, 1) - 1]
+        return place.path if place is not None else self.block_at(site.layer)
 
     @property
     def kinds(self) -> list[str]:
@@ -110,7 +117,7 @@ class Stack:
 
     def sites(self, kinds: Iterable[str]) -> Iterator[Site]:
         """All sites of these kinds, layer by layer."""
-        for layer in range(self.depth + 1):
+        for layer in range(self.depth + 1) if self.held is None else self.held:
             for kind in kinds:
                 at = {"embed": layer == 0, "resid": layer > 0, "final": layer == self.depth, "block_in": layer > 0}
                 at["cls"] = self.prefix_at(layer) > 0
@@ -197,8 +204,13 @@ def find_layout(model: nn.Module, modules: Sequence[str] | str | None = None) ->
     names = dict(model.named_modules())
     trunk = _trunk(model, names)
     lists = {"single": trunk.blocks} if trunk is not None else _block_lists(called, names)
-    stacks = [_stack(model, name, paths, trunk) for name, paths in lists.items()]
-    return Layout(called, tuple(stacks), tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None))
+    stacks = [make_stack(model, name, paths, trunk) for name, paths in lists.items()]
+    return Layout(called, tuple(stacks), weight_tables(model))
+
+
+def weight_tables(model: nn.Module) -> tuple[str, ...]:
+    """The weight tables of a model that can be read as rows."""
+    return tuple(kind for kind in _TABLES if _weight_table(model, kind) is not None)
 
 
 def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool:
@@ -311,7 +323,7 @@ def _lengths(config: Any, depth: int = 2) -> set[int]:
     return found.union(*(_lengths(v, depth - 1) for v in inner)) - {0}
 
 
-def _stack(model: nn.Module, name: str, blocks: list[str], trunk: Trunk | None = None) -> Stack:
+def make_stack(model: nn.Module, name: str, blocks: list[str], trunk: Trunk | None = None) -> Stack:
     """The stack of some blocks; with a trunk, of all blocks over its stages, each of which ends in a feature map."""
     owner = _owner(model, blocks[0])
     config = getattr(model.get_submodule(owner), "config", None) or _config(model)
@@ -363,8 +375,9 @@ def find_final(model: nn.Module, owner: str, *, block: str, config: Any) -> tupl
     first = list(children).index(block[len(owner) + bool(owner) :].partition(".")[0])  # what stands before is no head
     vocabulary = getattr(config, "vocab_size", None)
     behind = list(children.values())[first + 1 :]
-    if norms and any(getattr(child, "out_features", None) == vocabulary is not None for child in behind):
-        return Place(norms[-1], "out"), True  # the owner returns logits
+    headed = any(getattr(child, "out_features", None) == vocabulary is not None for child in behind)
+    if norms and (headed or config is None):
+        return Place(norms[-1], "out"), True  # the owner returns logits, or a plain module whatever it likes
     return Place(owner, "out"), bool(norms)
 
 
@@ -466,7 +479,7 @@ class StackPass:
         self.stack, self.notes = stack, notes
         self.contexts: Contexts | None = None
         self.layer = 0
-        self.layers = {path: i for i, path in enumerate(stack.blocks, start=1)}
+        self.layers = {path: i for i, path in enumerate(stack.blocks, start=stack.before + 1)}
         self.counted = False  # whether positions that may be class tokens were counted as patches
         self._patches: list[int] = []  # possible numbers of patches of an image
         self._tokens = stack.tokens  # by parameter names, then as seen in a pass
@@ -476,7 +489,7 @@ class StackPass:
     @property
     def apart(self) -> bool:
         """Whether every layer is a module of its own; else one module is applied at several layers."""
-        return len(self.layers) == self.stack.depth
+        return len(self.layers) == len(self.stack.blocks)
 
     def site(self, kind: str) -> Site:
         """The site of this kind at the current layer."""
@@ -484,7 +497,7 @@ class StackPass:
 
     def begin(self, contexts: Contexts, arguments: Mapping[str, Any]) -> None:
         """Start a pass over these contexts, given the arguments of the stack's forward."""
-        self.contexts, self.layer, self._among = contexts, 0, None
+        self.contexts, self.layer, self._among = contexts, self.stack.before, None
         self._patches = patch_counts(arguments, self.stack.config)
 
     def end(self) -> None:

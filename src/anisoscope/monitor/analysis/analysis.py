@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.sites.site import Site
+from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.measurement.bank import Bank, Setup
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.engine.metric import Request
@@ -52,6 +52,8 @@ class Seen:
     described: bool = False  # whether concepts get cards
     saved: bool = False  # whether the state after it is wanted
     shown: int = 0  # the sum of the hashes of its contexts
+    together: tuple[int, ...] = ()  # the processes that look at the same contexts, if there are several
+    stage: tuple[int, int] | None = None  # of a pipeline: blocks before those of this process, and in all
 
     @property
     def on_host(self) -> bool:
@@ -97,6 +99,8 @@ class Analysis:
 
     def _run(self, seen: Seen) -> Found:
         start = time.perf_counter()
+        if seen.stage is not None:  # other processes have the other blocks
+            self.sites = sorted({*self.sites, *seen.rows.fit}, key=flow_order)
         found = Found(self.measure(seen))
         if seen.described:
             try:

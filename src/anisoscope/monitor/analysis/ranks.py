@@ -28,10 +28,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anisoscope.capture.sites.site import Site
+from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import tensor_rank, training_ranks
+from anisoscope.models.parallel import together, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
+from anisoscope.monitor.analysis.pieces import is_split, joined_pieces, only_pieces
+from anisoscope.monitor.analysis.stages import join_stages
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.tangent.proxy import StepRows
 
@@ -64,10 +67,12 @@ def several() -> bool:
 class Ranks:
     """This process among those that train the model."""
 
+    stage: tuple[int, int] | None = None  # of a pipeline: blocks before those of this process, and in all
+
     def __init__(self, name: str, guard: FaultGuard, model: nn.Module, members: Sequence[int]) -> None:
         self.members, self.guard = list(members), guard
         self.rank, self.size = self.members.index(dist.get_rank()), len(members)
-        self.place = tensor_rank(model)  # among processes with the same contexts, None if each has its own
+        self.together = together(model)  # processes with the same contexts, None if each has its own
         name = f"{name}/{members[0]}"
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
@@ -80,21 +85,40 @@ class Ranks:
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
-    def here(cls, name: str, guard: FaultGuard, model: nn.Module) -> Ranks | None:
-        """None if one process trains alone."""
+    def here(cls, name: str, guard: FaultGuard, model: nn.Module, stage: tuple[int, int] | None = None) -> Ranks | None:
+        """None if one process trains alone; `stage` is given if the others have other blocks of the model."""
         if not several():
             return None
-        members = training_ranks(model)
-        return cls(name, guard, model, members) if len(members) > 1 and dist.get_rank() in members else None
+        members = training_ranks(model) if stage is None else list(range(dist.get_world_size()))
+        if len(members) == 1 or dist.get_rank() not in members:
+            return None
+        found = cls(name if stage is None else "stage", guard, model, members)  # stages are of different classes
+        found.stage = stage
+        if stage is not None and stage[0] and found.first:
+            raise AnisoscopeError(
+                f"the first process holds blocks from number {stage[0] + 1} on; expected those from number 1 on: it "
+                "joins what all processes saw, and has the embedding table."
+            )
+        return found
 
     @property
     def dealt(self) -> tuple[int, int]:
         """Which part of a probe this process looks at, and of how many: all of it if several compute it together."""
-        return (self.rank, self.size) if self.place is None else (0, 1)
+        return (self.rank, self.size) if self.together is None else (0, 1)
 
-    def counts(self, *, probed: bool) -> bool:
-        """Whether the rows of this process count: of several with the same contexts only those of one."""
-        return self.place is None or self.first or (not probed and not self.place)
+    def share(self, seen: Seen) -> Seen:
+        """What this process adds to a step: of several with the same contexts one adds what is the same in all.
+
+        A probe is read by all processes where some look at the same contexts: those of the first count.
+        """
+        if self.stage is not None:
+            seen = replace(seen, stage=self.stage, shown=0 if self.stage[0] else seen.shown)
+        group = self.together
+        if group is None:
+            return seen
+        if seen.described and self.members[0] not in group.ranks:
+            return replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
+        return replace(only_pieces(seen) if group.place else seen, together=group.ranks)
 
     @property
     def first(self) -> bool:
@@ -129,8 +153,7 @@ class Ranks:
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
-        if not self.counts(probed=seen.described):
-            seen = replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
+        seen = self.share(seen)
         if self.first:
             self._pending.append(one := _Pending(seen, submit))
             return one.future
@@ -235,9 +258,29 @@ class Ranks:
                 alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
                 with self.guard.at(f"step {one.seen.rows.step}"):
                     self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
+            parts = self._whole_contexts(parts, one.seen.rows.step)
+            if self.stage is not None:
+                join_stages(parts, missing=bool(missing))
             self._follow(one.submit(merged(parts)), one.future)
         except Exception as error:
             one.future.set_exception(error)
+
+    def _whole_contexts(self, parts: Sequence[Seen], step: int) -> list[Seen]:
+        """The parts, with those of processes that have positions of the same contexts joined; a note if one is gone."""
+        groups: dict[Any, list[Seen]] = {}
+        for number, part in enumerate(parts):
+            groups.setdefault(part.together or number, []).append(part)
+        found = []
+        for key, group in groups.items():
+            if not any(map(is_split, group)):
+                found += group
+            elif len(group) == len(group[0].together):
+                found.append(joined_pieces(group))
+            else:
+                found.append(replace(only_pieces(group[0]), rows=StepRows(step), bank=None))
+                with self.guard.at(f"step {step}"):
+                    self.guard.note(f"ranks {', '.join(map(str, key))} share contexts, so all of theirs are missing")
+        return found
 
     def _take(self, name: str, device: str) -> Any:
         """The part of this name, which is deleted."""
@@ -299,7 +342,7 @@ def merged(parts: Sequence[Seen]) -> Seen:
     readers = next((part.readers for part in parts if part.readers), {})
     table = None if first.table is None else _joined_table(first.table, [p.table for p in parts[1:] if p.table])
     told: dict[str, Any] = {"described": first.described, "saved": first.saved, "shown": sum(p.shown for p in parts)}
-    return Seen(rows, bank, first.study, first.constants, table, readers, weights, **told)
+    return Seen(rows, bank, first.study, first.constants, table, readers, weights, **told, stage=first.stage)
 
 
 def _joined_rows(parts: Sequence[StepRows]) -> StepRows:
