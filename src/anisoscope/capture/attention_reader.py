@@ -175,10 +175,14 @@ class AttentionReader:
                 for module in self._modules(model, "query"):
                     rotations = stack.enter_context(recorded_rotations(module)) if kinds & set(ROTARY_KINDS) else []
                     take = functools.partial(self._within, rotations=rotations)
-                    stack.enter_context(watching([module], take, self.shield))
+                    stack.enter_context(watching([module], take, self.shield, idle=self._resting))
             if kinds & set(CROSS_KINDS):
-                stack.enter_context(watching(self._modules(model, "cross_query"), self._across, self.shield))
+                modules = self._modules(model, "cross_query")
+                stack.enter_context(watching(modules, self._across, self.shield, idle=self._resting))
             yield
+
+    def _resting(self) -> bool:
+        return self.running.contexts is None
 
     def _modules(self, model: nn.Module, kind: str) -> list[nn.Module]:
         paths = dict.fromkeys(place.path for (_, k), place in self.running.stack.places.items() if k == kind)

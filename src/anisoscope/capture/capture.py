@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
-from anisoscope.capture.graph_hook import ModuleHook, do_nothing
+from anisoscope.capture.graph_hook import do_nothing
 from anisoscope.capture.row import Batch, Contexts, PositionChoice, Rows, RowSelection, Scores, Sink
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
@@ -303,8 +303,8 @@ class Capture:
                 self._edges.append(edge)
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **_: Any) -> Any:
-        """The hook as it is registered; if the capture may be idle, it is kept out of the graph of torch.compile."""
-        return whole if self.idle is None else ModuleHook(module, torch.compiler.disable(whole))
+        """The hook as it is registered; captures of a training make one that may stand in a graph of torch.compile."""
+        return whole
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():

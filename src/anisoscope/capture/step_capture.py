@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import GraphHook, Recomputing, on_gradient, prepare_compile
 from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
@@ -125,6 +125,16 @@ class LossScale:
         return (self.tokens or 1) / self.scale if self.loss == "mean" else 1.0 / self.scale
 
 
+def _loss_parts(output: Any) -> dict[str, Tensor]:
+    """What is read of an output to know the scale of its loss, the loss first; nothing where it has none."""
+    loss, mask = output_part(output, "loss"), output_part(output, "mask")
+    if not isinstance(loss, Tensor):
+        return {}
+    found, logits = {"loss": loss}, output_part(output, "logits")
+    found |= {"logits": logits} if isinstance(logits, Tensor) else {}
+    return found | ({"mask": mask} if isinstance(mask, Tensor) else {})
+
+
 def _raised(error: Exception) -> None:
     raise error
 
@@ -159,7 +169,7 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink. An error in a hook
+    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`). It is its own sink. An error in a hook
     goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go on;
     what `report` raises goes through them.
     """
@@ -178,14 +188,17 @@ class StepCapture(Capture, ABC):
         report: Report | None = None,
     ) -> None:
         self.report, self.failed = report or _raised, False
+        self._waiting: list[Any] = []  # in a graph: for gradients of the current step
+        self._recomputing: Recomputing | None = None
         both = [*sites, *extra]  # those in `extra` get no gradients
         words: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
         super().__init__(model, both, self, **words, **(kept.options() if kept is not None else {}))
         self.learning, self.batches, self.active = set(sites), [], False
 
     def drop(self) -> None:
-        """Stop recording and discard the passes."""
+        """Stop recording and discard the passes, and whoever waits for their gradients."""
         self.batches, self.active = [], False
+        self._waiting.clear()
 
     def _shielded(self, act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
@@ -209,8 +222,14 @@ class StepCapture(Capture, ABC):
             running.end()
 
     def _attach(self) -> None:
+        self._recomputing = Recomputing(list(self.model.modules()))
+        self._stack.callback(self._recomputing.remove)
         super()._attach()
         self._stack.enter_context(known_to_compile({id(module): module for _, module, _ in self._hooked}.values()))
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
+        words |= {"recomputing": self._recomputing, "waiting": self._waiting, "idle": lambda: not self.active}
+        return GraphHook(module, whole, inner=self._shielded(act), **words)
 
     @abstractmethod
     def rows(self, rows: Rows) -> None: ...
@@ -262,6 +281,8 @@ class LiveGradients(StepCapture):
     def begin(self, *, geometry: bool = False) -> None:
         """Record every pass from now on; with `geometry` also keep rows and scores for metrics of activations."""
         self.batches, self.active, self.geometry, self.failed = [], True, geometry, False
+        if self._recomputing is not None:
+            self._recomputing.look()
 
     def end(self) -> list[MicroBatch]:
         """Stop recording and return the micro-batches."""
@@ -270,6 +291,12 @@ class LiveGradients(StepCapture):
         return batches
 
     # hooks
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
+        words = {name: words[name] for name in ("pick", "before", "learns")} | {"keeps": True}
+        if act == self._end:
+            words |= {"output": _loss_parts, "learns": True}
+        return super()._made(module, whole, act, **words)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
@@ -284,7 +311,11 @@ class LiveGradients(StepCapture):
             return
         batch = self.batches[-1]
         loss = output_part(output, "loss")
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
+
+        def arrived(g: Tensor) -> None:
+            batch.seed = float(g)
+
+        if not isinstance(loss, Tensor) or not on_gradient(loss, self._shielded(arrived)):
             return
         if self.scaled and batch.labels is not None and batch.has_targets():
             try:
@@ -296,11 +327,6 @@ class LiveGradients(StepCapture):
         elif self.scaled and batch.labels is None and self._tokenless(batch):
             batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
-
-        def arrived(g: Tensor) -> None:
-            batch.seed = float(g)
-
-        loss.register_hook(self._shielded(arrived))
 
     def _tokenless(self, batch: MicroBatch) -> bool:
         """Whether the model read sounds, pictures or other numbers, and no tokens."""
