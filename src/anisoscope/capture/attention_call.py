@@ -459,18 +459,17 @@ def _trace(
     **_: Any,
 ) -> None:
     """Have the call told by an operator in the graph of torch.compile, which is not broken by it."""
-    tensors = {"query": query, "key": key, "attention_mask": attention_mask, "position_bias": position_bias}
-    tensors |= {"scaling": scaling} if isinstance(scaling, Tensor) else {}
-    number_of = None if isinstance(scaling, Tensor) else scaling
-    capped = softcap is not None or s_aux is not None
-    facts = f"({name!r}, {number_of!r}, {is_causal!r}, {sliding_window!r}, {capped!r})"
-    trace_call(number, (), tensors, facts)
+    if scaling is not None and not isinstance(scaling, Tensor):  # numbers are symbols where shapes are dynamic
+        scaling = torch.scalar_tensor(scaling, dtype=torch.float64)
+    given = {"query": query, "key": key, "attention_mask": attention_mask, "position_bias": position_bias}
+    causal, capped = None if is_causal is None else bool(is_causal), softcap is not None or s_aux is not None
+    given |= {"scaling": scaling, "sliding_window": sliding_window}
+    trace_call(number, (), given, f"({name!r}, {causal!r}, {capped!r})")
 
 
 def _tell_traced(module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    name, scaling, causal, window, capped = ast.literal_eval(kwargs.pop("facts"))
-    given = {"scaling": scaling, "is_causal": causal, "sliding_window": window, "softcap": 1.0 if capped else None}
-    _tell_all(name, module, value=None, **(given | kwargs))
+    name, causal, capped = ast.literal_eval(kwargs.pop("facts"))
+    _tell_all(name, module, value=None, is_causal=causal, softcap=1.0 if capped else None, **kwargs)
 
 
 @torch.compiler.disable

@@ -230,7 +230,7 @@ class HookRecord:
 
 
 def observer(module: nn.Module, act: Callable[..., Any], *, idle: Callable[[], bool]) -> tuple[int, HookRecord]:
-    """An action (module, args, kwargs) for `trace_call` by number, as long as the record is kept; it is given copies."""
+    """An action (module, args, kwargs), given copies, for `trace_call` by number, as long as the record is kept."""
     number, record = next(_numbers), HookRecord(module, act, act, [], None, None)
     record.keeps, record.idle = True, idle
     _hooks[number] = record

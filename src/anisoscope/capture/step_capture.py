@@ -169,9 +169,9 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`). It is its own sink. An error in a hook
-    goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go on;
-    what `report` raises goes through them.
+    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`), and it is its own sink. An error
+    in a hook goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training
+    go on; what `report` raises goes through them.
     """
 
     batches: list[Any]  # the passes of the current step
