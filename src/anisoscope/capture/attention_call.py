@@ -383,10 +383,15 @@ def watching(
     """Pass every attention call of these modules to `take`, without changing their results, unless `idle()`."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            classes = [base for part in module.modules() for base in type(part).__mro__]
-            named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
-            stack.enter_context(_relayed(module, take, shield, idle) if named else watched(module, take, shield))
+            known = looks_up(module)
+            stack.enter_context(_relayed(module, take, shield, idle) if known else watched(module, take, shield))
         yield
+
+
+def looks_up(module: nn.Module) -> bool:
+    """Whether a module takes its attention function from the registry of transformers."""
+    classes = [base for part in module.modules() for base in type(part).__mro__]
+    return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,18 @@ from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
+from anisoscope.models.forward import (
+    MEDIA,
+    by_name,
+    evaluating,
+    find_tensor,
+    first_tensor,
+    forward,
+    original,
+    uncompiled,
+    unwrapped,
+    without_wrappers,
+)
 from anisoscope.models.parallel import sharded, tensor_rank, whole_activation, without_gradients
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
@@ -102,6 +113,7 @@ class Capture:
         idle: Callable[[], bool] | None = None,
     ) -> None:
         layouts.refuse_unhookable(model)
+        model = original(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self._spread = sharded(model)  # over processes, which may look at the same contexts
         self._together = self._spread and tensor_rank(model) is not None
@@ -133,12 +145,16 @@ class Capture:
         self._stack = contextlib.ExitStack()
         self._hooked: list[tuple[str, nn.Module, RemovableHandle]] = []
         self._edges: list[tuple[dict[str, Any], str, Any]] = []  # from the model to modules with hooks
+        self._readers: list[AttentionReader] = []
         self._nesting: list[nn.TransformerEncoder] = []
         self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
     def __enter__(self) -> Self:
         try:
-            self._attach()
+            if self.idle is None:  # in a graph that was compiled without hooks none is called
+                self._stack.enter_context(uncompiled(self.model))
+            with without_wrappers(self.model):
+                self._attach()
         except BaseException:
             self._stack.close()
             raise
@@ -203,9 +219,7 @@ class Capture:
         hint = "the modules were not called"
         if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
-        raise AnisoscopeError(
-            f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
-        )
+        raise AnisoscopeError(f"nothing was seen at {names}: {hint}.")
 
     def lost(self) -> list[str]:
         """The paths of modules that were replaced or taken out since the hooks were attached, or lost their hooks."""
@@ -219,7 +233,10 @@ class Capture:
         """Whether all hooks and modules are where they were; asked at every step, so without a walk along paths."""
         held = ((handle.hooks_dict_ref(), handle.id) for _, _, handle in self._hooked)
         there = all(hooks is not None and number in hooks for hooks, number in held)
-        return there and all(parts.get(name) is part for parts, name, part in self._edges)
+        return there and all(
+            (found := parts.get(name)) is part or (found is not None and original(found) is part)
+            for parts, name, part in self._edges
+        )
 
     def reattach(self) -> None:
         """Attach all hooks anew, to the modules that the model has now."""
@@ -237,6 +254,7 @@ class Capture:
         self._hooked.clear()
         self._edges.clear()
         self._passes.clear()
+        self._readers.clear()
 
     def _registered(self) -> Iterator[tuple[str, nn.Module, Any]]:
         """Path, module and function of every hook that is still registered."""
@@ -352,6 +370,7 @@ class Capture:
             emit, encoder = functools.partial(self._emit, running=running), lambda: self._above
             reader = AttentionReader(running, self._wanted, emit, self._show, self.choice, encoder, self._shielded)
             self._stack.enter_context(reader.watching(self.model))
+            self._readers.append(reader)
         fixed = {Site(layer, kind, stack.name): place for (layer, kind), place in stack.fixed.items()}
         for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():
             if site.kind in kinds:
@@ -515,7 +534,7 @@ class Capture:
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:
     """The module at a path; None where there is none any more."""
     try:
-        return model.get_submodule(path)
+        return original(model.get_submodule(path))
     except AttributeError:
         return None
 

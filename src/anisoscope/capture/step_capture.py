@@ -166,6 +166,17 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
             vars(module).pop("forward", None)
 
 
+@contextlib.contextmanager
+def kept_out(module: nn.Module) -> Iterator[None]:
+    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there."""
+    before = module._compiled_call_impl
+    module._compiled_call_impl = torch.compiler.disable(module._call_impl)  # copies of the module do not have it
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = before
+
+
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
@@ -225,7 +236,10 @@ class StepCapture(Capture, ABC):
         self._recomputing = Recomputing(list(self.model.modules()))
         self._stack.callback(self._recomputing.remove)
         super()._attach()
-        self._stack.enter_context(known_to_compile({id(module): module for _, module, _ in self._hooked}.values()))
+        read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
+        for part in (part for part, traced in read.items() if not traced):
+            self._stack.enter_context(kept_out(part))
+        self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
         words |= {"recomputing": self._recomputing, "waiting": self._waiting, "idle": lambda: not self.active}

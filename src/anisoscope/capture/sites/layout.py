@@ -26,7 +26,7 @@ from anisoscope.capture.sites.block import Place, Trunk, find_trunk
 from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of
 from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, attends, modality_of, unwrapped
+from anisoscope.models.forward import CONTENT, attends, modality_of, original, unwrapped, without_wrappers
 
 _NAMES = re.compile(
     r"^(cls|class|dist|distill|distillation|reg|register|registers|storage|det|detection)_?(tokens?|embeddings?|emb)$"
@@ -166,7 +166,12 @@ class Layout:
 
 def find_layout(model: nn.Module) -> Layout:
     """The layout of a model; an error that suggests a remedy if it cannot be found."""
-    refuse_compiled(model)
+    model = original(model)
+    with without_wrappers(model):
+        return _find_layout(model)
+
+
+def _find_layout(model: nn.Module) -> Layout:
     kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
         raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
@@ -185,24 +190,12 @@ def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool
 
 
 def refuse_unhookable(model: nn.Module) -> None:
-    """Raise an error for a model that no hook can look into: one without a forward, or compiled before."""
+    """Raise an error for a model that no hook can look into: one without a forward."""
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
         raise AnisoscopeError(
             f"{type(model).__name__} has no forward, so nothing can be run through it; give one that has, such "
             "as the model that holds it."
         )
-    refuse_compiled(model)
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise an error for a compiled model, because hooks added after torch.compile never fire."""
-    for path, module in model.named_modules():
-        inside = getattr(module, "_compiled_call_impl", None) is not None
-        if inside or type(module).__name__ == "OptimizedModule":
-            raise AnisoscopeError(
-                f"{path or 'the model'} is compiled, and hooks attached after torch.compile never fire; give the "
-                "original (model._orig_mod, or the model before .compile()), or attach before compiling."
-            )
 
 
 def _config(model: nn.Module) -> Any:
