@@ -29,7 +29,7 @@ from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import by_name
+from anisoscope.models.forward import by_name, original
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
 
@@ -166,6 +166,15 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
             vars(module).pop("forward", None)
 
 
+def trace_top(model: nn.Module) -> None:
+    """Have what torch.compile wrapped around a model trace the hooks of the model itself, not only of its parts."""
+    if original(model) is not model and callable(begin := getattr(model, "_initialize", None)):
+        import torch._dynamo as dynamo
+
+        with dynamo.config.patch(wrap_top_frame=True):
+            begin()
+
+
 @contextlib.contextmanager
 def kept_out(module: nn.Module) -> Iterator[None]:
     """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there."""
@@ -180,9 +189,9 @@ def kept_out(module: nn.Module) -> Iterator[None]:
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`), and it is its own sink. An error
-    in a hook goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training
-    go on; what `report` raises goes through them.
+    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`); it is its own sink. An error in
+    a hook goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go
+    on; what `report` raises goes through them.
     """
 
     batches: list[Any]  # the passes of the current step
@@ -263,8 +272,17 @@ class StepCapture(Capture, ABC):
                 "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
         batch = self.batches[-1]
-        comes = on_gradient(activation, self._shielded(lambda g: batch.receive(site, rows_of(g))))
-        if comes:
+
+        def arrived(g: Tensor | None) -> None:
+            if g is None:  # an output of a graph, which uses it itself as well
+                raise AnisoscopeError(
+                    f"site {site} is an output of a graph that was compiled before the monitor was attached, which "
+                    "keeps its gradient to itself; compile inside `with Monitor(…)`, or give the monitor what "
+                    "torch.compile returned."
+                )
+            batch.receive(site, rows_of(g))
+
+        if on_gradient(activation, self._shielded(arrived)):
             batch.awaited.add(site)
         else:
             batch.unreached.append(site)
