@@ -9,6 +9,9 @@ All but `arrived` state that they change a tensor, ORDER, which nobody reads: so
 gradient, and states that it changes the gradient, which stays as it is. All are tagged as unsafe for CUDA graphs, whose
 replays call no Python: with them the compiler leaves the operators outside of what it records.
 
+Where activations are checkpointed inside a graph, its backward pass runs the operators of a block again to have their
+tickets: then nothing is called, and they return the tickets of the forward pass (`again`).
+
 Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
 training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
 the positions and a ticket, a plain gather takes the rows of each site, and one `keep` at the end hands over all.
@@ -65,8 +68,7 @@ class GraphHook(nn.Module):
     call those of the module, tensors and whole numbers alone, after it none, or with `output` the tensors that this
     names in the module's output. With `learns` it may ask for the gradient of the tensor, or of the first of an output
     (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. With `keeps` it may keep what it
-    is given: a graph overwrites its tensors, so these are copies. Nothing is called while `idle` of the record is true.
-    While `recomputing` the graph is broken: an operator that changes a tensor cannot be recomputed.
+    is given: a graph overwrites its tensors, so these are copies. Nothing is called while `idle()`.
 
     A hook with `rows` and the `site` that it is always at takes rows of its tensor in the graph, if that is the graph
     where the hook that `opens` them stands; one that `closes` them hands them over.
@@ -89,7 +91,6 @@ class GraphHook(nn.Module):
         keeps: bool = False,
         idle: Callable[[], bool] | None = None,
         waiting: list[Any] | None = None,
-        recomputing: Recomputing | None = None,
         rows: GraphRows | None = None,
         site: Hashable = None,
         opens: GraphRows | None = None,
@@ -98,7 +99,7 @@ class GraphHook(nn.Module):
         super().__init__()
         self.number, self.target, self.pick, self.before, self.learns = next(_numbers), id(module), pick, before, learns
         self.output = output
-        self.recomputing, self.rows, self.opens = (None if x is None else x.name for x in (recomputing, rows, opens))
+        self.rows, self.opens = (None if x is None else x.name for x in (rows, opens))
         self.closes = tuple(x.name for x in closes)
         act = torch.compiler.disable(act)  # outside of a graph it is not compiled either
         self.record = HookRecord(module, act, inner or act, [] if waiting is None else waiting, rows, site)
@@ -111,8 +112,6 @@ class GraphHook(nn.Module):
             return
         if not torch.compiler.is_compiling():
             self.record.leave_graph()
-            self.record.act(called, *args)
-        elif self.recomputing is not None and getattr(_held, self.recomputing).now:
             self.record.act(called, *args)
         elif self.pick is None:
             for name in self.closes:
@@ -153,7 +152,7 @@ def trace_call(number: int, args: Sequence[Any] = (), kwargs: Mapping[str, Any] 
     for name, value in kwargs.items():
         _gather(f".{name}", value, tensors, sizes)
     names, given = ",".join([*tensors, *sizes]), (list(tensors.values()), list(sizes.values()))
-    torch.ops.anisoscope.call(ORDER, *given, names, facts, number, torch.is_grad_enabled(), False)
+    call(*given, ORDER, names, facts, number, torch.is_grad_enabled())
 
 
 def _gather(path: str, value: Any, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
@@ -210,7 +209,7 @@ class HookRecord:
 
     def call(self, act: Callable[[], Any], x: Tensor | None, *, grad: bool, learns: bool) -> Tensor:
         """Call an action, which may wait for the gradient of x; the ticket of that."""
-        ticket, before, waiting = next(_tickets), getattr(_current, "waiting", None), Waiting(x, learns)
+        before, waiting = getattr(_current, "waiting", None), Waiting(x, learns)
         _current.waiting = waiting
         try:
             with torch.set_grad_enabled(grad):
@@ -218,9 +217,24 @@ class HookRecord:
         finally:
             _current.waiting = before
         if waiting.acts:
-            _waiting[ticket] = waiting
-            self.waiting.append(waiting)
-        return torch.tensor(ticket)
+            self.enter(waiting, x, self.waiting)
+        return torch.tensor(waiting.ticket)
+
+    def enter(self, waiting: Waiting | Chosen, x: Tensor | None, held: list[Any]) -> None:
+        """Give those who wait for gradients a ticket, and keep them."""
+        waiting.ticket, waiting.owner, waiting.mark = next(_tickets), self, None if x is None else _mark(x)
+        _waiting[waiting.ticket] = waiting
+        held.append(waiting)
+
+    def again(self, x: Tensor, held: list[Any]) -> Any:
+        """Those who have waited since the forward pass that is recomputed; None where nobody did."""
+        mine = [waiting for waiting in held if waiting.owner is self and waiting.mark is not None]
+        mine = [waiting for waiting in mine if not waiting.done] or mine
+        if len(mine) < 2:
+            return mine[0] if mine else None
+        mark = _mark(x)
+        same = [waiting for waiting in mine if waiting.mark.shape == mark.shape]
+        return min(same, key=lambda waiting: float((waiting.mark - mark).abs().sum()), default=None)
 
     def leave_graph(self) -> None:
         """Hand over what a graph that was broken left behind."""
@@ -255,23 +269,12 @@ class HeldObject:
         vars(_held).pop(self.name, None)
 
 
-class Recomputing(HeldObject):
-    """Whether one of these modules uses gradient checkpointing, when last looked."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        super().__init__()
-        self.parts = [part for part in parts if hasattr(part, "gradient_checkpointing")]
-        self.look()
-
-    def look(self) -> None:
-        self.now = any(part.gradient_checkpointing for part in self.parts)
-
-
 class Waiting:
     """Those who wait for the gradient of one activation of one pass."""
 
     def __init__(self, x: Tensor | None, learns: bool) -> None:
         self.x, self.learns, self.acts = x, learns, list[GradientAct]()
+        self.ticket, self.owner, self.mark, self.done = -1, None, None, False  # type: ignore[var-annotated]
 
     def asked(self, x: Tensor, act: GradientAct) -> bool:
         """Wait for the gradient of x; False where none comes, or x is another tensor."""
@@ -280,17 +283,22 @@ class Waiting:
         return comes
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
+        self.done = True
         for act in self.acts:
             act(gradient)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Chosen:
     """The rows that are taken at all sites of one pass through one stack, at `index` of its B·T positions."""
 
     index: Tensor  # [k]
     keep: Callable[[Tensor, list[Any], set[Any]], Any]  # of rows [S, k, d], their sites, those that a gradient comes to
     receive: Callable[[Any, Tensor], Any]  # of a site and the gradient [B, T, d] of its activation
+    ticket: int = -1
+    owner: HookRecord | None = None
+    mark: Tensor | None = None
+    done: bool = False
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
         self.receive(hook.site, gradient)
@@ -349,6 +357,16 @@ class GraphRows(HeldObject):
         self.close()
 
 
+def _mark(x: Tensor) -> Tensor:
+    """A few values of an activation, by which passes are told apart when one of them is recomputed."""
+    return x.detach().flatten()[:: max(1, x.numel() // 64)].clone()
+
+
+def _recomputing() -> bool:
+    """Whether a backward pass runs."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def in_graph() -> bool:
     """Whether an operator of a graph runs."""
     return getattr(_current, "graph", False)
@@ -370,6 +388,14 @@ def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tens
     if learns:
         _await(x, ticket, number)
     return ticket
+
+
+def call(
+    values: list[Tensor], sizes: list[int], order: Tensor, names: str, facts: str, number: int, grad: bool
+) -> Tensor:
+    """Put the operator that is given arguments into a graph."""
+    told: Tensor = torch.ops.anisoscope.call(order, values, sizes, names, facts, number, grad, False)
+    return told
 
 
 def tell(values: list[Tensor], order: Tensor, names: str, number: int, grad: bool, learns: bool) -> Tensor:
@@ -417,7 +443,7 @@ def prepare_compile() -> None:
     """
     from torch._dynamo import eval_frame
 
-    for function in (tap, tell, choose, sample):
+    for function in (tap, call, tell, choose, sample):
         torch.compiler.allow_in_graph(function)
     if (skip := getattr(eval_frame, "skip_code", None)) is not None:
         skip(GraphHook.__call__.__code__)
@@ -435,7 +461,7 @@ def _call(
     learns: bool,
 ) -> Tensor:
     hook = _hooks.get(number)
-    if hook is None or hook.sleeps():
+    if hook is None or hook.sleeps() or _recomputing():
         return torch.tensor(-1)
     values = [value.clone() for value in values] if hook.keeps else values
     args, kwargs = _placed(dict(zip(names.split(","), [*values, *sizes], strict=True)) if names else {})
@@ -453,6 +479,8 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
     hook = _hooks.get(number)
     if hook is None or hook.sleeps():
         return torch.tensor(-1)
+    if _recomputing():
+        return torch.tensor(getattr(hook.again(x, hook.waiting), "ticket", -1))
     x = x.clone() if hook.keeps else x
     return hook.call(functools.partial(hook.inner, x), x, grad=grad, learns=learns)
 
@@ -460,13 +488,15 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
 @torch.library.impl(_library, "choose", "CompositeExplicitAutograd")
 def _choose(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
     hook = _hooks.get(number)
-    found = hook.rows.find(hook.site, x) if hook is not None and hook.rows is not None else None
-    if hook is None or hook.rows is None or found is None:
+    found = None
+    if hook is not None and hook.rows is not None and _recomputing():
+        found = hook.again(x, hook.rows.waiting)
+    elif hook is not None and hook.rows is not None and (found := hook.rows.find(hook.site, x)) is not None:
+        hook.enter(found, x, hook.rows.waiting)
+    if found is None:
         return torch.zeros(size, dtype=torch.int64, device=x.device), torch.tensor(-1)
-    ticket = next(_tickets)
-    _waiting[ticket] = found
-    hook.rows.waiting.append(found)
-    return pad(found.index, (0, size - len(found.index))), torch.tensor(ticket)  # a copy, which the graph may overwrite
+    index = pad(found.index, (0, size - len(found.index)))  # a copy, which the graph may overwrite
+    return index, torch.tensor(found.ticket)
 
 
 @torch.library.impl(_library, "keep", "CompositeExplicitAutograd")

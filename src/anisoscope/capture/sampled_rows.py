@@ -203,8 +203,6 @@ class SampledRows(StepCapture):
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
         self.batches, self._number, self.active, self.failed = [], 0, True, False
         self._start = step * _GOLDEN % 1.0
-        if self._recomputing is not None:
-            self._recomputing.look()
 
     def end(self) -> None:
         """Stop recording and hand over the passes that received gradients."""

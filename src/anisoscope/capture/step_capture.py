@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import GraphHook, Recomputing, on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import GraphHook, on_gradient, prepare_compile
 from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
@@ -209,7 +209,6 @@ class StepCapture(Capture, ABC):
     ) -> None:
         self.report, self.failed = report or _raised, False
         self._waiting: list[Any] = []  # in a graph: for gradients of the current step
-        self._recomputing: Recomputing | None = None
         both = [*sites, *extra]  # those in `extra` get no gradients
         words: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
         super().__init__(model, both, self, **words, **(kept.options() if kept is not None else {}))
@@ -242,8 +241,6 @@ class StepCapture(Capture, ABC):
             running.end()
 
     def _attach(self) -> None:
-        self._recomputing = Recomputing(list(self.model.modules()))
-        self._stack.callback(self._recomputing.remove)
         super()._attach()
         read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
         for part in (part for part, traced in read.items() if not traced):
@@ -251,7 +248,7 @@ class StepCapture(Capture, ABC):
         self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
-        words |= {"recomputing": self._recomputing, "waiting": self._waiting, "idle": lambda: not self.active}
+        words |= {"waiting": self._waiting, "idle": lambda: not self.active}
         return GraphHook(module, whole, inner=self._shielded(act), **words)
 
     @abstractmethod
@@ -313,8 +310,6 @@ class LiveGradients(StepCapture):
     def begin(self, *, geometry: bool = False) -> None:
         """Record every pass from now on; with `geometry` also keep rows and scores for metrics of activations."""
         self.batches, self.active, self.geometry, self.failed = [], True, geometry, False
-        if self._recomputing is not None:
-            self._recomputing.look()
 
     def end(self) -> list[MicroBatch]:
         """Stop recording and return the micro-batches."""
@@ -411,4 +406,6 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
             if rows.g is not None:
                 each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
                 found[site] = replace(rows, g=rows.g * each[:, None])
-    return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
+    return GradientPass(
+        found, tokens=batch.tokens(), unreached=batch.unreached + sorted(batch.awaited - batch.gradients.keys())
+    )

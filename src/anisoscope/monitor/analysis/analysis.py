@@ -132,7 +132,9 @@ class Analysis:
         rows = seen.rows
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if rows.unreached:
-            self.note(f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen")
+            self.note(
+                f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen, or unused"
+            )
         records = study.measure(rows)
         if study.counts is not None:
             entropies = {"unigram_entropy": unigram_entropy(study.counts)}
