@@ -9,8 +9,8 @@ All but `arrived` state that they change a tensor, ORDER, which nobody reads: so
 gradient, and states that it changes the gradient, which stays as it is. All are tagged as unsafe for CUDA graphs, whose
 replays call no Python: with them the compiler leaves the operators outside of what it records.
 
-Where activations are checkpointed inside a graph, its backward pass runs the operators of a block again to have their
-tickets: then nothing is called, and they return the tickets of the forward pass (`again`).
+Where activations are checkpointed inside a graph, its backward pass computes a block again, but for the operators: their
+tickets are saved for it (`_once`).
 
 Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
 training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
@@ -132,7 +132,7 @@ class GraphHook(nn.Module):
 
     def _trace_tap(self, x: Tensor) -> None:
         learns, grad = self.learns and x.requires_grad, torch.is_grad_enabled()
-        if self.rows is not None and grad and x.dim() == 3 and getattr(_held, self.rows).open:
+        if self.rows is not None and grad and x.dim() == 3 and not _nested_graph() and getattr(_held, self.rows).open:
             getattr(_held, self.rows).take(x, self.number, learns)
         else:
             tap(x, ORDER, self.number, grad, learns)
@@ -209,7 +209,7 @@ class HookRecord:
 
     def call(self, act: Callable[[], Any], x: Tensor | None, *, grad: bool, learns: bool) -> Tensor:
         """Call an action, which may wait for the gradient of x; the ticket of that."""
-        before, waiting = getattr(_current, "waiting", None), Waiting(x, learns)
+        ticket, before, waiting = next(_tickets), getattr(_current, "waiting", None), Waiting(x, learns)
         _current.waiting = waiting
         try:
             with torch.set_grad_enabled(grad):
@@ -217,24 +217,9 @@ class HookRecord:
         finally:
             _current.waiting = before
         if waiting.acts:
-            self.enter(waiting, x, self.waiting)
-        return torch.tensor(waiting.ticket)
-
-    def enter(self, waiting: Waiting | Chosen, x: Tensor | None, held: list[Any]) -> None:
-        """Give those who wait for gradients a ticket, and keep them."""
-        waiting.ticket, waiting.owner, waiting.mark = next(_tickets), self, None if x is None else _mark(x)
-        _waiting[waiting.ticket] = waiting
-        held.append(waiting)
-
-    def again(self, x: Tensor, held: list[Any]) -> Any:
-        """Those who have waited since the forward pass that is recomputed; None where nobody did."""
-        mine = [waiting for waiting in held if waiting.owner is self and waiting.mark is not None]
-        mine = [waiting for waiting in mine if not waiting.done] or mine
-        if len(mine) < 2:
-            return mine[0] if mine else None
-        mark = _mark(x)
-        same = [waiting for waiting in mine if waiting.mark.shape == mark.shape]
-        return min(same, key=lambda waiting: float((waiting.mark - mark).abs().sum()), default=None)
+            _waiting[ticket] = waiting
+            self.waiting.append(waiting)
+        return torch.tensor(ticket)
 
     def leave_graph(self) -> None:
         """Hand over what a graph that was broken left behind."""
@@ -274,7 +259,6 @@ class Waiting:
 
     def __init__(self, x: Tensor | None, learns: bool) -> None:
         self.x, self.learns, self.acts = x, learns, list[GradientAct]()
-        self.ticket, self.owner, self.mark, self.done = -1, None, None, False  # type: ignore[var-annotated]
 
     def asked(self, x: Tensor, act: GradientAct) -> bool:
         """Wait for the gradient of x; False where none comes, or x is another tensor."""
@@ -283,22 +267,17 @@ class Waiting:
         return comes
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
-        self.done = True
         for act in self.acts:
             act(gradient)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Chosen:
     """The rows that are taken at all sites of one pass through one stack, at `index` of its B·T positions."""
 
     index: Tensor  # [k]
     keep: Callable[[Tensor, list[Any], set[Any]], Any]  # of rows [S, k, d], their sites, those that a gradient comes to
     receive: Callable[[Any, Tensor], Any]  # of a site and the gradient [B, T, d] of its activation
-    ticket: int = -1
-    owner: HookRecord | None = None
-    mark: Tensor | None = None
-    done: bool = False
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
         self.receive(hook.site, gradient)
@@ -357,14 +336,29 @@ class GraphRows(HeldObject):
         self.close()
 
 
-def _mark(x: Tensor) -> Tensor:
-    """A few values of an activation, by which passes are told apart when one of them is recomputed."""
-    return x.detach().flatten()[:: max(1, x.numel() // 64)].clone()
+def _nested_graph() -> bool:
+    """Whether what is traced becomes a graph inside another, such as a checkpointed block; constant in a graph.
+
+    Nothing that is kept while one is traced may be used in the other.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().output.current_tracer.parent is not None
 
 
-def _recomputing() -> bool:
-    """Whether a backward pass runs."""
-    return bool(torch._C._current_graph_task_id() != -1)
+def _once(operator: Callable[..., Tensor], *args: Any) -> Tensor:
+    """The ticket of an operator of ours, which is not to run again where a block is computed again."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    if mode is None:
+        return operator(*args)
+    nodes = mode.tracer.graph.nodes
+    count, ticket = len(nodes), operator(*args)
+    for node in itertools.islice(reversed(nodes), len(nodes) - count):
+        for mark in ("recompute", "ac_graph_id"):  # of checkpointed blocks
+            node.meta.pop(mark, None)
+    return ticket
 
 
 def in_graph() -> bool:
@@ -384,7 +378,7 @@ def on_gradient(x: Tensor, act: GradientAct) -> bool:
 
 def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
     """Put the operator into a graph, and that of the gradient; dynamo does not look inside (`prepare_compile`)."""
-    ticket: Tensor = torch.ops.anisoscope.tap(order, x.detach(), number, grad, learns)
+    ticket = _once(torch.ops.anisoscope.tap, order, x.detach(), number, grad, learns)
     if learns:
         _await(x, ticket, number)
     return ticket
@@ -394,14 +388,13 @@ def call(
     values: list[Tensor], sizes: list[int], order: Tensor, names: str, facts: str, number: int, grad: bool
 ) -> Tensor:
     """Put the operator that is given arguments into a graph."""
-    told: Tensor = torch.ops.anisoscope.call(order, values, sizes, names, facts, number, grad, False)
-    return told
+    return _once(torch.ops.anisoscope.call, order, values, sizes, names, facts, number, grad, False)
 
 
 def tell(values: list[Tensor], order: Tensor, names: str, number: int, grad: bool, learns: bool) -> Tensor:
     """Put the operator that is given an output into a graph, and that of the gradient of its first tensor."""
     found = [value.detach() for value in values]
-    ticket: Tensor = torch.ops.anisoscope.call(order, found, [], names, "", number, grad, learns)
+    ticket = _once(torch.ops.anisoscope.call, order, found, [], names, "", number, grad, learns)
     if learns:
         _await(values[0], ticket, number)
     return ticket
@@ -441,8 +434,9 @@ def prepare_compile() -> None:
 
     A hook that is called between two graphs is not to be one of its own: no gradient would come to it.
     """
-    from torch._dynamo import eval_frame
+    from torch._dynamo import assume_constant_result, eval_frame
 
+    assume_constant_result(_nested_graph)
     for function in (tap, call, tell, choose, sample):
         torch.compiler.allow_in_graph(function)
     if (skip := getattr(eval_frame, "skip_code", None)) is not None:
@@ -461,7 +455,7 @@ def _call(
     learns: bool,
 ) -> Tensor:
     hook = _hooks.get(number)
-    if hook is None or hook.sleeps() or _recomputing():
+    if hook is None or hook.sleeps():
         return torch.tensor(-1)
     values = [value.clone() for value in values] if hook.keeps else values
     args, kwargs = _placed(dict(zip(names.split(","), [*values, *sizes], strict=True)) if names else {})
@@ -479,8 +473,6 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
     hook = _hooks.get(number)
     if hook is None or hook.sleeps():
         return torch.tensor(-1)
-    if _recomputing():
-        return torch.tensor(getattr(hook.again(x, hook.waiting), "ticket", -1))
     x = x.clone() if hook.keeps else x
     return hook.call(functools.partial(hook.inner, x), x, grad=grad, learns=learns)
 
@@ -488,15 +480,13 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
 @torch.library.impl(_library, "choose", "CompositeExplicitAutograd")
 def _choose(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
     hook = _hooks.get(number)
-    found = None
-    if hook is not None and hook.rows is not None and _recomputing():
-        found = hook.again(x, hook.rows.waiting)
-    elif hook is not None and hook.rows is not None and (found := hook.rows.find(hook.site, x)) is not None:
-        hook.enter(found, x, hook.rows.waiting)
-    if found is None:
+    found = hook.rows.find(hook.site, x) if hook is not None and hook.rows is not None else None
+    if hook is None or hook.rows is None or found is None:
         return torch.zeros(size, dtype=torch.int64, device=x.device), torch.tensor(-1)
-    index = pad(found.index, (0, size - len(found.index)))  # a copy, which the graph may overwrite
-    return index, torch.tensor(found.ticket)
+    ticket = next(_tickets)
+    _waiting[ticket] = found
+    hook.rows.waiting.append(found)
+    return pad(found.index, (0, size - len(found.index))), torch.tensor(ticket)  # a copy, which the graph may overwrite
 
 
 @torch.library.impl(_library, "keep", "CompositeExplicitAutograd")

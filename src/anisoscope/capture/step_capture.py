@@ -273,9 +273,8 @@ class StepCapture(Capture, ABC):
         def arrived(g: Tensor | None) -> None:
             if g is None:  # an output of a graph, which uses it itself as well
                 raise AnisoscopeError(
-                    f"site {site} is an output of a graph that was compiled before the monitor was attached, which "
-                    "keeps its gradient to itself; compile inside `with Monitor(…)`, or give the monitor what "
-                    "torch.compile returned."
+                    f"site {site} is the output of a compiled graph, inside of which its gradient stays; compile the "
+                    "whole model inside `with Monitor(…)`, or give the monitor what torch.compile returned."
                 )
             batch.receive(site, rows_of(g))
 
@@ -406,6 +405,5 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
             if rows.g is not None:
                 each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
                 found[site] = replace(rows, g=rows.g * each[:, None])
-    return GradientPass(
-        found, tokens=batch.tokens(), unreached=batch.unreached + sorted(batch.awaited - batch.gradients.keys())
-    )
+    unreached = [*batch.unreached, *sorted(batch.awaited - batch.gradients.keys())]
+    return GradientPass(found, tokens=batch.tokens(), unreached=unreached)

@@ -132,9 +132,8 @@ class Analysis:
         rows = seen.rows
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if rows.unreached:
-            self.note(
-                f"no gradient reaches {', '.join(map(str, sorted(rows.unreached)))}: what lies before is frozen, or unused"
-            )
+            names = ", ".join(map(str, sorted(rows.unreached)))
+            self.note(f"no gradient reaches {names}: what lies before is frozen, or the loss does not depend on it")
         records = study.measure(rows)
         if study.counts is not None:
             entropies = {"unigram_entropy": unigram_entropy(study.counts)}
