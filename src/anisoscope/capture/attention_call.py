@@ -12,6 +12,7 @@ Shapes: B contexts, H heads (H_kv of keys), T queries, S keys, d head width; N =
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
@@ -27,13 +28,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from anisoscope.capture.graph_hook import HookRecord, observer, trace_call
 from anisoscope.models.forward import MASKED
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
 _HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
-_takers: dict[int, list[Callable[..., None]]] = {}  # by id of the module that calls; several captures may share one
-_WATCHED = "_anisoscope_watched"  # set on modules whose calls somebody takes
+_takers: dict[int, list[Taker]] = {}  # by id of the module that calls; several captures may share one
+_observers: dict[int, HookRecord] = {}  # by the same: what is called by a graph of torch.compile
+_WATCHED = "_anisoscope_watched"  # set on modules whose calls somebody takes: their id, the number of their observer
+_NOBODY = (0, 0)
 _lock = threading.Lock()
 _replaced: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and by how many captures
 
@@ -84,6 +88,14 @@ class Call:
 
 Take = Callable[[Call], None]
 Shield = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes of an observer one whose errors stay outside
+
+
+@dataclass(frozen=True)
+class Taker:
+    """Who takes the calls of a module, and whether nothing is to be taken now."""
+
+    seen: Callable[..., None]
+    idle: Callable[[], bool]
 
 
 def as_it_is(act: Callable[..., Any]) -> Callable[..., Any]:
@@ -365,35 +377,50 @@ def _joined(chunks: Sequence[Call]) -> Call | None:
 
 
 @contextlib.contextmanager
-def watching(modules: Sequence[nn.Module], take: Take, shield: Shield = as_it_is) -> Iterator[None]:
-    """Pass every attention call of these modules to `take`, without changing their results."""
+def watching(
+    modules: Sequence[nn.Module], take: Take, shield: Shield = as_it_is, *, idle: Callable[[], bool] = bool
+) -> Iterator[None]:
+    """Pass every attention call of these modules to `take`, without changing their results, unless `idle()`."""
     with contextlib.ExitStack() as stack:
         for module in modules:
-            classes = [base for part in module.modules() for base in type(part).__mro__]
-            named = any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
-            stack.enter_context(_relayed(module, take, shield) if named else watched(module, take, shield))
+            known = looks_up(module)
+            stack.enter_context(_relayed(module, take, shield, idle) if known else watched(module, take, shield))
         yield
 
 
+def looks_up(module: nn.Module) -> bool:
+    """Whether a module takes its attention function from the registry of transformers."""
+    classes = [base for part in module.modules() for base in type(part).__mro__]
+    return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
+
+
 @contextlib.contextmanager
-def _relayed(module: nn.Module, take: Take, shield: Shield) -> Iterator[None]:
+def _relayed(module: nn.Module, take: Take, shield: Shield, idle: Callable[[], bool]) -> Iterator[None]:
     from transformers.modeling_utils import AttentionInterface
 
     parts, seen = list(module.modules()), shield(lambda *args, **kwargs: take(_call(*args, **kwargs)))
+    taker = Taker(seen, idle)
     with _lock:
         for part in parts:
-            _takers.setdefault(id(part), []).append(seen)
-            vars(part)[_WATCHED] = True
+            _takers.setdefault(id(part), []).append(taker)
+            if id(part) not in _observers:
+                rest = functools.partial(_resting, id(part))
+                number, _observers[id(part)] = observer(part, _tell_traced, idle=rest)
+                vars(part)[_WATCHED] = (id(part), number)
     try:
         with replaced(AttentionInterface, "get_interface", _routed):
             yield
     finally:
         with _lock:
             for part in parts:
-                _takers[id(part)].remove(seen)
+                _takers[id(part)].remove(taker)
                 if not _takers[id(part)]:
-                    del _takers[id(part)]
+                    del _takers[id(part)], _observers[id(part)]
                     vars(part).pop(_WATCHED, None)
+
+
+def _resting(number: int) -> bool:
+    return all(taker.idle() for taker in _takers.get(number, ()))
 
 
 def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,15 +434,57 @@ def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if getattr(module, _WATCHED, False):  # of others the graph of torch.compile is not broken
-        _tell(name, module, *args, **kwargs)
+    target, number = getattr(module, _WATCHED, _NOBODY)  # copies have it from their originals
+    if target == id(module):
+        if torch.compiler.is_compiling() and not hasattr(_mask_of(*args, **kwargs), "mask_mod"):
+            _trace(name, number, *args, **kwargs)
+        else:
+            _tell(name, module, *args, **kwargs)
     return function(module, *args, **kwargs)
 
 
-@torch.compiler.disable  # traced, the code of a layer would be compiled again for the number of each module
+def _mask_of(query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **_: Any) -> Any:
+    return attention_mask
+
+
+def _trace(
+    name: str,
+    number: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: float | Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> None:
+    """Have the call told by an operator in the graph of torch.compile, which is not broken by it."""
+    if scaling is not None and not isinstance(scaling, Tensor):  # numbers are symbols where shapes are dynamic
+        scaling = torch.scalar_tensor(scaling, dtype=torch.float64)
+    given = {"query": query, "key": key, "attention_mask": attention_mask, "position_bias": position_bias}
+    causal, capped = None if is_causal is None else bool(is_causal), softcap is not None or s_aux is not None
+    given |= {"scaling": scaling, "sliding_window": sliding_window}
+    trace_call(number, (), given, f"({name!r}, {causal!r}, {capped!r})")
+
+
+def _tell_traced(module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name, causal, capped = ast.literal_eval(kwargs.pop("facts"))
+    _tell_all(name, module, value=None, is_causal=causal, softcap=1.0 if capped else None, **kwargs)
+
+
+@torch.compiler.disable
 def _tell(name: str, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    for seen in tuple(_takers.get(id(module), ())):
-        seen(name, module, *args, **kwargs)
+    _tell_all(name, module, *args, **kwargs)
+
+
+def _tell_all(name: str, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    for taker in tuple(_takers.get(id(module), ())):
+        taker.seen(name, module, *args, **kwargs)
 
 
 def _call(
@@ -423,7 +492,7 @@ def _call(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor | None,
     attention_mask: Any = None,
     *,
     scaling: float | Tensor | None = None,

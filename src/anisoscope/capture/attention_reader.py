@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention_call import Call, Shield, around_calls, as_it_is, replaced, watching
+from anisoscope.capture.attention_call import Call, Shield, around_calls, as_it_is, looks_up, replaced, watching
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Scores
 from anisoscope.capture.sites.block import rotary_functions
 from anisoscope.capture.sites.layout import StackPass
@@ -175,10 +175,22 @@ class AttentionReader:
                 for module in self._modules(model, "query"):
                     rotations = stack.enter_context(recorded_rotations(module)) if kinds & set(ROTARY_KINDS) else []
                     take = functools.partial(self._within, rotations=rotations)
-                    stack.enter_context(watching([module], take, self.shield))
+                    stack.enter_context(watching([module], take, self.shield, idle=self._resting))
             if kinds & set(CROSS_KINDS):
-                stack.enter_context(watching(self._modules(model, "cross_query"), self._across, self.shield))
+                modules = self._modules(model, "cross_query")
+                stack.enter_context(watching(modules, self._across, self.shield, idle=self._resting))
             yield
+
+    def _resting(self) -> bool:
+        return self.running.contexts is None
+
+    def read(self, model: nn.Module) -> dict[nn.Module, bool]:
+        """The attention modules that are observed, and whether a graph of torch.compile can tell of their calls."""
+        kinds = {site.kind for site in self.wanted if site.stack == self.running.stack.name}
+        own = self._modules(model, "query") if kinds & {*SELF_KINDS, *ROTARY_KINDS} else []
+        cross = self._modules(model, "cross_query") if kinds & set(CROSS_KINDS) else []
+        rotating = bool(kinds & set(ROTARY_KINDS))
+        return {part: looks_up(part) and not (rotating and part in own) for part in (*own, *cross)}
 
     def _modules(self, model: nn.Module, kind: str) -> list[nn.Module]:
         paths = dict.fromkeys(place.path for (_, k), place in self.running.stack.places.items() if k == kind)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
-from anisoscope.capture.graph_hook import ModuleHook, do_nothing
+from anisoscope.capture.graph_hook import do_nothing
 from anisoscope.capture.row import (
     Batch,
     Contexts,
@@ -42,7 +42,10 @@ from anisoscope.models.forward import (
     find_tensor,
     first_tensor,
     forward,
+    original,
+    uncompiled,
     unwrapped,
+    without_wrappers,
 )
 from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
 
@@ -103,6 +106,7 @@ class Capture:
         idle: Callable[[], bool] | None = None,
     ) -> None:
         layouts.refuse_unhookable(model)
+        model = original(model)
         self.model, self.sink, self.rule, self.watch, self.idle = model, sink, rows, watch, idle
         self._spread = sharded(model)  # over processes, which may look at the same contexts
         self._together = together(model) if self._spread else None
@@ -142,12 +146,16 @@ class Capture:
         self._edges: list[tuple[dict[str, Any], str, Any]] = []  # from the model to modules with hooks
         self._calls: dict[Site, ModuleCalls] = {}  # of named modules in the current pass
         self._packed: dict[Site, PackedSequence] = {}  # what a named module just returned
+        self._readers: list[AttentionReader] = []
         self._nesting: list[nn.TransformerEncoder] = []
         self._unnested = contextlib.ExitStack()  # restores the nested tensors of encoders after a pass
 
     def __enter__(self) -> Self:
         try:
-            self._attach()
+            if self.idle is None:  # in a graph that was compiled without hooks none is called
+                self._stack.enter_context(uncompiled(self.model))
+            with without_wrappers(self.model):
+                self._attach()
         except BaseException:
             self._stack.close()
             raise
@@ -214,9 +222,7 @@ class Capture:
         hint = "the modules were not called"
         if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
-        raise AnisoscopeError(
-            f"nothing was seen at {names}: {hint}, or the model was compiled before the hooks were attached."
-        )
+        raise AnisoscopeError(f"nothing was seen at {names}: {hint}.")
 
     def lost(self) -> list[str]:
         """The paths of modules that were replaced or taken out since the hooks were attached, or lost their hooks."""
@@ -230,7 +236,10 @@ class Capture:
         """Whether all hooks and modules are where they were; asked at every step, so without a walk along paths."""
         held = ((handle.hooks_dict_ref(), handle.id) for _, _, handle in self._hooked)
         there = all(hooks is not None and number in hooks for hooks, number in held)
-        return there and all(parts.get(name) is part for parts, name, part in self._edges)
+        return there and all(
+            (found := parts.get(name)) is part or (found is not None and original(found) is part)
+            for parts, name, part in self._edges
+        )
 
     def reattach(self) -> None:
         """Attach all hooks anew, to the modules that the model has now."""
@@ -248,6 +257,7 @@ class Capture:
         self._hooked.clear()
         self._edges.clear()
         self._passes.clear()
+        self._readers.clear()
 
     def _registered(self) -> Iterator[tuple[str, nn.Module, Any]]:
         """Path, module and function of every hook that is still registered."""
@@ -314,8 +324,8 @@ class Capture:
                 self._edges.append(edge)
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **_: Any) -> Any:
-        """The hook as it is registered; if the capture may be idle, it is kept out of the graph of torch.compile."""
-        return whole if self.idle is None else ModuleHook(module, torch.compiler.disable(whole))
+        """The hook as it is registered; captures of a training make one that may stand in a graph of torch.compile."""
+        return whole
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
@@ -367,6 +377,7 @@ class Capture:
             emit, encoder = functools.partial(self._emit, running=running), lambda: self._above
             reader = AttentionReader(running, self._wanted, emit, self._show, self.choice, encoder, self._shielded)
             self._stack.enter_context(reader.watching(self.model))
+            self._readers.append(reader)
         fixed = {Site(layer, kind, stack.name): place for (layer, kind), place in stack.fixed.items()}
         for site, place in {**fixed, Site(stack.depth, "final", stack.name): stack.final}.items():
             if site.kind in kinds:
@@ -600,7 +611,7 @@ def _length(contexts: Contexts) -> int:
 def _module_at(model: nn.Module, path: str) -> nn.Module | None:
     """The module at a path; None where there is none any more."""
     try:
-        return model.get_submodule(path)
+        return original(model.get_submodule(path))
     except AttributeError:
         return None
 

@@ -24,7 +24,7 @@ from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import evaluating, forward, unwrapped
+from anisoscope.models.forward import evaluating, forward, uncompiled, unwrapped
 from anisoscope.models.parallel import piece_of, plain, shard_again, sharded, together, without_gradients
 
 _PROBES: list[None] = []  # one entry per pass in progress
@@ -226,18 +226,13 @@ class Collector(KeptRows):
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, forked random state and the uncompiled forward; everything is restored afterwards."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
-    with torch.random.fork_rng(devices=devices), evaluating(model):
+    with torch.random.fork_rng(devices=devices), evaluating(model), uncompiled(model):
         _PROBES.append(None)
         try:
-            for module, _ in compiled:  # hooks do not fire in a graph that was compiled without them
-                module._compiled_call_impl = None
             yield
         finally:
             _PROBES.pop()
             shard_again(model)
-            for module, call in compiled:
-                module._compiled_call_impl = call
 
 
 def probing() -> bool:

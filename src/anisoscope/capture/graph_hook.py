@@ -5,8 +5,12 @@ a hook that is kept out of the graph cuts it in two. A `GraphHook` puts an opera
 calls the hook's action with the tensors whenever the graph runs; nothing of the action is compiled or guarded on.
 
 All but `arrived` state that they change a tensor, ORDER, which nobody reads: so they are neither dropped nor exchanged.
-`tap` returns a ticket, a number on the host; in the backward pass `arrived` finds by it who waits for the gradient, and
-states that it changes the gradient, which stays as it is.
+`tap` and `call` return a ticket, a number on the host; in the backward pass `arrived` finds by it who waits for the
+gradient, and states that it changes the gradient, which stays as it is. All are tagged as unsafe for CUDA graphs, whose
+replays call no Python: with them the compiler leaves the operators outside of what it records.
+
+Where activations are checkpointed inside a graph, its backward pass computes a block again, but for the operators: their
+tickets are saved for it (`_once`).
 
 Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
 training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
@@ -15,6 +19,7 @@ the positions and a ticket, a plain gather takes the rows of each site, and one 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -30,30 +35,21 @@ _NOTHING: dict[str, Any] = {}
 GradientAct = Callable[[Tensor], Any]
 
 _library = torch.library.Library("anisoscope", "DEF")
-_library.define("call(Tensor(a!) order, Tensor[] values, str names, int number, bool grad) -> ()")
-_library.define("tap(Tensor(a!) order, Tensor x, int number, bool grad, bool learns) -> Tensor")
-_library.define("choose(Tensor(a!) order, Tensor x, int number, int size) -> (Tensor, Tensor)")
-_library.define("keep(Tensor(a!) order, Tensor[] rows, int[] numbers, int[] learning, Tensor ticket) -> ()")
-_library.define("arrived(Tensor(a!) gradient, Tensor ticket, int number) -> ()")
+for _schema in (
+    "call(Tensor(a!) order, Tensor[] values, SymInt[] sizes, str names, str facts, int number, bool grad, bool learns)"
+    " -> Tensor",
+    "tap(Tensor(a!) order, Tensor x, int number, bool grad, bool learns) -> Tensor",
+    "choose(Tensor(a!) order, Tensor x, int number, int size) -> (Tensor, Tensor)",
+    "keep(Tensor(a!) order, Tensor[] rows, int[] numbers, int[] learning, Tensor ticket) -> ()",
+    "arrived(Tensor(a!) gradient, Tensor ticket, int number) -> ()",
+):
+    _library.define(_schema, tags=(torch.Tag.cudagraph_unsafe,))
 with torch.inference_mode(False):
     ORDER = torch.zeros(())
 _hooks: weakref.WeakValueDictionary[int, HookRecord] = weakref.WeakValueDictionary()
 _numbers, _tickets = itertools.count(), itertools.count()
 _waiting: weakref.WeakValueDictionary[int, Waiting | Chosen] = weakref.WeakValueDictionary()
 _current = threading.local()  # `graph`: whether an operator runs that begins a pass, `waiting`: of the one that runs
-
-
-class ModuleHook:
-    """A hook of one module; in copies and pickles of it, such as averaged weights, it does nothing."""
-
-    def __init__(self, module: nn.Module, act: Callable[..., Any]) -> None:
-        self.module, self.act = module, act
-
-    def __call__(self, called: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self.act(called, *args, **kwargs) if called is self.module else None
-
-    def __reduce__(self) -> Any:
-        return _left_behind, ()
 
 
 def _left_behind() -> Callable[..., None]:
@@ -69,9 +65,10 @@ class GraphHook(nn.Module):
 
     `act` is called as any hook; in a graph `inner` is called in its place, by default the same. It is given, with
     `pick`, the tensor that this finds in the arguments of the hook, else (module, args, kwargs): of a hook `before` the
-    call those of the module that are tensors, after it none. With `learns` it may ask for the gradient of that tensor
-    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. While `recomputing` the graph is
-    broken: an operator that changes a tensor cannot be recomputed.
+    call those of the module, tensors and whole numbers alone, after it none, or with `output` the tensors that this
+    names in the module's output. With `learns` it may ask for the gradient of the tensor, or of the first of an output
+    (`on_gradient`); whoever waits for one is kept in `waiting`, until that is cleared. With `keeps` it may keep what it
+    is given: a graph overwrites its tensors, so these are copies. Nothing is called while `idle()`.
 
     A hook with `rows` and the `site` that it is always at takes rows of its tensor in the graph, if that is the graph
     where the hook that `opens` them stands; one that `closes` them hands them over.
@@ -90,8 +87,10 @@ class GraphHook(nn.Module):
         pick: Callable[..., Tensor | None] | None = None,
         before: bool = False,
         learns: bool = False,
+        output: Callable[[Any], dict[str, Tensor]] | None = None,
+        keeps: bool = False,
+        idle: Callable[[], bool] | None = None,
         waiting: list[Any] | None = None,
-        recomputing: Recomputing | None = None,
         rows: GraphRows | None = None,
         site: Hashable = None,
         opens: GraphRows | None = None,
@@ -99,10 +98,12 @@ class GraphHook(nn.Module):
     ) -> None:
         super().__init__()
         self.number, self.target, self.pick, self.before, self.learns = next(_numbers), id(module), pick, before, learns
-        self.recomputing, self.rows, self.opens = (None if x is None else x.name for x in (recomputing, rows, opens))
+        self.output = output
+        self.rows, self.opens = (None if x is None else x.name for x in (rows, opens))
         self.closes = tuple(x.name for x in closes)
         act = torch.compiler.disable(act)  # outside of a graph it is not compiled either
         self.record = HookRecord(module, act, inner or act, [] if waiting is None else waiting, rows, site)
+        self.record.keeps, self.record.idle = keeps, idle
         self.record.ends = (*closes, *(() if opens is None else (opens,)))
         _hooks[self.number] = self.record
 
@@ -112,12 +113,13 @@ class GraphHook(nn.Module):
         if not torch.compiler.is_compiling():
             self.record.leave_graph()
             self.record.act(called, *args)
-        elif self.recomputing is not None and getattr(_held, self.recomputing).now:
-            self.record.act(called, *args)
         elif self.pick is None:
             for name in self.closes:
                 getattr(_held, name).close()
-            self._trace_call(*args if self.before else ())
+            if self.output is None:
+                trace_call(self.number, *args if self.before else ())
+            else:
+                self._trace_output(self.output(args[-1]))
             if self.opens is not None:
                 getattr(_held, self.opens).begin()
         else:
@@ -130,16 +132,62 @@ class GraphHook(nn.Module):
 
     def _trace_tap(self, x: Tensor) -> None:
         learns, grad = self.learns and x.requires_grad, torch.is_grad_enabled()
-        if self.rows is not None and grad and x.dim() == 3 and getattr(_held, self.rows).open:
+        if self.rows is not None and grad and x.dim() == 3 and not _nested_graph() and getattr(_held, self.rows).open:
             getattr(_held, self.rows).take(x, self.number, learns)
         else:
             tap(x, ORDER, self.number, grad, learns)
 
-    def _trace_call(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
-        tensors = {str(i): value.detach() for i, value in enumerate(args) if isinstance(value, Tensor)}
-        tensors |= {name: value.detach() for name, value in kwargs.items() if isinstance(value, Tensor)}
-        grad = torch.is_grad_enabled()
-        torch.ops.anisoscope.call(ORDER, list(tensors.values()), ",".join(tensors), self.number, grad)
+    def _trace_output(self, parts: dict[str, Tensor]) -> None:
+        names, grad = ",".join([f".{name}" for name in parts]), torch.is_grad_enabled()
+        learns = self.learns and bool(parts) and next(iter(parts.values())).requires_grad
+        tell(list(parts.values()), ORDER, names, self.number, grad, learns)
+
+
+def trace_call(number: int, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING, facts: str = "") -> None:
+    """Put the operator into a graph that calls an action with these arguments; `facts` is text that it gets, too."""
+    tensors: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    for i, value in enumerate(args):
+        _gather(str(i), value, tensors, sizes)
+    for name, value in kwargs.items():
+        _gather(f".{name}", value, tensors, sizes)
+    names, given = ",".join([*tensors, *sizes]), (list(tensors.values()), list(sizes.values()))
+    call(*given, ORDER, names, facts, number, torch.is_grad_enabled())
+
+
+def _gather(path: str, value: Any, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+    """Enter the tensors and whole numbers of an argument by path: `/` parts it, `.` is before the keys of mappings."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _gather(f"{path}/{i}", item, tensors, sizes)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _gather(f"{path}/.{name}", item, tensors, sizes)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        sizes[path] = value
+
+
+def _placed(named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments (args, kwargs) that were entered by path.
+
+    >>> _placed({"1": 5, ".x/.ids/0": 2, ".x/.ids/1": 3})
+    ((None, 5), {'x': {'ids': (2, 3)}})
+    """
+    inner: dict[str, dict[str, Any]] = {}
+    for path, value in named.items():
+        head, _, rest = path.partition("/")
+        inner.setdefault(head, {})[rest] = value
+    found = {head: parts[""] if "" in parts else _nested(parts) for head, parts in inner.items()}
+    numbered = {int(head): value for head, value in found.items() if head.isdecimal()}
+    args = tuple(numbered.get(i) for i in range(max(numbered, default=-1) + 1))
+    return args, {head[1:]: value for head, value in found.items() if head.startswith(".")}
+
+
+def _nested(parts: Mapping[str, Any]) -> Any:
+    args, kwargs = _placed(parts)
+    return kwargs or args
 
 
 @dataclass(eq=False)
@@ -153,12 +201,39 @@ class HookRecord:
     rows: GraphRows | None
     site: Any
     ends: tuple[GraphRows, ...] = ()  # which this hook opens or closes
+    keeps: bool = False
+    idle: Callable[[], bool] | None = None
+
+    def sleeps(self) -> bool:
+        return self.idle is not None and self.idle()
+
+    def call(self, act: Callable[[], Any], x: Tensor | None, *, grad: bool, learns: bool) -> Tensor:
+        """Call an action, which may wait for the gradient of x; the ticket of that."""
+        ticket, before, waiting = next(_tickets), getattr(_current, "waiting", None), Waiting(x, learns)
+        _current.waiting = waiting
+        try:
+            with torch.set_grad_enabled(grad):
+                act()
+        finally:
+            _current.waiting = before
+        if waiting.acts:
+            _waiting[ticket] = waiting
+            self.waiting.append(waiting)
+        return torch.tensor(ticket)
 
     def leave_graph(self) -> None:
         """Hand over what a graph that was broken left behind."""
         for rows in self.ends:
             if rows.open:
                 rows.close_outside()
+
+
+def observer(module: nn.Module, act: Callable[..., Any], *, idle: Callable[[], bool]) -> tuple[int, HookRecord]:
+    """An action (module, args, kwargs), given copies, for `trace_call` by number, as long as the record is kept."""
+    number, record = next(_numbers), HookRecord(module, act, act, [], None, None)
+    record.keeps, record.idle = True, idle
+    _hooks[number] = record
+    return number, record
 
 
 class Held:
@@ -179,23 +254,17 @@ class HeldObject:
         vars(_held).pop(self.name, None)
 
 
-class Recomputing(HeldObject):
-    """Whether one of these modules uses gradient checkpointing, when last looked."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        super().__init__()
-        self.parts = [part for part in parts if hasattr(part, "gradient_checkpointing")]
-        self.look()
-
-    def look(self) -> None:
-        self.now = any(part.gradient_checkpointing for part in self.parts)
-
-
 class Waiting:
     """Those who wait for the gradient of one activation of one pass."""
 
-    def __init__(self, learns: bool) -> None:
-        self.learns, self.acts = learns, list[GradientAct]()
+    def __init__(self, x: Tensor | None, learns: bool) -> None:
+        self.x, self.learns, self.acts = x, learns, list[GradientAct]()
+
+    def asked(self, x: Tensor, act: GradientAct) -> bool:
+        """Wait for the gradient of x; False where none comes, or x is another tensor."""
+        comes = self.learns and x is self.x
+        self.acts += [act] if comes else []
+        return comes
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
         for act in self.acts:
@@ -267,6 +336,31 @@ class GraphRows(HeldObject):
         self.close()
 
 
+def _nested_graph() -> bool:
+    """Whether what is traced becomes a graph inside another, such as a checkpointed block; constant in a graph.
+
+    Nothing that is kept while one is traced may be used in the other.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().output.current_tracer.parent is not None
+
+
+def _once(operator: Callable[..., Tensor], *args: Any) -> Tensor:
+    """The ticket of an operator of ours, which is not to run again where a block is computed again."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    if mode is None:
+        return operator(*args)
+    nodes = mode.tracer.graph.nodes
+    count, ticket = len(nodes), operator(*args)
+    for node in itertools.islice(reversed(nodes), len(nodes) - count):
+        for mark in ("recompute", "ac_graph_id"):  # of checkpointed blocks
+            node.meta.pop(mark, None)
+    return ticket
+
+
 def in_graph() -> bool:
     """Whether an operator of a graph runs."""
     return getattr(_current, "graph", False)
@@ -276,8 +370,7 @@ def on_gradient(x: Tensor, act: GradientAct) -> bool:
     """Have `act` called with the gradient of x when it comes; False where none will."""
     waiting: Waiting | None = getattr(_current, "waiting", None)
     if waiting is not None:
-        waiting.acts += [act] if waiting.learns else []
-        return waiting.learns
+        return waiting.asked(x, act)
     if x.requires_grad:
         x.register_hook(act)
     return x.requires_grad
@@ -285,9 +378,25 @@ def on_gradient(x: Tensor, act: GradientAct) -> bool:
 
 def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
     """Put the operator into a graph, and that of the gradient; dynamo does not look inside (`prepare_compile`)."""
-    ticket: Tensor = torch.ops.anisoscope.tap(order, x.detach(), number, grad, learns)
+    ticket = _once(torch.ops.anisoscope.tap, order, x.detach(), number, grad, learns)
     if learns:
         _await(x, ticket, number)
+    return ticket
+
+
+def call(
+    values: list[Tensor], sizes: list[int], order: Tensor, names: str, facts: str, number: int, grad: bool
+) -> Tensor:
+    """Put the operator that is given arguments into a graph."""
+    return _once(torch.ops.anisoscope.call, order, values, sizes, names, facts, number, grad, False)
+
+
+def tell(values: list[Tensor], order: Tensor, names: str, number: int, grad: bool, learns: bool) -> Tensor:
+    """Put the operator that is given an output into a graph, and that of the gradient of its first tensor."""
+    found = [value.detach() for value in values]
+    ticket = _once(torch.ops.anisoscope.call, order, found, [], names, "", number, grad, learns)
+    if learns:
+        _await(values[0], ticket, number)
     return ticket
 
 
@@ -325,45 +434,47 @@ def prepare_compile() -> None:
 
     A hook that is called between two graphs is not to be one of its own: no gradient would come to it.
     """
-    from torch._dynamo import eval_frame
+    from torch._dynamo import assume_constant_result, eval_frame
 
-    for function in (tap, choose, sample):
+    assume_constant_result(_nested_graph)
+    for function in (tap, call, tell, choose, sample):
         torch.compiler.allow_in_graph(function)
     if (skip := getattr(eval_frame, "skip_code", None)) is not None:
         skip(GraphHook.__call__.__code__)
 
 
 @torch.library.impl(_library, "call", "CompositeExplicitAutograd")
-def _call(order: Tensor, values: list[Tensor], names: str, number: int, grad: bool) -> None:
+def _call(
+    order: Tensor,
+    values: list[Tensor],
+    sizes: list[int],
+    names: str,
+    facts: str,
+    number: int,
+    grad: bool,
+    learns: bool,
+) -> Tensor:
     hook = _hooks.get(number)
-    if hook is None:
-        return
-    named = dict(zip(names.split(","), values, strict=True)) if names else {}
-    placed = {int(name): named.pop(name) for name in list(named) if name.isdecimal()}
-    args = tuple(placed.get(i) for i in range(max(placed, default=-1) + 1))
-    _current.graph = True
+    if hook is None or hook.sleeps():
+        return torch.tensor(-1)
+    values = [value.clone() for value in values] if hook.keeps else values
+    args, kwargs = _placed(dict(zip(names.split(","), [*values, *sizes], strict=True)) if names else {})
+    kwargs |= {"facts": facts} if facts else {}
+    before, _current.graph = in_graph(), True
     try:
-        with torch.set_grad_enabled(grad):
-            hook.inner(hook.module, args, named)
+        act, x = functools.partial(hook.inner, hook.module, args, kwargs), values[0] if learns else None
+        return hook.call(act, x, grad=grad, learns=learns)
     finally:
-        _current.graph = False
+        _current.graph = before
 
 
 @torch.library.impl(_library, "tap", "CompositeExplicitAutograd")
 def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
-    ticket, hook = next(_tickets), _hooks.get(number)
-    if hook is not None:
-        before, waiting = getattr(_current, "waiting", None), Waiting(learns)
-        _current.waiting = waiting
-        try:
-            with torch.set_grad_enabled(grad):
-                hook.inner(x)
-        finally:
-            _current.waiting = before
-        if waiting.acts:
-            _waiting[ticket] = waiting
-            hook.waiting.append(waiting)
-    return torch.tensor(ticket)
+    hook = _hooks.get(number)
+    if hook is None or hook.sleeps():
+        return torch.tensor(-1)
+    x = x.clone() if hook.keeps else x
+    return hook.call(functools.partial(hook.inner, x), x, grad=grad, learns=learns)
 
 
 @torch.library.impl(_library, "choose", "CompositeExplicitAutograd")
@@ -397,7 +508,8 @@ def _fake_choice(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tens
     return torch.empty(size, dtype=torch.int64, device=x.device), torch.empty((), dtype=torch.int64)
 
 
-for _name in ("call", "keep", "arrived"):
+for _name in ("keep", "arrived"):
     torch.library.register_fake(f"anisoscope::{_name}", lambda *_: None, lib=_library)
-torch.library.register_fake("anisoscope::tap", lambda *_: torch.empty((), dtype=torch.int64), lib=_library)
+for _name in ("call", "tap"):
+    torch.library.register_fake(f"anisoscope::{_name}", lambda *_: torch.empty((), dtype=torch.int64), lib=_library)
 torch.library.register_fake("anisoscope::choose", _fake_choice, lib=_library)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture import row
 from anisoscope.capture.capture import Arguments, Rule, Ruled
-from anisoscope.capture.graph_hook import Chosen, GraphHook, GraphRows, Recomputing, in_graph, rows_at
+from anisoscope.capture.graph_hook import Chosen, GraphRows, in_graph, rows_at
 from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass
 from anisoscope.capture.sites.site import Site
@@ -198,9 +198,7 @@ class SampledRows(StepCapture):
         kept: PositionChoice | None = None,
         report: Report | None = None,
     ) -> None:
-        self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         self._graphed: dict[str, GraphRows] = {}  # by stack
-        self._recomputing: Recomputing | None = None
         self._masks: dict[str, Fused | None] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
@@ -210,8 +208,6 @@ class SampledRows(StepCapture):
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
         self.batches, self._number, self.active, self.failed = [], 0, True, False
         self._start = step * _GOLDEN % 1.0
-        if self._recomputing is not None:
-            self._recomputing.look()
 
     def end(self) -> None:
         """Stop recording and hand over the passes that received gradients."""
@@ -221,17 +217,10 @@ class SampledRows(StepCapture):
             if seen.learned_from:
                 self.take(seen)
 
-    def drop(self) -> None:
-        """Stop recording and discard the passes, and whoever waits for their gradients."""
-        super().drop()
-        self._waiting.clear()
-
     # hooks
 
     def _attach(self) -> None:
         self._graphed.clear()
-        self._recomputing = Recomputing(list(self.model.modules()))
-        self._stack.callback(self._recomputing.remove)
         super()._attach()
 
     def _made(
@@ -249,8 +238,7 @@ class SampledRows(StepCapture):
         """`running` is the stack of a hook that always sees `site`; those begun and ended are told to a graph, too."""
         rows, opens = (None if of is None else self._in_graph(of) for of in (running, begun))
         words |= {"site": site, "rows": rows, "opens": opens, "closes": tuple(map(self._in_graph, ended))}
-        words["recomputing"] = self._recomputing
-        return GraphHook(module, whole, inner=self._shielded(act), waiting=self._waiting, **words)
+        return super()._made(module, whole, act, **words)
 
     def _in_graph(self, running: StackPass) -> GraphRows:
         """Where the hooks of a stack keep rows while a graph is traced."""

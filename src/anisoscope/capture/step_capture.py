@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import GraphHook, on_gradient, prepare_compile
 from anisoscope.capture.objective import LossReading, context_count, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import by_name, is_plain
+from anisoscope.models.forward import by_name, is_plain, original
 from anisoscope.models.parallel import rehearsing
 from anisoscope.numerics.hashing import half_of
 from anisoscope.results.modality import TEXT_DATA
@@ -150,6 +150,16 @@ def _checkpointed() -> bool:
     return False
 
 
+def _loss_parts(output: Any) -> dict[str, Tensor]:
+    """What is read of an output to know the scale of its loss, the loss first; nothing where it has none."""
+    loss, mask = output_part(output, "loss"), output_part(output, "mask")
+    if not isinstance(loss, Tensor):
+        return {}
+    found, logits = {"loss": loss}, output_part(output, "logits")
+    found |= {"logits": logits} if isinstance(logits, Tensor) else {}
+    return found | ({"mask": mask} if isinstance(mask, Tensor) else {})
+
+
 def _raised(error: Exception) -> None:
     raise error
 
@@ -181,12 +191,32 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
             vars(module).pop("forward", None)
 
 
+def trace_top(model: nn.Module) -> None:
+    """Have what torch.compile wrapped around a model trace the hooks of the model itself, not only of its parts."""
+    if original(model) is not model and callable(begin := getattr(model, "_initialize", None)):
+        import torch._dynamo as dynamo
+
+        with dynamo.config.patch(wrap_top_frame=True):
+            begin()
+
+
+@contextlib.contextmanager
+def kept_out(module: nn.Module) -> Iterator[None]:
+    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there."""
+    before = module._compiled_call_impl
+    module._compiled_call_impl = torch.compiler.disable(module._call_impl)  # copies of the module do not have it
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = before
+
+
 class StepCapture(Capture, ABC):
     """A capture that stays on a model for a whole training run and does nothing until a step is to be measured.
 
-    It must be attached before torch.compile, is kept out of the compiled graph, and is its own sink. An error in a hook
-    goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go on;
-    what `report` raises goes through them.
+    Its hooks stand in the graphs of torch.compile and do not break them (`graph_hook`); it is its own sink. An error in
+    a hook goes to `report` and gives the step up (`failed`), so that the forward and backward passes of the training go
+    on; what `report` raises goes through them.
     """
 
     batches: list[Any]  # the passes of the current step
@@ -203,14 +233,16 @@ class StepCapture(Capture, ABC):
         report: Report | None = None,
     ) -> None:
         self.report, self.failed = report or _raised, False
+        self._waiting: list[Any] = []  # in a graph: for gradients of the current step
         both = [*sites, *extra]  # those in `extra` get no gradients
         words: dict[str, Any] = {"layout": layout, "watch": self._watch, "idle": self._idle, "rows": rows}
         super().__init__(model, both, self, **words, **(kept.options() if kept is not None else {}))
         self.learning, self.batches, self.active = set(sites), [], False
 
     def drop(self) -> None:
-        """Stop recording and discard the passes."""
+        """Stop recording and discard the passes, and whoever waits for their gradients."""
         self.batches, self.active = [], False
+        self._waiting.clear()
 
     def _shielded(self, act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
@@ -235,7 +267,14 @@ class StepCapture(Capture, ABC):
 
     def _attach(self) -> None:
         super()._attach()
-        self._stack.enter_context(known_to_compile({id(module): module for _, module, _ in self._hooked}.values()))
+        read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
+        for part in (part for part, traced in read.items() if not traced):
+            self._stack.enter_context(kept_out(part))
+        self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
+
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
+        words |= {"waiting": self._waiting, "idle": lambda: not self.active}
+        return GraphHook(module, whole, inner=self._shielded(act), **words)
 
     @abstractmethod
     def rows(self, rows: Rows) -> None: ...
@@ -258,8 +297,16 @@ class StepCapture(Capture, ABC):
                 "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
         batch = self.batches[-1]
-        comes = on_gradient(activation, self._shielded(lambda g: batch.receive(site, rows_of(g))))
-        if comes:
+
+        def arrived(g: Tensor | None) -> None:
+            if g is None:  # an output of a graph, which uses it itself as well
+                raise AnisoscopeError(
+                    f"site {site} is the output of a compiled graph, inside of which its gradient stays; compile the "
+                    "whole model inside `with Monitor(…)`, or give the monitor what torch.compile returned."
+                )
+            batch.receive(site, rows_of(g))
+
+        if on_gradient(activation, self._shielded(arrived)):
             batch.awaited.add(site)
         else:
             batch.unreached.append(site)
@@ -302,6 +349,13 @@ class LiveGradients(StepCapture):
     def _idle(self) -> bool:
         return super()._idle() or rehearsing()
 
+    def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
+        words = {name: words[name] for name in ("pick", "before", "learns")} | {"keeps": True}
+        if act == self._end:
+            words |= {"output": _loss_parts, "learns": True}
+        return super()._made(module, whole, act, **words)
+
+
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
             more, real = by_rule(self.rule, args, kwargs)
@@ -315,7 +369,11 @@ class LiveGradients(StepCapture):
             return
         batch = self.batches[-1]
         loss = output_part(output, "loss")
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
+
+        def arrived(g: Tensor) -> None:
+            batch.seed = float(g)
+
+        if not isinstance(loss, Tensor) or not on_gradient(loss, self._shielded(arrived)):
             return
         if self.scaled and batch.labels is not None and batch.has_targets():
             try:
@@ -328,11 +386,6 @@ class LiveGradients(StepCapture):
         elif self.scaled and batch.labels is None and self._tokenless(batch):
             batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
-
-        def arrived(g: Tensor) -> None:
-            batch.seed = float(g)
-
-        loss.register_hook(self._shielded(arrived))
 
     def _tokenless(self, batch: MicroBatch) -> bool:
         """Whether the model read sounds, pictures or other numbers, and no tokens."""
@@ -386,4 +439,5 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
             if rows.g is not None:
                 each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
                 found[site] = replace(rows, g=rows.g * each[:, None])
-    return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
+    unreached = [*batch.unreached, *sorted(batch.awaited - batch.gradients.keys())]
+    return GradientPass(found, tokens=batch.tokens(), unreached=unreached)

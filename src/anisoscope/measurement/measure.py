@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.models.forward import input_device
+from anisoscope.models.forward import input_device, original
 from anisoscope.models.load import load_model
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
@@ -83,6 +83,7 @@ def measure(
             f"{what} is for models given by name, and this is a {type(model).__name__}; give it batches as its forward "
             "takes them, such as dicts with input_ids and attention_mask."
         )
+    model = original(model)
     if hasattr(batches, "keys") or (isinstance(batches, Tensor) and batches.dim() == 2):
         batches = [batches]
     requests = parse_requests(metrics)

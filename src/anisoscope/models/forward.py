@@ -49,6 +49,36 @@ def original(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made something of a model or of a part of it."""
+    return any(original(part) is not part or part._compiled_call_impl is not None for part in model.modules())
+
+
+@contextlib.contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a model and its parts as they are, also where they were compiled; what was compiled stays."""
+    with torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def without_wrappers(model: nn.Module) -> Iterator[None]:
+    """Put the parts of a model in the places of what torch.compile wrapped around them, for a while."""
+    wrapped = [
+        (parent._modules, name, part)
+        for parent in model.modules()
+        for name, part in parent._modules.items()
+        if part is not None and original(part) is not part
+    ]
+    try:
+        for parts, name, part in wrapped:
+            parts[name] = original(part)
+        yield
+    finally:
+        for parts, name, part in wrapped:
+            parts[name] = part
+
+
 def _parallel_part(model: nn.Module) -> nn.Module | None:
     """The module inside a data-parallel wrapper, or inside an engine of DeepSpeed; None for any other model."""
     inner, name = getattr(model, "module", None), type(model).__name__
@@ -66,10 +96,12 @@ def trained_module(model: nn.Module) -> nn.Module:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside data-parallel and adapter wrappers."""
+    """The model inside wrappers of torch.compile, of data-parallel training and of adapters."""
     while True:
         if (inner := _parallel_part(model)) is not None:
             model = inner
+        elif (inside := original(model)) is not model:
+            model = inside
         elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
             model = model.get_base_model()  # type: ignore[operator]
         else:

@@ -33,7 +33,7 @@ from anisoscope.capture.row import PositionChoice
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.stage import find_stage
-from anisoscope.capture.step_capture import LiveGradients, LossScale
+from anisoscope.capture.step_capture import LiveGradients, LossScale, trace_top
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks
@@ -157,6 +157,7 @@ class Monitor:
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
             refuse_unhookable(model)
+            trace_top(model)
         self.model = trained_module(model)
         self.when = as_schedule(when) if when is not None else log_spaced(total_steps)
         self.total_steps = total_steps if total_steps is not None else getattr(self.when, "total", None)

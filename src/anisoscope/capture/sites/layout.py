@@ -27,7 +27,7 @@ from anisoscope.capture.sites.family import OTHER, REFUSED, Family, family_of
 from anisoscope.capture.sites.named_module import named_sites, shown_names
 from anisoscope.capture.sites.site import ROTARY_KINDS, SELF_KINDS, Site, check_kinds, names_of
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, attends, modality_of, unwrapped
+from anisoscope.models.forward import CONTENT, attends, modality_of, original, unwrapped, without_wrappers
 
 _NAMES = re.compile(
     r"^(cls|class|dist|distill|distillation|reg|register|registers|storage|det|detection)_?(tokens?|embeddings?|emb)$"
@@ -189,15 +189,22 @@ def find_layout(model: nn.Module, modules: Sequence[str] | str | None = None) ->
 
     With `modules`, names or patterns, those are looked at in place of sites; any model has them.
     """
-    refuse_compiled(model)
-    if modules is not None:
-        named = tuple(named_sites(model, names_of(modules) or []).values())
-        if not named:
-            raise AnisoscopeError(f"modules= names nothing; name some of {shown_names(model)}.")
-        known: tuple[Stack, ...] = ()
-        with contextlib.suppress(AnisoscopeError):  # of a known model, modules have the positions of their stack
-            known = find_layout(model).stacks
-        return Layout(type(unwrapped(model)).__name__, known, modules=named)
+    model = original(model)
+    with without_wrappers(model):
+        return _find_layout(model) if modules is None else _named_layout(model, modules)
+
+
+def _named_layout(model: nn.Module, modules: Sequence[str] | str) -> Layout:
+    named = tuple(named_sites(model, names_of(modules) or []).values())
+    if not named:
+        raise AnisoscopeError(f"modules= names nothing; name some of {shown_names(model)}.")
+    known: tuple[Stack, ...] = ()
+    with contextlib.suppress(AnisoscopeError):  # of a known model, modules have the positions of their stack
+        known = _find_layout(model).stacks
+    return Layout(type(unwrapped(model)).__name__, known, modules=named)
+
+
+def _find_layout(model: nn.Module) -> Layout:
     kind, called = getattr(_config(model), "model_type", ""), type(unwrapped(model)).__name__
     if kind in REFUSED:
         raise AnisoscopeError(f"{called} has no sites: {REFUSED[kind]}; name modules with modules=[…].")
@@ -221,24 +228,12 @@ def pool_fits(model: nn.Module, pool: str, layout: Layout | None = None) -> bool
 
 
 def refuse_unhookable(model: nn.Module) -> None:
-    """Raise an error for a model that no hook can look into: one without a forward, or compiled before."""
+    """Raise an error for a model that no hook can look into: one without a forward."""
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
         raise AnisoscopeError(
             f"{type(model).__name__} has no forward, so nothing can be run through it; give one that has, such "
             "as the model that holds it."
         )
-    refuse_compiled(model)
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raise an error for a compiled model, because hooks added after torch.compile never fire."""
-    for path, module in model.named_modules():
-        inside = getattr(module, "_compiled_call_impl", None) is not None
-        if inside or type(module).__name__ == "OptimizedModule":
-            raise AnisoscopeError(
-                f"{path or 'the model'} is compiled, and hooks attached after torch.compile never fire; give the "
-                "original (model._orig_mod, or the model before .compile()), or attach before compiling."
-            )
 
 
 def _config(model: nn.Module) -> Any:

@@ -137,8 +137,7 @@ class Analysis:
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if rows.unreached:
             names = ", ".join(site.name or str(site) for site in sorted(rows.unreached))
-            unused = ", or the loss does not use it" if any(site.name for site in rows.unreached) else ""
-            self.note(f"no gradient reaches {names}: what lies before is frozen{unused}")
+            self.note(f"no gradient reaches {names}: what lies before is frozen, or the loss does not depend on it")
         records = study.measure(rows)
         if study.counts is not None:
             entropies = {"unigram_entropy": unigram_entropy(study.counts)}
