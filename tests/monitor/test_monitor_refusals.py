@@ -86,18 +86,35 @@ def outside(model: nn.Module) -> None:
     exact_loss(logits, batch["labels"]).backward()
 
 
-def test_a_loss_from_outside_the_model_needs_to_be_explained() -> None:
-    with pytest.raises(AnisoscopeError, match=r"took no part in the backward pass.*loss=\"mean\""):
-        live_step(outside)
-    with pytest.raises(AnisoscopeError, match="needs tokens="):
-        live_step(outside, loss="mean")
-    with pytest.raises(AnisoscopeError, match="expected auto, mean or sum"):
-        live_step(outside, loss="average")
+def smoothed(model: nn.Module) -> None:
+    batch = probe_of("gpt2")
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    targets = batch["labels"][:, 1:].flatten()
+    nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORED, label_smoothing=0.1).backward()
+
+
+PLACE = {"metric": "gradient_energy", "layer": 2, "group": "", "variant": f"batch=live;{MAIN}"}
+
+
+def test_the_scale_of_a_cross_entropy_from_outside_the_model_is_read() -> None:
+    wanted = live_step(lambda model: model(**probe_of("gpt2")).loss.backward())
     tokens = int((probe_of("gpt2")["labels"][:, 1:] != IGNORED).sum())
-    explained = live_step(outside, loss="mean", tokens=tokens).table
-    wanted = live_step(lambda model: model(**probe_of("gpt2")).loss.backward()).table
-    place = {"metric": "gradient_energy", "layer": 2, "group": "", "variant": f"batch=live;{MAIN}"}
-    assert explained.value(**place) == pytest.approx(wanted.value(**place), rel=1e-4)
+    for said in ({}, {"loss": "own"}, {"loss": "mean", "tokens": tokens}):
+        found = live_step(outside, **said)
+        assert found.table.value(**PLACE) == pytest.approx(wanted.table.value(**PLACE), rel=1e-4)
+        assert not found.notes
+
+
+def test_any_other_loss_from_outside_the_model_needs_to_be_explained() -> None:
+    with pytest.raises(AnisoscopeError, match=r"took no part in the backward pass.*loss=\"mean\".*loss=\"own\""):
+        live_step(smoothed)
+    with pytest.raises(AnisoscopeError, match="needs tokens="):
+        live_step(smoothed, loss="mean")
+    with pytest.raises(AnisoscopeError, match="expected auto, mean, sum or own"):
+        live_step(smoothed, loss="average")
+    own, summed = (live_step(smoothed, loss=loss) for loss in ("own", "sum"))
+    assert own.table.value(**PLACE) == summed.table.value(**PLACE)
+    assert any("no cross-entropy of tokens" in note for note in own.notes) and not summed.notes
 
 
 def test_a_probe_of_one_context_is_refused() -> None:

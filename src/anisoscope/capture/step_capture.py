@@ -1,7 +1,8 @@
 """Activations and gradients of the user's own training step, read by hooks that change nothing.
 
 Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
-scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
+scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned, or can
+be read from those that arrive at its logits (token_loss.py).
 
 `LiveGradients` keeps all rows of the steps that are to be measured; sampled_rows.py takes some rows of every step.
 
@@ -28,6 +29,7 @@ from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.token_loss import TokenWeight, shifted_log_probabilities, watch_tokens
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name
 from anisoscope.numerics.hashing import half_of
@@ -62,6 +64,8 @@ class MicroBatch(StepPass):
     real: Tensor | None = None  # which positions are data [B, T], if a rule states it
     shared: bool = True  # whether the loss is divided by num_items_in_batch, if that is given
     read: LossReading | None = None  # of a model that predicts no tokens, how its loss is reduced
+    unread: AnisoscopeError | None = None  # why the scale of the model's own loss is not known
+    weight: TokenWeight | None = None  # of each token in a loss that was computed outside the model, if that is known
 
     def feed(self, sink: Sink) -> None:
         """Send the recorded rows and scores to a sink; delayed until gradients show that the pass was training."""
@@ -88,6 +92,8 @@ class MicroBatch(StepPass):
         """The number of tokens, or other units, that the loss is over."""
         if self.read is not None:
             return self.read.units
+        if self.seed is None and self.weight is not None:
+            return self.weight.tokens
         given = self.arguments.get("num_items_in_batch")
         if given is not None and self.shared:
             return int(given)
@@ -102,20 +108,41 @@ class MicroBatch(StepPass):
 class LossScale:
     """How a training loop scales its loss: mean or sum over the tokens of a micro-batch, and a factor."""
 
-    loss: str  # auto, mean or sum
+    loss: str  # auto, mean, sum or own
     tokens: int | None
     scale: float
 
+    def factors(self, batches: Sequence[MicroBatch], *, step: int) -> tuple[list[float], bool]:
+        """The factor of each micro-batch, and whether gradients are left as they are: those of the training's own loss.
+
+        That is done for all of them or for none, since they are compared with each other.
+        """
+        if self.loss == "own" and any(batch.gradients and not self.readable(batch) for batch in batches):
+            return [1.0 / self.scale] * len(batches), True
+        return [self.factor(batch, step=step) for batch in batches], False
+
+    @staticmethod
+    def readable(batch: MicroBatch) -> bool:
+        """Whether it is known what the loss of each token was multiplied by; also if it has no target at all."""
+        if batch.seed is None:
+            return batch.weight is not None or not batch.has_targets()
+        return batch.unread is None and bool(batch.tokens())
+
     def factor(self, batch: MicroBatch, *, step: int) -> float:
         """The factor that turns the gradients of a micro-batch into gradients of the summed loss."""
-        if self.loss not in ("auto", "mean", "sum"):
-            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
-        if self.loss == "auto":
+        if self.loss not in ("auto", "mean", "sum", "own"):
+            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean, sum or own.")
+        if self.loss in ("auto", "own"):
+            if batch.seed is not None and batch.unread is not None:
+                raise batch.unread
+            if batch.seed is None and (batch.weight is not None or not batch.has_targets()):
+                return 1.0 if batch.weight is None else 1.0 / batch.weight.each  # without a target all gradients are 0
             if batch.seed is None or not batch.tokens():
                 raise AnisoscopeError(
-                    f"the loss that the model returned took no part in the backward pass of step {step}, so the scale "
-                    'of its gradients is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
-                    "give a held-out probe= instead."
+                    f"the loss that the model returned took no part in the backward pass of step {step}, and the "
+                    "gradients at its logits are not those of a cross-entropy of tokens, so their scale is not known; "
+                    'say monitor.step(i, loss="mean", tokens=n), loss="sum", or loss="own" for a loss of any other '
+                    "kind, or give a held-out probe= instead."
                 )
             return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
         if self.loss == "mean" and not self.tokens:
@@ -283,16 +310,21 @@ class LiveGradients(StepCapture):
         if self._idle() or not self.batches:
             return
         batch = self.batches[-1]
+        if self.scaled:
+            self._watch_tokens(output, batch)
         loss = output_part(output, "loss")
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
         if self.scaled and batch.labels is not None and batch.has_targets():
             try:
                 batch.reading, batch.shared = self._find(output, batch, batch.labels)
-            except AnisoscopeError:
-                if not self._tokenless(batch):
-                    raise
-                batch.read = read_loss(self.model, output, batch.arguments)
+            except AnisoscopeError as error:
+                if self._tokenless(batch):
+                    batch.read = read_loss(self.model, output, batch.arguments)
+                elif (shifted := shifted_log_probabilities(output, batch.labels)) is not None:
+                    batch.reading = LabelConvention(shifted)
+                else:
+                    batch.unread = error  # which matters only if this loss is the one that is learned from
         elif self.scaled and batch.labels is None and self._tokenless(batch):
             batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
@@ -301,6 +333,12 @@ class LiveGradients(StepCapture):
             batch.seed = float(g)
 
         loss.register_hook(self._shielded(arrived))
+
+    def _watch_tokens(self, output: Any, batch: MicroBatch) -> None:
+        def arrived(weight: TokenWeight | None) -> None:
+            batch.weight = weight
+
+        watch_tokens(output, arrived, shield=self._shielded)
 
     def _tokenless(self, batch: MicroBatch) -> bool:
         """Whether the model read sounds, pictures or other numbers, and no tokens."""
@@ -345,7 +383,7 @@ class LiveGradients(StepCapture):
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
-    contexts = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
+    contexts = None if half is None else _halves(batch).eq(half)
     read: dict[str, Any] = {"labels": batch.labels, "reading": batch.reading, "contexts": contexts}
     found = site_rows(sites, batch.rows, batch.gradients, **read)
     if batch.read is not None and (weights := batch.read.by_context) is not None:
@@ -354,3 +392,17 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
                 each = weights.to(rows.g)[rows.index.keep.to(rows.g.device) // max(1, rows.index.length)]
                 found[site] = replace(rows, g=rows.g * each[:, None])
     return GradientPass(found, tokens=batch.tokens(), unreached=list(batch.unreached))
+
+
+def _halves(batch: MicroBatch) -> Tensor:
+    """The half [B] of each context: that to fit on, or that to test on."""
+    halves = half_of(row.original_contexts(batch.arguments, real=batch.real))
+    ids, labels, pairs = batch.arguments.get("input_ids"), batch.labels, len(halves) // 2
+    if not isinstance(ids, Tensor) or labels is None or labels.shape != ids.shape or len(halves) != 2 * pairs:
+        return halves
+    # preferred and rejected answers to the same prompts: rows of a prompt are those of both, and must be in one half
+    asked = (labels == gradient_pass.IGNORED).long().cumprod(1).bool()
+    prompts = ids.masked_fill(~asked, -1)
+    if pairs and bool(asked[:, 0].all()) and torch.equal(prompts[:pairs], prompts[pairs:]):
+        return halves[:pairs].repeat(2)
+    return halves

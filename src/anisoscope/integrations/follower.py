@@ -107,7 +107,7 @@ class Follower:
         if not self.running or self.monitor is None:
             return
         self.drop_step()
-        opened = self.monitor.step(step)
+        opened = self.monitor.step(step, loss="own")  # the loss is the trainer's: its user has no say in the step
         with self._abandon_on_error():
             opened.__enter__()
         self._step = opened

@@ -49,6 +49,12 @@ from anisoscope.tangent.tables import weight_gradients
 from anisoscope.tangent.tangent_study import TangentStudy
 
 
+OWN_LOSS = (
+    "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
+    "it is, not of a sum over tokens"
+)
+
+
 def stream_kinds(layout: Layout) -> list[str]:
     """Embedding, blocks and final norm; in a model without attention its stages in place of the blocks."""
     staged = "stage" in layout.kinds and not set(layout.kinds) & set(ATTENTION_KINDS)
@@ -142,8 +148,10 @@ class Instruments:
         for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
-        for batch in learned:
-            factor = 1.0 if study is None else scale.factor(batch, step=step)
+        factors, own = ([1.0] * len(learned), False) if study is None else scale.factors(learned, step=step)
+        if own:
+            self.note(OWN_LOSS)
+        for batch, factor in zip(learned, factors, strict=True):
             if bank is not None:
                 batch.feed(bank)
             if study is not None:
