@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from anisoscope.capture.token_loss import TokenWeight, shifted_log_probabilities, watch_tokens
 
@@ -27,7 +27,7 @@ def told(loss: Any, *, dtype: torch.dtype = torch.float32, name: str = "logits")
 
 
 def cross_entropy(z: Tensor, **options: Any) -> Tensor:
-    return F.cross_entropy(z[:, :-1].float().flatten(0, 1), LABELS[:, 1:].flatten(), **options)
+    return functional.cross_entropy(z[:, :-1].float().flatten(0, 1), LABELS[:, 1:].flatten(), **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -49,7 +49,7 @@ def test_the_weight_of_a_token_is_read_at_the_logits(dtype: torch.dtype, factor:
         lambda z: -cross_entropy(z),
         lambda z: z.square().mean(),
         lambda z: cross_entropy(z) * 0,
-        lambda z: F.cross_entropy(z[0, :1], IDS[0, :1]) + 2 * F.cross_entropy(z[1, :1], IDS[1, :1]),
+        lambda z: functional.cross_entropy(z[0, :1], IDS[0, :1]) + 2 * functional.cross_entropy(z[1, :1], IDS[1, :1]),
     ],
     ids=["smoothed", "weighted", "tempered", "negative", "squares", "nothing", "two weights"],
 )
@@ -71,12 +71,12 @@ def test_the_weight_of_a_token_is_read_at_log_probabilities() -> None:
     weight = told(lambda logps: -(logps * chosen).sum() / 7, name="log_probs")
     assert weight is not None and weight.tokens == 20 and weight.each == pytest.approx(1 / 7)
     signs = torch.tensor([1.0, 1.0, -1.0, -1.0])[:, None]
-    assert told(lambda logps: -F.logsigmoid((logps * signs).sum()), name="log_probs") is None
+    assert told(lambda logps: -functional.logsigmoid((logps * signs).sum()), name="log_probs") is None
 
 
 def test_log_probabilities_explain_the_loss_they_are_of() -> None:
     targets = LABELS[:, 1:]
-    logps = -F.cross_entropy(Z[:, :-1].flatten(0, 1), targets.flatten(), reduction="none").view(4, 8)
+    logps = -functional.cross_entropy(Z[:, :-1].flatten(0, 1), targets.flatten(), reduction="none").view(4, 8)
     loss = -logps.sum() / 24
     assert shifted_log_probabilities({"log_probs": logps, "loss": loss}, LABELS) is True
     assert shifted_log_probabilities({"log_probs": logps, "loss": loss * 1.1}, LABELS) is None

@@ -22,8 +22,8 @@ from anisoscope.capture.step_capture import LiveGradients, MicroBatch
 from anisoscope.errors import UnusableFolder
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.integrations.lightning import MonitorCallback as LightningCallback
-from anisoscope.monitor.guard import MonitorWarning
 from anisoscope.monitor import saved_state
+from anisoscope.monitor.guard import MonitorWarning
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.tangent.tangent_study import TangentStudy
 from support.trainings import fit, gpt2, hooks_of, make_trainer, monitor_options, probe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
@@ -42,9 +42,9 @@ def followed(kind: str, out: Path, **options: Any) -> tuple[Any, MonitorCallback
     return trainer, callback, batches[: options.get("gradient_accumulation_steps", 2)]
 
 
-def unwatched(kind: str, out: Path) -> int:
+def unwatched(kind: str, out: Path, **options: Any) -> int:
     """How many hooks the trainer itself leaves on a model."""
-    trainer = trl_trainer(kind, out, max_steps=1)
+    trainer = trl_trainer(kind, out, **options)
     trainer.train()
     return hooks_of(trainer.model)
 
@@ -76,7 +76,7 @@ def dpo(batch: dict[str, Tensor], *, micro_batches: int, beta: float = 0.1, refe
     with torch.no_grad():
         expected, _ = log_probabilities(fixed, batch, labels)
     chosen, rejected = (logps - expected).sum(1).chunk(2)
-    return gradients(-F.logsigmoid(beta * (chosen - rejected)).mean() / micro_batches, hidden)
+    return gradients(-functional.logsigmoid(beta * (chosen - rejected)).mean() / micro_batches, hidden)
 
 
 def assert_rows_are(seen: StepRows, wanted: list[Tensor], batches: list[dict[str, Tensor]]) -> None:
@@ -102,7 +102,7 @@ def test_fine_tuning_is_measured_by_the_summed_loss_of_its_answers(
     )
     assert_rows_are(seen[0], [summed_sft(batch) for batch in batches], batches)
     assert callback.monitor is not None and not callback.monitor.notes
-    assert hooks_of(trainer.model) == unwatched("sft", tmp_path)
+    assert hooks_of(trainer.model) == unwatched("sft", tmp_path, gradient_accumulation_steps=accumulate)
 
 
 def test_a_loss_over_all_tokens_or_weighted_by_itself_is_told_apart(tmp_path: Path, seen: list[StepRows]) -> None:

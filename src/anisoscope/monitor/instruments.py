@@ -48,7 +48,6 @@ from anisoscope.tangent.proxy import StepRows, take
 from anisoscope.tangent.tables import weight_gradients
 from anisoscope.tangent.tangent_study import TangentStudy
 
-
 OWN_LOSS = (
     "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
     "it is, not of a sum over tokens"
