@@ -84,7 +84,7 @@ def assert_rows_are(seen: StepRows, wanted: list[Tensor], batches: list[dict[str
     site = next(s for s in seen.test if s.layer == 1 and s.kind == "resid")
     parts = seen.test[site]
     assert len(parts) == len(wanted) == len(batches)
-    assert sum(len(rows.index.keep) for rows, _ in parts) > 50
+    assert sum(len(rows.index.keep) for rows, _ in parts) > 30
     for (rows, factor), g, batch in zip(parts, wanted, batches, strict=True):
         assert rows.g is not None and bool(batch["attention_mask"].flatten()[rows.index.keep].all())
         found = rows.g.double() * factor
