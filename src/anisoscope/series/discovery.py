@@ -281,7 +281,8 @@ def _several(models: Sequence[str], architecture: str | None, *, inner: bool = F
     places: list[int | None] = steps if timed else list(range(len(given)))
     specs = [one.spec for one in given]
     found = [Checkpoint(*each) for each in zip(specs, places, labels, strict=True)]
-    return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models), given=True), notes, timed)
+    name = _common([stage.name for stage in stages] if len(stages) > 1 and timed else labels)
+    return CheckpointSeries(name, _ordered(found, ", ".join(models), given=True), notes, timed)
 
 
 @dataclass(frozen=True)
