@@ -18,7 +18,7 @@ LABELS = torch.where(torch.arange(9) < 3, -100, IDS)
 
 def told(loss: Any, *, dtype: torch.dtype = torch.float32, name: str = "logits") -> TokenWeight | None:
     found: list[TokenWeight | None] = []
-    output = Z.to(dtype).requires_grad_() * 1
+    output = Z.detach().clone().to(dtype).requires_grad_() * 1
     values = output if name == "logits" else output[..., 0]
     watch_tokens({name: values}, found.append, shield=lambda act: act)
     loss(values).backward()
@@ -57,8 +57,17 @@ def test_a_loss_of_another_kind_is_not_taken_for_one(loss: Any) -> None:
     assert told(loss) is None
 
 
+def test_smoothing_is_told_from_a_plain_loss_also_in_an_untrained_model() -> None:
+    flat = (Z.detach() * 0.05).requires_grad_()
+    for smoothing, known in ((0.1, False), (0.0, True)):
+        found: list[Any] = []
+        watch_tokens({"logits": (z := flat * 1)}, found.append, shield=lambda act: act)
+        cross_entropy(z, label_smoothing=smoothing).backward()
+        assert (found[0] is not None) == known
+
+
 def test_a_token_that_is_predicted_already_counts_and_misleads_nothing() -> None:
-    sure = Z.clone()
+    sure = Z.detach().clone()
     sure[0, 4] = torch.where(torch.arange(50) == IDS[0, 5], 60.0, 0.0)
     found: list[Any] = []
     watch_tokens({"logits": (z := sure.requires_grad_() * 1)}, found.append, shield=lambda act: act)

@@ -19,6 +19,7 @@ from torch import Tensor
 from anisoscope.capture.objective import CLOSE, IGNORED, logits_of, output_part
 
 _LOOKED_AT = 64  # tokens whose logits are compared with their gradients
+_EXACT = 1e-4  # relative difference that float32 may cause; a smoothed loss of an untrained model is further away
 _LEAST = 1e-3  # a gradient this much smaller than the largest one is of a token that is predicted already
 
 
@@ -61,7 +62,7 @@ def _of_log_probabilities(g: Tensor) -> TokenWeight | None:
     if not len(counted):
         return None
     each = -counted.mean()
-    same = (counted + each).abs().max() <= CLOSE * each.abs()
+    same = (counted + each).abs().max() <= _tolerance(g) * each.abs()
     return TokenWeight(float(each), len(counted)) if bool(same & (each > 0)) else None
 
 
@@ -81,5 +82,9 @@ def _of_logits(g: Tensor, logits: Tensor) -> TokenWeight | None:
     weights = (mine * direction).sum(1) / direction.square().sum(1)
     left = (mine - weights[:, None] * direction).norm(dim=1) / mine.norm(dim=1)
     each = weights.mean()
-    same = (weights - each).abs().max() <= CLOSE * each.abs()
-    return TokenWeight(float(each), counted) if bool((left.max() <= CLOSE) & same & (each > 0)) else None
+    same = (weights - each).abs().max() <= _tolerance(g) * each.abs()
+    return TokenWeight(float(each), counted) if bool((left.max() <= _tolerance(g)) & same & (each > 0)) else None
+
+
+def _tolerance(g: Tensor) -> float:
+    return _EXACT if g.dtype in (torch.float32, torch.float64) else CLOSE
