@@ -145,3 +145,13 @@ def test_losses_are_bit_identical_with_and_without(kind: str, tmp_path: Path) ->
 
     plain = losses()
     assert losses(MonitorCallback(**monitor_options(when=at([0, 1])))) == plain and len(set(plain)) == 3
+
+
+def test_packed_rows_are_measured_or_what_to_do_is_said(tmp_path: Path) -> None:
+    for strategy, packed in (("bfd", True), ("wrapped", False)):
+        callback = MonitorCallback(**monitor_options(when=at([0])))
+        options = {"packing": True, "packing_strategy": strategy, "max_length": 64, "gradient_accumulation_steps": 1}
+        trl_trainer("sft", tmp_path, callback, **options).train()
+        assert callback.monitor is not None
+        assert any("packing_strategy='wrapped'" in note for note in callback.monitor.notes) == packed
+        assert ("gradient_energy" in callback.table.metrics) != packed

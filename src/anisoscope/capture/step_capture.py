@@ -80,6 +80,12 @@ class MicroBatch(StepPass):
         labels = self.arguments.get("labels")
         return labels if isinstance(labels, Tensor) else None
 
+    @property
+    def packed(self) -> bool:
+        """Whether positions begin anew within a row, as those of several sequences side by side do."""
+        positions = self.arguments.get("position_ids")
+        return isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions[:, 1:] == 0).any())
+
     def learned_from(self) -> bool:
         """Whether a backward pass went through it."""
         return bool(self.gradients) or self.seed is not None

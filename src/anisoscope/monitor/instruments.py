@@ -48,6 +48,10 @@ from anisoscope.tangent.proxy import StepRows, take
 from anisoscope.tangent.tables import weight_gradients
 from anisoscope.tangent.tangent_study import TangentStudy
 
+PACKED = (
+    "sequences are packed into one row without padding, which counts as one context: with few rows in a step all can be "
+    "in one half; pack rows of one length (packing_strategy='wrapped' in TRL), or give a held-out probe="
+)
 OWN_LOSS = (
     "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
     "it is, not of a sum over tokens"
@@ -144,6 +148,8 @@ class Instruments:
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
+        if any(batch.packed for batch in seen):
+            self.note(PACKED)
         for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
