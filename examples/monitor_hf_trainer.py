@@ -1,10 +1,12 @@
 """Watch a model learn in transformers' Trainer: one callback, and no change to the training.
 
 python examples/monitor_hf_trainer.py
+torchrun --nproc-per-node 2 examples/monitor_hf_trainer.py  # the same on two processes
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.monitor.schedule import every
-from anisoscope.results.query import Table
 
 torch.manual_seed(0)
 walk = torch.randint(0, 4, (256, 32)).cumsum(1) % 50  # each token is one of four that may follow the one before
@@ -28,7 +29,7 @@ with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=33,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=16 // int(os.environ.get("WORLD_SIZE", "1")),
         gradient_accumulation_steps=2,
         learning_rate=5e-3,
         logging_steps=1,
@@ -39,11 +40,11 @@ with tempfile.TemporaryDirectory() as folder:
     )
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[watch])
     trainer.train()
-    table = Table.read(out / "table.parquet")
+    table = watch.table  # the same as in the folder; of several processes the first one has it
 
 loss = {row["step"]: row["value"] for row in table.where(kind="training", metric="loss").records()}
 energy = table.where(layer=1, kind="resid", metric="gradient_energy", group="")
-for row in energy.where(variant="batch=live;fit=refit;proxy=semi_nmf;rank=8").records():
+for row in energy.where(variant="batch=live;fit=refit;proxy=semi_nmf;rank=8").records():  # nothing in other processes
     print(
         f"step {row['step']:2d}: loss {loss[row['step']]:.2f}, tangent energy {row['value']:.2f}, chance {8 / 64:.2f}"
     )

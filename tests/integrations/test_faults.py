@@ -22,6 +22,7 @@ from anisoscope.capture.step_capture import LiveGradients, MicroBatch
 from anisoscope.errors import UnusableFolder
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.integrations.lightning import MonitorCallback as LightningCallback
+from anisoscope.monitor import saved_state
 from anisoscope.monitor.guard import MonitorWarning
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.tangent.tangent_study import TangentStudy
@@ -43,7 +44,7 @@ def fails(*_: Any, **__: Any) -> Any:
 
 def install(fault: str, patch: pytest.MonkeyPatch) -> None:
     places: dict[str, tuple[Any, str]] = {"memory": (TangentStudy, "measure"), "hook": (LiveGradients, "rows")}
-    places |= {"gradient hook": (MicroBatch, "receive"), "saving": (Monitor, "_state")}
+    places |= {"gradient hook": (MicroBatch, "receive"), "saving": (saved_state, "state_of")}
     if fault in places:
         patch.setattr(*places[fault], fails)
     if fault == "unusable":  # from the beginning

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
 
@@ -28,6 +28,7 @@ from support.trainings import (
     Twin,
     assert_decay_removed,
     assert_same,
+    collate,
     energies,
     gpt2,
     hooks_of,
@@ -129,25 +130,68 @@ def test_a_compiled_training_is_seen_also_if_the_model_was_compiled_before(tmp_p
     torch._dynamo.reset()
 
 
-def test_what_cannot_be_read_in_one_place_is_refused() -> None:
-    usual = {"fsdp": False, "deepspeed": None, "n_gpu": 1, "label_smoothing_factor": 0.0}
-    _refuse_unsupported(SimpleNamespace(**usual), live=True)  # type: ignore[arg-type]
-    _refuse_unsupported(SimpleNamespace(**usual | {"n_gpu": 2}), live=False)  # type: ignore[arg-type]
-    for live, change, why in (
-        (False, {"fsdp": ["full_shard"]}, "sharded"),
-        (False, {"deepspeed": "config.json"}, "sharded"),
-        (True, {"n_gpu": 2}, "copies the model to 2 devices.*torchrun"),
+def test_what_cannot_be_read_is_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        pass
+
+    usual = {"fsdp": True, "deepspeed": None, "deepspeed_plugin": None, "n_gpu": 1}
+    _refuse_unsupported(SimpleNamespace(**usual), gpt2(), live=True)  # type: ignore[arg-type]
+    _refuse_unsupported(SimpleNamespace(**usual | {"n_gpu": 2}), gpt2(), live=False)  # type: ignore[arg-type]
+    for model, live, change, why in (
+        (FullyShardedDataParallel(), False, {}, "by the first FSDP.*use FSDP2"),
+        (gpt2(), False, {"deepspeed": "config.json"}, "by DeepSpeed.*use FSDP2"),
+        (gpt2(), False, {"deepspeed_plugin": object()}, "by DeepSpeed"),
+        (gpt2(), True, {"n_gpu": 2}, "copies the model to 2 devices.*torchrun"),
     ):
         with pytest.raises(AnisoscopeError, match=why):
-            _refuse_unsupported(SimpleNamespace(**usual | change), live=live)  # type: ignore[arg-type]
+            _refuse_unsupported(SimpleNamespace(**usual | change), model, live=live)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["smoothing", "function", "own class"])
+def test_a_loss_outside_the_model_is_measured_as_it_is(way: str, tmp_path: Path, seen: list[StepRows]) -> None:
+    """Against autograd: of the smoothed loss as the Trainer divides it, or of the summed loss where that is known."""
+    smoothing = 0.1 if way == "smoothing" else 0.0
+
+    def loss_of(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        flat = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        total = nn.functional.cross_entropy(*flat, reduction="sum", label_smoothing=smoothing)
+        return total / num_items_in_batch
+
+    batches: list[dict[str, Tensor]] = []
+
+    def remember(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        batches.append(collate(rows))
+        return batches[-1]
+
+    callback = MonitorCallback(**monitor_options(when=at([0]), strict=True))
+    options: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 1, "max_grad_norm": 0.01}
+    options |= {"label_smoothing_factor": smoothing}
+    trainer = make_trainer(gpt2(), tmp_path, callback, collator=remember, **options)
+    if way == "function":
+        trainer.compute_loss_func = loss_of
+    if way == "own class":
+
+        def compute_loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+            given = dict(inputs)
+            return loss_of(model(input_ids=given["input_ids"]), given["labels"], num_items_in_batch)
+
+        trainer.compute_loss = compute_loss  # type: ignore[method-assign]
+    trainer.train()
+    model = gpt2()
+    items = sum(int((batch["labels"] != -100).sum()) for batch in batches[:2])  # as the Trainer counts them
+    site = next(s for s in sites_of(seen[0]) if s.layer == 1)
+    for batch, (rows, factor) in zip(batches, seen[0].test[site], strict=False):
+        output = model(input_ids=batch["input_ids"], output_hidden_states=True)
+        total = loss_of(output, batch["labels"], items if smoothing else 1)
+        g = torch.autograd.grad(total, output.hidden_states[1])[0].flatten(0, 1)
+        assert rows.g is not None
+        torch.testing.assert_close(rows.g * factor, g[rows.index.keep], rtol=1e-3, atol=1e-6)
+    assert callback.monitor is not None and bool(callback.monitor.notes) == bool(smoothing)
 
 
 def test_bad_options_are_refused_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(AnisoscopeError, match=r"no option 'metric'; did you mean 'metrics'\?"):
         MonitorCallback(metric="light")
-    trainer = make_trainer(gpt2(), tmp_path, MonitorCallback(**monitor_options()), label_smoothing_factor=0.1)
-    with pytest.raises(AnisoscopeError, match=r"label_smoothing_factor.*measure a probe="):
-        trainer.train()
     callback = MonitorCallback(**monitor_options(probe=probe()))
     make_trainer(gpt2(), tmp_path, callback, label_smoothing_factor=0.1).train()
     assert steps_of(callback.table) == [0, 2, 4, 5]

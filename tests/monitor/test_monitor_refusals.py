@@ -86,29 +86,54 @@ def outside(model: nn.Module) -> None:
     exact_loss(logits, batch["labels"]).backward()
 
 
-def twice(model: nn.Module) -> None:
-    """The same as micro-batches of one and of two thirds of the contexts, whose means weigh differently."""
+def in_two(model: nn.Module, **options: Any) -> None:
+    """A loss from outside the model, of two micro-batches that weigh differently."""
     batch = probe_of("gpt2")
     for part in ({k: v[:8] for k, v in batch.items()}, {k: v[8:] for k, v in batch.items()}):
-        logits = model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
-        exact_loss(logits, part["labels"]).backward()
+        logits = model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits[:, :-1]
+        targets = part["labels"][:, 1:].flatten()
+        nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORED, **options).backward()
 
 
-def test_a_loss_from_outside_the_model_needs_to_be_explained_if_micro_batches_are_pooled() -> None:
-    with pytest.raises(AnisoscopeError, match=r"how its micro-batches weigh is not known.*loss=\"mean\""):
-        live_step(twice)
-    with pytest.raises(AnisoscopeError, match="needs tokens="):
-        live_step(outside, loss="mean")
-    with pytest.raises(AnisoscopeError, match="expected auto, mean or sum"):
-        live_step(outside, loss="average")
-    tokens = int((probe_of("gpt2")["labels"][:, 1:] != IGNORED).sum())
+def smoothed(model: nn.Module) -> None:
+    in_two(model, label_smoothing=0.1)
+
+
+PLACE = {"metric": "gradient_energy", "layer": 2, "group": "", "variant": f"batch=live;{MAIN}"}
+
+
+def test_the_scale_of_a_cross_entropy_from_outside_the_model_is_read() -> None:
     wanted = live_step(lambda model: model(**probe_of("gpt2")).loss.backward())
-    place = {"metric": "gradient_energy", "layer": 2, "group": "", "variant": f"batch=live;{MAIN}"}
-    for said in ({"loss": "mean", "tokens": tokens}, {}):  # of a single batch any scale gives the same shares
-        explained = live_step(outside, **said)
-        assert explained.table.value(**place) == pytest.approx(wanted.table.value(**place), rel=1e-4)
-        assert any("outside the model" in note for note in explained.notes) == (not said)
-    assert not any("outside the model" in note for note in wanted.notes)
+    tokens = int((probe_of("gpt2")["labels"][:, 1:] != IGNORED).sum())
+    for said in ({}, {"loss": "own"}, {"loss": "mean", "tokens": tokens}):
+        found = live_step(outside, **said)
+        assert found.table.value(**PLACE) == pytest.approx(wanted.table.value(**PLACE), rel=1e-4)
+        assert not found.notes
+    both = live_step(in_two)
+    assert both.table.value(**PLACE) == pytest.approx(wanted.table.value(**PLACE), rel=1e-4)
+
+
+def test_any_other_loss_from_outside_the_model_needs_to_be_explained_if_micro_batches_are_pooled() -> None:
+    with pytest.raises(AnisoscopeError, match=r"how its micro-batches weigh is not known.*loss=\"mean\".*loss=\"own\""):
+        live_step(smoothed)
+    with pytest.raises(AnisoscopeError, match="needs tokens="):
+        live_step(smoothed, loss="mean")
+    with pytest.raises(AnisoscopeError, match="expected auto, mean, sum or own"):
+        live_step(smoothed, loss="average")
+    own, summed = (live_step(smoothed, loss=loss) for loss in ("own", "sum"))
+    assert own.table.value(**PLACE) == summed.table.value(**PLACE)
+    assert any("no cross-entropy of tokens" in note for note in own.notes) and not summed.notes
+
+
+def test_of_a_single_batch_any_scale_gives_the_same_shares() -> None:
+    def squared(model: nn.Module) -> None:
+        batch = probe_of("gpt2")
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.square().mean().backward()
+
+    found, summed = live_step(squared), live_step(squared, loss="sum")
+    assert found.table.value(**PLACE) == pytest.approx(summed.table.value(**PLACE), rel=1e-9)
+    assert any("outside the model" in note for note in found.notes)
+    assert not any("outside the model" in note for note in summed.notes)
 
 
 def test_a_probe_of_one_context_is_refused() -> None:

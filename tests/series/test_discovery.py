@@ -366,3 +366,55 @@ def test_the_gain_of_every_exchange_is_that_of_the_paths() -> None:
         swapped = list(range(7))
         swapped[i], swapped[j] = j, i
         assert float(gains[i, j]) == pytest.approx(length(list(range(7))) - length(swapped))
+
+
+# stages of post-training
+
+
+def stored(folder: Path, *, config: str = "config.json") -> Path:
+    folder.mkdir(parents=True)
+    (folder / config).write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> list[Path]:
+    """A model, its fine-tuning with three checkpoints, and an adapter for preferences with two."""
+    found = [
+        stored(tmp_path / "base"),
+        stored(tmp_path / "sft"),
+        stored(tmp_path / "dpo", config="adapter_config.json"),
+    ]
+    for step in (20, 100, 60):
+        stored(tmp_path / "sft" / f"checkpoint-{step}")
+    for step in (5, 10):
+        adapter = stored(tmp_path / "dpo" / f"checkpoint-{step}", config="adapter_config.json")
+        for name in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            (adapter / name).touch()
+    return found
+
+
+def test_stages_follow_each_other_and_their_steps_add_up(stages: list[Path]) -> None:
+    assert series(*stages) == [(0, "base"), (100, "sft"), (110, "dpo")]
+    found = find_series([str(stage) for stage in stages], inner=True)
+    assert [(c.step, c.label) for c in found.checkpoints] == [
+        (0, "base"), (20, "sft/checkpoint-20"), (60, "sft/checkpoint-60"), (100, "sft/checkpoint-100"),
+        (105, "dpo/checkpoint-5"), (110, "dpo/checkpoint-10"),
+    ]  # fmt: skip
+    assert found.timed and found.name == "base…dpo" and "sft at 0, dpo at 100" in found.notes[0]
+    assert not any(c.late for c in found.checkpoints)
+
+
+def test_a_checkpoint_of_a_later_stage_is_later_whatever_its_number(stages: list[Path]) -> None:
+    base, sft, dpo = stages
+    assert series(sft / "checkpoint-60", dpo / "checkpoint-5") == [(60, "sft/checkpoint-60"), (105, "dpo/checkpoint-5")]
+    (sft / "config.json").unlink()  # only its checkpoints are left
+    assert [step for step, _ in series(base, sft, dpo)] == [0, 20, 60, 100, 110]
+    assert [step for step, _ in series(sft / "checkpoint-100", sft / "checkpoint-20")] == [20, 100], "of one stage"
+
+
+def test_without_a_step_of_every_stage_the_order_counts(stages: list[Path], tmp_path: Path) -> None:
+    merged = stored(tmp_path / "merged")
+    found = find_series([str(model) for model in (*stages, merged)])
+    assert [c.step for c in found.checkpoints] == [0, 1, 2, 3] and not found.timed
+    assert "order they were given" in found.notes[0]

@@ -1,7 +1,8 @@
 """Activations and gradients of the user's own training step, read by hooks that change nothing.
 
 Gradients are raw: tensor hooks fire during the backward pass, before clipping. The factor that scales them – loss
-scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned.
+scaling, division by the number of micro-batches – is the gradient that arrives at the loss the model returned, or can
+be read from those that arrive at its logits (token_loss.py).
 
 `LiveGradients` keeps all rows of the steps that are to be measured; sampled_rows.py takes some rows of every step.
 
@@ -30,6 +31,7 @@ from anisoscope.capture.objective import LossReading, context_count, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
+from anisoscope.capture.token_loss import TokenWeight, shifted_log_probabilities, watch_tokens
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import by_name, is_plain, original
 from anisoscope.models.parallel import rehearsing
@@ -67,6 +69,8 @@ class MicroBatch(StepPass):
     real: Tensor | None = None  # which positions are data [B, T], if a rule states it
     shared: bool = True  # whether the loss is divided by num_items_in_batch, if that is given
     read: LossReading | None = None  # of a model that predicts no tokens, how its loss is reduced
+    unread: AnisoscopeError | None = None  # why the scale of the model's own loss is not known
+    weight: TokenWeight | None = None  # of each token in a loss that was computed outside the model, if that is known
 
     def feed(self, sink: Sink) -> None:
         """Send the recorded rows and scores to a sink; delayed until gradients show that the pass was training."""
@@ -81,6 +85,12 @@ class MicroBatch(StepPass):
         labels = self.arguments.get("labels")
         return labels if isinstance(labels, Tensor) else None
 
+    @property
+    def packed(self) -> bool:
+        """Whether positions begin anew within a row, as those of several sequences side by side do."""
+        positions = self.arguments.get("position_ids")
+        return isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions[:, 1:] == 0).any())
+
     def learned_from(self) -> bool:
         """Whether a backward pass went through it."""
         return bool(self.gradients) or self.seed is not None
@@ -93,14 +103,12 @@ class MicroBatch(StepPass):
         """The number of tokens, or other units, that the loss is over."""
         if self.read is not None:
             return self.read.units
+        if self.seed is None and self.weight is not None:
+            return self.weight.tokens
         given = self.arguments.get("num_items_in_batch")
         if given is not None and self.shared:
             return int(given)
         return self.reading.count(self.labels) if self.reading is not None and self.labels is not None else 0
-
-    def scale_known(self) -> bool:
-        """Whether the model returned the loss, and over how many tokens it is the mean."""
-        return self.seed is not None and bool(self.tokens())
 
     def examples(self) -> int:
         """The number of contexts that a mean loss is over; 0 if the model reads tokens, which are not one each."""
@@ -116,20 +124,54 @@ class MicroBatch(StepPass):
 class LossScale:
     """How a training loop scales its loss: mean or sum over the tokens of a micro-batch, and a factor."""
 
-    loss: str  # auto, mean or sum
+    loss: str  # auto, mean, sum or own
     tokens: int | None
     scale: float
 
+    def factors(
+        self, batches: Sequence[MicroBatch], *, step: int, alone: bool, elsewhere: bool = False
+    ) -> tuple[list[float], bool]:
+        """The factor of each micro-batch, and whether gradients are left as they are: those of the training's own loss.
+
+        That is done for all of them or for none, since they are compared with each other. NaN if it is known
+        `elsewhere`, in another stage of a pipeline.
+        """
+        if self._as_they_are(batches, alone=alone):
+            return [1.0 / self.scale] * len(batches), True
+        unknown = [elsewhere and batch.seed is None for batch in batches]
+        found = zip(batches, unknown, strict=True)
+        return [math.nan if unknown else self.factor(batch, step=step) for batch, unknown in found], False
+
+    def _as_they_are(self, batches: Sequence[MicroBatch], *, alone: bool) -> bool:
+        unreadable = [batch for batch in batches if batch.gradients and not self.readable(batch)]
+        if self.loss == "own":
+            return bool(unreadable)
+        # of a single batch a common factor changes no share
+        single = self.loss == "auto" and alone and len(batches) == 1
+        return single and bool(unreadable) and unreadable[0].unread is None
+
+    @staticmethod
+    def readable(batch: MicroBatch) -> bool:
+        """Whether it is known what the loss of each token was multiplied by; also if it has no target at all."""
+        if batch.seed is None:
+            return batch.weight is not None or not batch.has_targets()
+        return batch.unread is None and bool(batch.tokens())
+
     def factor(self, batch: MicroBatch, *, step: int) -> float:
         """The factor that turns the gradients of a micro-batch into gradients of the summed loss."""
-        if self.loss not in ("auto", "mean", "sum"):
-            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean or sum.")
-        if self.loss == "auto":
+        if self.loss not in ("auto", "mean", "sum", "own"):
+            raise AnisoscopeError(f"loss={self.loss!r} is not known; expected auto, mean, sum or own.")
+        if self.loss in ("auto", "own"):
+            if batch.seed is not None and batch.unread is not None:
+                raise batch.unread
+            if batch.seed is None and (batch.weight is not None or not batch.has_targets()):
+                return 1.0 if batch.weight is None else 1.0 / batch.weight.each  # without a target all gradients are 0
             if batch.seed is None or not batch.tokens():
                 raise AnisoscopeError(
-                    f"no loss that the model returned took part in the backward pass of step {step}, so how its "
-                    'micro-batches weigh is not known; say monitor.step(i, loss="mean", tokens=n) or loss="sum", or '
-                    "give a held-out probe= instead."
+                    f"the loss that the model returned took no part in the backward pass of step {step}, and the "
+                    "gradients at its logits are not those of a cross-entropy of tokens, so how its micro-batches "
+                    'weigh is not known; say monitor.step(i, loss="mean", tokens=n), loss="sum", or loss="own" for a '
+                    "loss of any other kind, or give a held-out probe= instead."
                 )
             return batch.reduced_by() / batch.seed if batch.seed else math.nan  # a loss times 0 has no gradients
         tokens = self.tokens or batch.examples()
@@ -355,7 +397,6 @@ class LiveGradients(StepCapture):
             words |= {"output": _loss_parts, "learns": True}
         return super()._made(module, whole, act, **words)
 
-
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._idle():
             more, real = by_rule(self.rule, args, kwargs)
@@ -368,6 +409,8 @@ class LiveGradients(StepCapture):
         if self._idle() or not self.batches:
             return
         batch = self.batches[-1]
+        if self.scaled:
+            self._watch_tokens(output, batch)
         loss = output_part(output, "loss")
 
         def arrived(g: Tensor) -> None:
@@ -378,14 +421,22 @@ class LiveGradients(StepCapture):
         if self.scaled and batch.labels is not None and batch.has_targets():
             try:
                 batch.reading, batch.shared = self._find(output, batch, batch.labels)
-            except AnisoscopeError:
+            except AnisoscopeError as error:
                 if self._tokenless(batch):
                     batch.read = read_loss(self.model, output, batch.arguments)
+                elif (shifted := shifted_log_probabilities(output, batch.labels)) is not None:
+                    batch.reading = LabelConvention(shifted)
                 elif not is_plain(self.model):  # the scale of a user's own loss may stay unknown
-                    raise
+                    batch.unread = error  # which matters only if this loss is the one that is learned from
         elif self.scaled and batch.labels is None and self._tokenless(batch):
             batch.read = read_loss(self.model, output, batch.arguments)
         batch.loss = float(loss.detach())
+
+    def _watch_tokens(self, output: Any, batch: MicroBatch) -> None:
+        def arrived(weight: TokenWeight | None) -> None:
+            batch.weight = weight
+
+        watch_tokens(output, arrived, shield=self._shielded)
 
     def _tokenless(self, batch: MicroBatch) -> bool:
         """Whether the model read sounds, pictures or other numbers, and no tokens."""
@@ -431,7 +482,7 @@ class LiveGradients(StepCapture):
 
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
-    contexts = None if half is None else half_of(row.original_contexts(batch.arguments, real=batch.real)).eq(half)
+    contexts = None if half is None else _halves(batch).eq(half)
     read: dict[str, Any] = {"labels": batch.labels, "reading": batch.reading, "contexts": contexts}
     found = site_rows(sites, batch.rows, batch.gradients, **read)
     if batch.read is not None and (weights := batch.read.by_context) is not None:
@@ -441,3 +492,17 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
                 found[site] = replace(rows, g=rows.g * each[:, None])
     unreached = [*batch.unreached, *sorted(batch.awaited - batch.gradients.keys())]
     return GradientPass(found, tokens=batch.tokens(), unreached=unreached)
+
+
+def _halves(batch: MicroBatch) -> Tensor:
+    """The half [B] of each context: that to fit on, or that to test on."""
+    halves = half_of(row.original_contexts(batch.arguments, real=batch.real))
+    ids, labels, pairs = batch.arguments.get("input_ids"), batch.labels, len(halves) // 2
+    if not isinstance(ids, Tensor) or labels is None or labels.shape != ids.shape or len(halves) != 2 * pairs:
+        return halves
+    # preferred and rejected answers to the same prompts: rows of a prompt are those of both, and must be in one half
+    asked = (labels == gradient_pass.IGNORED).long().cumprod(1).bool()
+    prompts = ids.masked_fill(~asked, -1)
+    if pairs and bool(asked[:, 0].all()) and torch.equal(prompts[:pairs], prompts[pairs:]):
+        return halves[:pairs].repeat(2)
+    return halves

@@ -20,6 +20,7 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import original
+from anisoscope.models.parallel import sharded
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule
 from anisoscope.results.query import Table
@@ -107,7 +108,7 @@ class Follower:
         if not self.running or self.monitor is None:
             return
         self.drop_step()
-        opened = self.monitor.step(step)
+        opened = self.monitor.step(step, loss="own")  # the loss is the trainer's: its user has no say in the step
         with self._abandon_on_error():
             opened.__enter__()
         self._step = opened
@@ -153,8 +154,8 @@ class Follower:
             tempfile.TemporaryDirectory(dir=folder) as beside,  # a kill must not leave half a file
         ):
             self.monitor.save(Path(beside))
-            if (Path(beside) / SAVED).is_file():
-                (Path(beside) / SAVED).replace(folder / SAVED)
+            for path in Path(beside).glob("monitor*.pt"):  # each of several processes has a file of its own
+                path.replace(folder / path.name)
 
     def log(self, step: int, **numbers: float) -> None:
         """Record numbers of a measured step."""
@@ -209,12 +210,13 @@ def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
-def sharded(how: str) -> AnisoscopeError:
-    """The error for a model that is sharded over devices."""
-    return AnisoscopeError(
-        f"the model is sharded ({how}), so its activations and weights cannot be read in one place; "
-        "monitor an unsharded run, or measure its checkpoints with `anisoscope sweep`."
-    )
+def refuse_sharded(model: nn.Module, how: str) -> None:
+    """Raise an error for a model that is spread over processes in a way that cannot be read; FSDP2 can."""
+    if not sharded(model):
+        raise AnisoscopeError(
+            f"the model is spread over processes by {how}, whose weights and activations cannot be read; use FSDP2 "
+            "(fsdp_version 2, or fully_shard) or DDP, or measure checkpoints with `anisoscope sweep`."
+        )
 
 
 def refuse_reentrant(model: nn.Module) -> None:

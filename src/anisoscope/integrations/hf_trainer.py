@@ -12,11 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, sharded
+from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, refuse_sharded
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 
@@ -40,7 +41,7 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.abandon()
         self._logged = state.global_step
-        _refuse_unsupported(args, live=self._follower.live)
+        _refuse_unsupported(args, kwargs["model"], live=self._follower.live)
         self._follower.begin(
             kwargs["model"],
             step=state.global_step,
@@ -91,17 +92,14 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     return given if given is not None and given.name == name else Path(args.output_dir or ".") / name
 
 
-def _refuse_unsupported(args: TrainingArguments, *, live: bool) -> None:
+def _refuse_unsupported(args: TrainingArguments, model: nn.Module, *, live: bool) -> None:
     """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
-    if args.fsdp or args.deepspeed:
-        raise sharded("FSDP or DeepSpeed")
+    if args.deepspeed_plugin is not None or args.deepspeed:
+        refuse_sharded(model, "DeepSpeed")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        refuse_sharded(model, "the first FSDP")
     if live and args.n_gpu > 1:
         raise AnisoscopeError(
             f"the Trainer copies the model to {args.n_gpu} devices (DataParallel), where hooks see parts of a batch; "
             "launch with torchrun, show one device (CUDA_VISIBLE_DEVICES=0), or measure a probe=."
-        )
-    if live and args.label_smoothing_factor:
-        raise AnisoscopeError(
-            "with label_smoothing_factor the Trainer computes the loss outside the model, so the scale of its "
-            "gradients is not known; train without it, or measure a probe=."
         )

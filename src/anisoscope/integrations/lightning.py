@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, sharded
+from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, refuse_sharded
 from anisoscope.metrics.training import gradient_norm, learning_rate
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
@@ -63,7 +63,7 @@ class LightningMonitorCallback(FollowerCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._follower.abandon()
-        _refuse_unsupported(trainer)
+        _refuse_unsupported(trainer, pl_module)
         total = trainer.estimated_stepping_batches
         with tempfile.TemporaryDirectory() as folder:
             if self._saved:
@@ -134,11 +134,11 @@ def find_model(module: nn.Module) -> nn.Module:
     )
 
 
-def _refuse_unsupported(trainer: Any) -> None:
+def _refuse_unsupported(trainer: Any, module: nn.Module) -> None:
     """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
     strategy = type(trainer.strategy).__name__
     if any(word in strategy for word in _SHARDED):
-        raise sharded(strategy)
+        refuse_sharded(module, strategy)
     if len(trainer.optimizers) > 1:
         raise AnisoscopeError(
             f"the module has {len(trainer.optimizers)} optimizers, so it is not clear what one step is; use "

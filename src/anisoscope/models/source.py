@@ -34,6 +34,8 @@ CHECKPOINT = re.compile(
 )
 _PICKLED = re.compile("pickle|Python objects")
 _EXPECTED = "expected floating-point rows of shape (rows, width)"
+# files that a trainer writes beside the weights of a model
+TRAINER_FILES = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states).*")
 # Common names of architectures that have another name in transformers.
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -221,7 +223,8 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
             f"{spec!r} is a {path.suffix or 'suffixless'} file, which is no model; expected a model folder, a .gguf "
             f"file, or rows as .npy or .safetensors."
         )
-    weights = {file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)} - {"training_args.bin"}
+    files = [file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)]
+    weights = {file.name for file in files if not TRAINER_FILES.fullmatch(file.stem)}
     if (path / "adapter_config.json").exists() and all(name.startswith("adapter_") for name in weights):
         return ModelSource(spec, "peft", name, path=path)
     if (path / "config.json").exists():

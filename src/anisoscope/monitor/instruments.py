@@ -7,7 +7,6 @@ geometry is measured, there are no halves and no backward passes.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,6 +61,15 @@ from anisoscope.tangent.tangent_study import DEFAULT_RANK, TangentStudy
 OUTSIDE = (
     "the loss was computed outside the model: gradients are those of the loss that backward was called on, whatever "
     "its scale, which changes no share of their energy"
+)
+
+PACKED = (
+    "sequences are packed into one row without padding, which counts as one context: with few rows in a step all can be "
+    "in one half; pack rows of one length (packing_strategy='wrapped' in TRL), or give a held-out probe="
+)
+OWN_LOSS = (
+    "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
+    "it is, not of a sum over tokens"
 )
 
 
@@ -162,15 +170,15 @@ class Instruments:
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
+        if any(batch.packed for batch in seen):
+            self.note(PACKED)
         for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
-        outside = scale.loss == "auto" and not any(batch.scale_known() for batch in learned)
-        if outside and alone and len(learned) == 1 and study is not None:  # a common factor changes no share
-            scale = replace(scale, loss="sum")
-            self.note(OUTSIDE)
-        for batch in learned:
-            factor = 1.0 if study is None else self._factor(batch, scale, step=step, alone=alone)
+        factors, own = self._factors(learned, scale, step=step, alone=alone)
+        if own:
+            self.note(OWN_LOSS if scale.loss == "own" else OUTSIDE)
+        for batch, factor in zip(learned, factors, strict=True):
             if bank is not None:
                 batch.feed(bank)
             if study is not None:
@@ -220,10 +228,14 @@ class Instruments:
             rows.drop(site)
         names = ", ".join(f"{site.name} ({widths[site]})" for site in narrow)
         self.note(f"too narrow for a tangent study of the rank of the other modules: {names}; name them apart")
-    def _factor(self, batch: MicroBatch, scale: LossScale, *, step: int, alone: bool) -> float:
-        """What turns gradients into those of the summed loss; NaN if another stage of a pipeline knows it."""
-        elsewhere = not alone and scale.loss == "auto" and self.layout.stacks[0].total
-        return math.nan if elsewhere and batch.seed is None else scale.factor(batch, step=step)
+    def _factors(
+        self, learned: Sequence[MicroBatch], scale: LossScale, *, step: int, alone: bool
+    ) -> tuple[list[float], bool]:
+        """What turns gradients into those of the summed loss, and whether they are left as they are."""
+        if self.study is None:
+            return [1.0] * len(learned), False
+        staged = any(stack.total for stack in self.layout.stacks)
+        return scale.factors(learned, step=step, alone=alone, elsewhere=staged and not alone and scale.loss == "auto")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -366,8 +366,9 @@ class Monitor:
     ) -> Iterator[Monitor]:
         """Around the forward and backward passes of one step (all micro-batches); measures when it is scheduled.
 
-        If the loss is computed outside the model, give `loss="mean"` with the number of `tokens` that one micro-batch
-        averages over, or `loss="sum"`; `scale` is the factor by which that loss is multiplied.
+        The scale of a cross-entropy of tokens is read from its gradients, also if it is computed outside the model. Of
+        another loss give `loss="mean"` with the number of `tokens` that one micro-batch averages over, `loss="sum"`, or
+        `loss="own"` to take it as it is, with all micro-batches scaled alike; `scale` is what it is multiplied by.
         """
         if not self._entered and not self._ended:
             raise AnisoscopeError("monitor.step was called outside `with Monitor(…)`; enter the monitor first.")

@@ -234,6 +234,7 @@ def _series(config: SweepConfig, checkpoints: int | None) -> tuple[int, str, lis
     if config.revisions and not any(word.partition(":")[0] in ("all", "log") for word in config.revisions):
         return len(config.revisions), config.model, []
     options: dict[str, Any] = {"revisions": config.revisions, "architecture": config.architecture}
+    options |= {"inner": config.stage_checkpoints}
     found = find_series(list(config.models), **options)
     first = found.checkpoints[-1]
     return len(found.checkpoints), first.spec, list(found.notes)

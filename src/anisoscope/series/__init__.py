@@ -34,6 +34,9 @@ class SweepConfig:
     ] = ()
     series: bool = True
     others: tuple[str, ...] = ()  # further models, in the order of training
+    stage_checkpoints: Annotated[
+        bool, Option("Of several models, such as base sft dpo: the checkpoint-N folders inside each, too.")
+    ] = False
     architecture: Annotated[
         str | None, Option("Of .ckpt, .pt and other weight files: a folder with config.json, or bert:hidden_size=64.")
     ] = None
@@ -110,6 +113,8 @@ class SweepConfig:
             raise AnisoscopeError("--remove-downloads is for the --revisions of a hub model; leave it out.")
         if not self.series:
             refuse_training_run(self.model)
+        if not self.others:
+            refuse_idle(self, ("stage_checkpoints",), "with one model, whose checkpoints are measured anyway")
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -16,16 +16,16 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models import source as sources
 from anisoscope.models.checkpoint import step_of_file
 from anisoscope.models.downloads import LOG_REVISIONS, log_spaced_steps, revisions_of
-from anisoscope.models.source import STATE_SUFFIXES, is_checkpoint, parse_model
+from anisoscope.models.source import STATE_SUFFIXES, TRAINER_FILES, is_checkpoint, parse_model
 
 _STEP = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update)[-_=]?(\d+)([kKM](?![A-Za-z0-9]))?", re.IGNORECASE
 )
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 _THOUSANDS = {"k": 1_000, "m": 1_000_000}
-_TRAINERS = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states).*")  # not the model's
 _MODELS = re.compile(r"(pytorch_|adapter_)?model|.*-of-\d+")  # a model's own, without a step
 _RECORDS = (("trainer_state.json", "global_step"), (os.path.join("training", "state.json"), "step"))
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
 _WORD = re.compile(r"all|log(?::([1-9]\d*))?")
 
 
@@ -83,16 +83,18 @@ def find_series(
     architecture: str | None = None,
     name: str | None = None,
     known: Sequence[str] = (),
+    inner: bool = False,
 ) -> CheckpointSeries:
     """The checkpoints of a folder, the revisions of a hub model, or several models, in the order of training.
 
+    With `inner` also those inside each of several folders, which are then stages of a training.
     Of `revisions` the first may be `all` or `log` (`log:8`: about eight): those of the hub; further names are then what
     is taken where they cannot be listed. `known` are the revisions that such a word resolved to when the sweep began.
     """
     if len(models) > 1 and revisions:
         raise AnisoscopeError("--revisions are those of one hub model; name several models without it.")
     if len(models) > 1:
-        found = _several(models, architecture)
+        found = _several(models, architecture, inner=inner)
     else:
         found = _revisions(models[0], revisions, known) if revisions else _folder(models[0], architecture)
     return found if name is None else replace(found, name=name)
@@ -199,7 +201,7 @@ def _is_weights(path: Path) -> bool:
 
 def _may_be_weights(path: Path) -> bool:
     """Whether a file holds weights by its name, whether or not it has a step."""
-    if path.suffix not in STATE_SUFFIXES or path.name.startswith(".") or _TRAINERS.fullmatch(path.stem):
+    if path.suffix not in STATE_SUFFIXES or path.name.startswith(".") or TRAINER_FILES.fullmatch(path.stem):
         return False
     return path.suffix == ".ckpt" or _MODELS.fullmatch(path.stem) is None
 
@@ -251,7 +253,7 @@ def is_there(spec: str) -> bool:
     path = Path(spec)
     if not path.is_dir():
         return path.is_file()
-    return any(p.suffix in STATE_SUFFIXES and not _TRAINERS.fullmatch(p.stem) for p in path.iterdir())
+    return any(p.suffix in STATE_SUFFIXES and not TRAINER_FILES.fullmatch(p.stem) for p in path.iterdir())
 
 
 def stamp(spec: str) -> str:
@@ -261,17 +263,86 @@ def stamp(spec: str) -> str:
     return ", ".join(f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
 
 
-def _several(models: Sequence[str], architecture: str | None) -> CheckpointSeries:
-    names = [parse_model(model, state=architecture is not None).name for model in models]
-    labels = names if len(set(names)) == len(names) else list(models)
+def _several(models: Sequence[str], architecture: str | None, *, inner: bool = False) -> CheckpointSeries:
+    """Models in the order of training: checkpoints of one training, or of stages that follow each other."""
+    given = [one for model in models for one in _staged(model, architecture, inner=inner)]
+    labels = _labels(given)
     if len(set(labels)) < len(labels):
         raise AnisoscopeError(f"{next(m for m in labels if labels.count(m) > 1)!r} is named twice; name it once.")
-    steps = [named_step(model.rstrip("/").split("/")[-1]) for model in models]
+    steps = [one.step for one in given]
+    stages = list(dict.fromkeys(one.stage for one in given if one.stage is not None))
+    notes: list[str] = []
+    if len(stages) > 1:
+        steps, note = _one_after_the_other(given, stages)
+        notes += [note] if note else []
     timed = None not in steps and len(set(steps)) == len(steps)
-    notes = [] if timed else ["the models do not all name a step of their own: 0, 1, 2, … is the order they were given"]
-    places: list[int | None] = steps if timed else list(range(len(models)))
-    found = [Checkpoint(*each) for each in zip(models, places, labels, strict=True)]
-    return CheckpointSeries(_common(labels), _ordered(found, ", ".join(models), given=True), notes, timed)
+    if not timed:
+        notes = ["the models do not all name a step of their own: 0, 1, 2, … is the order they were given"]
+    places: list[int | None] = steps if timed else list(range(len(given)))
+    specs = [one.spec for one in given]
+    found = [Checkpoint(*each) for each in zip(specs, places, labels, strict=True)]
+    name = _common([stage.name for stage in stages] if len(stages) > 1 and timed else labels)
+    return CheckpointSeries(name, _ordered(found, ", ".join(models), given=True), notes, timed)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A model of a series that was named, or found in a folder that was."""
+
+    spec: str
+    name: str
+    stage: Path | None = None  # the folder of its training, if it is a local one
+    step: int | None = None  # of that training
+
+
+def _staged(model: str, architecture: str | None, *, inner: bool) -> list[_Given]:
+    """A model as it is given; of a folder that holds no model of its own, or with `inner`, the checkpoints inside."""
+    path = Path(model).expanduser()
+    folders = sorted((_step_of_path(p) or 0, p) for p in path.iterdir() if _is_stored(p)) if path.is_dir() else []
+    if folders and (inner or not any((path / name).is_file() for name in _CONFIGURATIONS)):
+        stage = path.resolve()
+        return [_Given(str(p), f"{stage.name}/{p.name}", stage, step) for step, p in folders]
+    source = parse_model(model, state=architecture is not None)
+    step = named_step(model.rstrip("/").split("/")[-1])
+    if not path.is_dir():
+        return [_Given(model, source.name, step=step)]
+    here = path.resolve()
+    if step is not None:
+        return [_Given(model, source.name, here.parent, step)]
+    # a trained model is that of its last checkpoint, as far as can be known
+    return [_Given(model, source.name, here, folders[-1][0] if folders else None)]
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether it is a checkpoint-N folder with a model."""
+    return path.is_dir() and is_checkpoint(path.name) and any((path / name).is_file() for name in _CONFIGURATIONS)
+
+
+def _labels(given: Sequence[_Given]) -> list[str]:
+    """What the models are called: stages by the names of their folders, if those tell them apart."""
+    whole = [one.stage is not None and Path(one.spec).expanduser().resolve() == one.stage for one in given]
+    short = [one.stage.name if all_ and one.stage else one.name for one, all_ in zip(given, whole, strict=True)]
+    for labels in (short, [one.name for one in given]):
+        if len(set(labels)) == len(labels):
+            return labels
+    return [one.spec for one in given]
+
+
+def _one_after_the_other(given: Sequence[_Given], stages: Sequence[Path]) -> tuple[list[int | None], str]:
+    """The steps of models of several stages, each of which goes on from the last one; None where one is not known."""
+    begins, at = {}, 0
+    for stage in stages:
+        begins[stage] = at
+        own = [one.step for one in given if one.stage == stage]
+        if None in own and stage != stages[0]:
+            return [None] * len(given), ""
+        stored = [_step_of_path(p) or 0 for p in stage.iterdir() if _is_stored(p)]
+        at += max([*(step or 0 for step in own), *stored], default=0)
+    if any(one.stage is None for one in given):
+        return [None] * len(given), ""
+    steps: list[int | None] = [begins[one.stage] + (one.step or 0) for one in given if one.stage is not None]
+    told = ", ".join(f"{stage.name} at {begins[stage]}" for stage in stages[1:])
+    return steps, f"steps count through all stages, each of which begins where the one before ended: {told}"
 
 
 def _common(labels: Sequence[str]) -> str:

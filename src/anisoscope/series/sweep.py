@@ -330,6 +330,7 @@ class Sweeper:
 def _series_of(config: SweepConfig, known: Sequence[str] = ()) -> CheckpointSeries:
     c = config
     if c.series:
-        return discovery.find_series(c.models, c.revisions, architecture=c.architecture, name=c.name, known=known)
+        words: dict[str, Any] = {"architecture": c.architecture, "name": c.name, "inner": c.stage_checkpoints}
+        return discovery.find_series(c.models, c.revisions, known=known, **words)
     parse_model(c.model, random_init=c.random_init, state=c.architecture is not None)  # raises if it is no model
     return CheckpointSeries(c.name or "", [Checkpoint(c.model, None, placeless(c.model))], timed=False)

@@ -85,6 +85,8 @@ def _files(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -
     taken: set[str] = set()
     for figure in figures:
         panels = figure.panels[: figure.most]
+        if not panels:  # no value could be drawn, as of a model for which all tokens are the same
+            continue
         each = figure.each and len(figure.panels) > 1
         for stem, changes in figure.files.items():
             for name, shown in [(f"{stem}-{p.title}", [p]) for p in panels] if each else [(stem, panels)]:
