@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ WORKS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1] + '/control'
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with a GPU and NVIDIA's program, as far as can be seen before the GPU is used."""
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(CONTROL.format(python=sys.executable, ended=str(tmp_path / "ended")))
@@ -45,7 +44,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setattr(gpu_sharing, "_DEVICES", tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 def command(machine: Path, trial: str, after: str = "") -> tuple[str, str]:
