@@ -44,6 +44,33 @@ def tensor_rank(model: nn.Module) -> int | None:
     return max(ranks.values()) if ranks else None
 
 
+def context_ranks(model: nn.Module) -> list[int]:
+    """The processes that compute the same contexts together (tensor parallel), this one among them."""
+    known = {key for module in _fsdp_modules(model) for key in _dimensions(_fsdp_mesh(module))}
+    found = {dist.get_rank()}
+    for mesh in {id(p.device_mesh): p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}.values():
+        for number, key in enumerate(_dimensions(mesh)):
+            if key not in known and mesh.size(number) > 1:
+                found |= set(dist.get_process_group_ranks(mesh.get_group(number)))
+    return sorted(found)
+
+
+def averaged_over(model: nn.Module) -> float:
+    """The number of losses that a wrapper averages: one of each process that reads contexts of its own; 1 without one.
+
+    The gradient of an activation is that of the loss of its own process, and so larger by this factor than in one
+    process that averages over all contexts.
+    """
+    wrapper = next((m for m in model.modules() if type(m).__name__ == "DistributedDataParallel"), None)
+    if wrapper is not None:
+        return float(dist.get_world_size(wrapper.process_group))  # type: ignore[arg-type]
+    for module in _fsdp_modules(model):
+        group = module._get_fsdp_state()._fsdp_param_group
+        if group is not None:
+            return float(getattr(group, "gradient_divide_factor", None) or group.mesh_info.mesh.size())
+    return 1.0
+
+
 def whole_activation(x: Tensor, *, length: int | None, together: bool, what: str) -> Tensor:
     """An activation as a plain tensor; an error if this process has only a part of it.
 
