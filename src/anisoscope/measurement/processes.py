@@ -1,10 +1,10 @@
 """Several processes that measure one model together: each reads batches of its own, and the first has all statistics.
 
-Every process calls the same function, as under torchrun. Each fills a bank; banks merge, contexts decide by their content
-where rows belong, and so the merged bank is that of one process with all batches. What processes tell each other goes
-through the store of torch.distributed (keys and values), never through its collectives: nobody waits in silence. A
-process that fails says why, and whoever waits for it fails with that sentence; one that gives no sign of life for some
-minutes is taken for dead.
+Every process calls the same function, as under torchrun. Each fills a bank; banks merge, and contexts decide by their
+content where rows belong, so that the merged bank is that of one process with all batches. What processes tell each
+other goes through the store of torch.distributed (keys and values), never through its collectives: nobody waits in
+silence. A process that fails says why, and whoever waits for it fails with that sentence; one that gives no sign for
+some minutes is taken for dead.
 
 Passes of a model whose parameters are sharded are collectives themselves. There all processes run as many passes: one
 that has no batch left repeats its last one, which does not count.
@@ -428,8 +428,8 @@ def joined() -> Processes | None:
             time.sleep(_POLL)
     except Exception as error:
         raise AnisoscopeError(
-            f"RANK and WORLD_SIZE say that this is one of {size} processes, which did not meet within {_ARRIVAL:.0f} s; "
-            "start all of them with torchrun, or unset WORLD_SIZE."
+            f"RANK and WORLD_SIZE say that this is one of {size} processes, which did not meet within "
+            f"{_ARRIVAL:.0f} s; start all of them with torchrun, or unset WORLD_SIZE."
         ) from error
     return Processes(list(range(size)), rank=rank, store=store)
 
