@@ -205,7 +205,9 @@ class Processes:
         except PeerFailure:
             raise
         except BaseException as error:
-            with contextlib.suppress(Exception):  # the store may be gone with the other processes
+            with contextlib.suppress(dist.DistError):  # the store may be gone with the other processes
+                if isinstance(error, Exception):
+                    self._raise_failure()  # of another process, which may be the cause of this one's
                 self._tell_failure(error)
             raise
 
@@ -219,6 +221,7 @@ class Processes:
                 self._wait(f"left/{rank}", of=rank)
 
     def _tell_failure(self, error: BaseException) -> None:
+        self._set(f"heard/{self.rank}", b"1")  # nobody needs to tell this one
         if self._seen("failed") is None and not isinstance(error, KeyboardInterrupt):
             why = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
             why = why if isinstance(error, AnisoscopeError) else f"{type(error).__name__}: {why}"
