@@ -30,7 +30,7 @@ def batches(*numbers: int) -> list[dict[str, Tensor]]:
 def measured(*numbers: int, wrap: Wrap = plain, architecture: str = "gpt2", **options: Any) -> Table:
     torch.manual_seed(0)
     model = wrap(tiny(architecture))
-    return measure(model, batches(*numbers), **{"metrics": _METRICS, "name": "m", **options})
+    return measure(model, batches(*numbers), **{"metrics": _METRICS, **options})
 
 
 def in_two(*shares: tuple[int, ...], folder: Path, **options: Any) -> list[Table]:
@@ -44,7 +44,7 @@ def test_every_process_has_the_table_of_one_process_with_all_batches(wrap: Wrap,
     first, second = in_two((0, 2, 3), (1,), folder=tmp_path, wrap=wrap)
     assert_same(first, expected, tolerance=1e-12 if wrap is not fsdp else 1e-5)
     assert_same(second, first, tolerance=0.0, nothing=0.0, least=8)
-    assert first.about == second.about
+    assert first.about == second.about == expected.about
 
 
 @pytest.mark.parametrize("wrap", [plain, fsdp])
@@ -113,6 +113,21 @@ def test_a_process_that_fails_ends_all_with_its_reason(tmp_path: Path) -> None:
     first, second = in_ranks(act, 2, tmp_path)
     assert first.startswith("rank 1 failed, and with it all 2 processes: GPT2LMHeadModel fails on a batch")
     assert second.startswith("GPT2LMHeadModel fails on a batch")
+
+
+def test_a_process_that_fails_in_a_pass_that_communicates(tmp_path: Path) -> None:
+    """Of a sharded model: the others wait in a collective until it has ended, and then know why."""
+
+    def act(rank: int) -> str:
+        torch.manual_seed(0)
+        model, wrong = fsdp(tiny("gpt2")), [{"input_ids": torch.full((2, 4), 10**6)}]
+        said = sentence(lambda: measure(model, wrong if rank else batches(0), metrics=_METRICS))
+        if rank:
+            os._exit(1)
+        return said
+
+    first, _ = in_ranks(act, 2, tmp_path)
+    assert first.startswith("rank 1 failed, and with it all 2 processes: GPT2LMHeadModel fails on a batch")
 
 
 def test_the_first_process_fails(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import input_device, trained_module
 from anisoscope.models.load import load_model
-from anisoscope.models.parallel import shard_again
+from anisoscope.models.parallel import class_name, shard_again
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.numerics.host import few_threads
@@ -100,7 +100,7 @@ def measure(
     if modules and sites:
         raise AnisoscopeError("modules and sites were both given; modules are looked at in place of sites.")
     sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
-    columns = {"model": name or type(model).__name__, "seed": seed}
+    columns = {"model": name or class_name(model), "seed": seed}
 
     def measured() -> Table:
         setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
@@ -260,7 +260,7 @@ def _failure_explained(model: nn.Module, batch: Any) -> Iterator[None]:
         if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].replace("torch.", "")
             raise AnisoscopeError(
-                f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
+                f"{class_name(model)} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
                 "and that the batch holds what the model's forward takes."
             ) from error
         raise AnisoscopeError(

@@ -38,7 +38,7 @@ from anisoscope.option import Progress
 
 _LIMIT = 600.0  # seconds without a sign after which a process is taken for dead
 _SIGN = 1.0  # least seconds between signs
-_POLL = 0.005  # seconds between looks while waiting
+_POLL = 0.01  # seconds between looks while waiting
 _FAREWELL = 5.0  # seconds that a process which failed waits for others to hear of it
 _ARRIVAL = 120.0  # seconds in which all processes of a command must have started
 _PIECE = 2 << 20  # bytes of one value of the store, which takes at most 8 MiB
@@ -205,10 +205,13 @@ class Processes:
         except PeerFailure:
             raise
         except BaseException as error:
-            with contextlib.suppress(dist.DistError):  # the store may be gone with the other processes
-                if isinstance(error, Exception):
-                    self._raise_failure()  # of another process, which may be the cause of this one's
-                self._tell_failure(error)
+            cause = None
+            with contextlib.suppress(PeerFailure):  # the store may be gone with the other processes
+                cause = self._failure() if isinstance(error, Exception) else None
+                if cause is None:
+                    self._tell_failure(error)
+            if cause is not None:  # a pass that communicates fails where another process has
+                raise cause from error
             raise
 
     def _part(self) -> None:
@@ -231,14 +234,18 @@ class Processes:
             while time.monotonic() < until and any(self._seen(f"heard/{rank}") is None for rank in others):
                 time.sleep(_POLL)  # a launcher ends all processes once one has ended, before the first could say why
 
-    def _raise_failure(self) -> None:
+    def _failure(self) -> PeerFailure | None:
+        """The failure of another process, if there was one."""
         found = self._seen("failed")
-        if found is None:
-            return
-        rank, why = json.loads(found)
-        if rank != self.members[self.rank]:
-            self._set(f"heard/{self.rank}", b"1")
-            raise PeerFailure(f"rank {rank} failed, and with it all {self.size} processes: {why}")
+        rank, why = json.loads(found) if found is not None else (self.members[self.rank], "")
+        if rank == self.members[self.rank]:
+            return None
+        self._set(f"heard/{self.rank}", b"1")
+        return PeerFailure(f"rank {rank} failed, and with it all {self.size} processes: {why}")
+
+    def _raise_failure(self) -> None:
+        if (failure := self._failure()) is not None:
+            raise failure
 
     # -- the store --
 
@@ -255,11 +262,17 @@ class Processes:
         with _reachable():
             self._store.delete_key(f"{self._key}/{name}")
 
-    def _seen(self, name: str) -> bytes | None:
-        """What was said under a name; None if nothing was yet."""
-        key = f"{self._key}/{name}"
+    def _there(self, name: str) -> bool:
+        """Whether something is said under a name."""
         with _reachable():
-            return bytes(self._store.get(key)) if self._store.check([key]) else None
+            return bool(self._store.check([f"{self._key}/{name}"]))
+
+    def _seen(self, name: str) -> bytes | None:
+        """What was said under a name, which nobody takes away meanwhile; None if nothing was yet."""
+        if not self._there(name):
+            return None
+        with _reachable():
+            return bytes(self._store.get(f"{self._key}/{name}"))
 
     def _wait(self, name: str, *, of: int) -> bytes:
         """What a process says under a name, once it does."""
@@ -297,7 +310,7 @@ class Processes:
         self._set(f"{name}/size", f"{len(pieces)} {readers}".encode())
         for number, start in enumerate(pieces):
             since = self._patience()
-            while number >= _AHEAD and self._seen(f"{name}/{number - _AHEAD}") is not None:
+            while number >= _AHEAD and self._there(f"{name}/{number - _AHEAD}"):
                 since = self._still(0 if not self.first else self.size - 1, since)
             self._set(f"{name}/{number}", value[start : start + _PIECE])
             self.sign()

@@ -18,6 +18,13 @@ def sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
+def class_name(model: nn.Module) -> str:
+    """The name of a model's class, as it was before FSDP2 derived another one from it."""
+    name = type(model).__name__
+    plain = name.removeprefix("FSDP")
+    return plain if any(base.__name__ == plain for base in type(model).__mro__) else name
+
+
 def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """The mode for passes without gradients; what FSDP keeps of an inference mode cannot be used in training."""
     return torch.no_grad() if sharded(model) else torch.inference_mode()
