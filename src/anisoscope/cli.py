@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from anisoscope.commands.claims import claims
-from anisoscope.commands.command import INTERRUPTED, Debug, exit_code, fail, interruptible
+from anisoscope.commands.command import INTERRUPTED, Debug, exit_code, fail, hush, interruptible
 from anisoscope.commands.compare import compare
 from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
@@ -86,6 +86,7 @@ def _parser() -> Any:
 
 def main(run: Callable[..., Any] | None = None) -> None:
     """The entry point: an error is one sentence and a non-zero exit, a traceback only with --debug."""
+    hush(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         tolerant(stream)  # a terminal of few letters shows near ones for the others
     with interruptible() as received:

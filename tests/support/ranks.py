@@ -249,11 +249,13 @@ def rows_of(table: Table) -> dict[tuple[str, ...], Record]:
     return {tuple(str(row.get(key)) for key in _KEYS): row for row in table.records()}
 
 
-def assert_same(found: Table, expected: Table, *, tolerance: float = 1e-9, nothing: float = 1e-12) -> None:
+def assert_same(
+    found: Table, expected: Table, *, tolerance: float = 1e-9, nothing: float = 1e-12, least: int = 50
+) -> None:
     """The same rows, with the same values, intervals and counts."""
     ours, theirs = rows_of(found), rows_of(expected)
     assert ours.keys() == theirs.keys()
-    assert len(ours) > 50
+    assert len(ours) > least
     for key, row in theirs.items():
         for name in ("value", "low", "high", "n", "contexts", "dropped"):
             a, b = ours[key].get(name), row.get(name)

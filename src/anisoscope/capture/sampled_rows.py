@@ -197,16 +197,19 @@ class SampledRows(StepCapture):
         rows: Rule | None = None,
         kept: PositionChoice | None = None,
         report: Report | None = None,
+        turn: tuple[int, int] = (0, 1),
     ) -> None:
         self._graphed: dict[str, GraphRows] = {}  # by stack
         self._masks: dict[str, Fused | None] = {}  # by stack
         super().__init__(model, sites, layout=layout, rows=rows, kept=kept, report=report)
         self.take, self.most, self.turn = take, most, 0.0
         self._number, self._start = 0, 0.0
+        # of the passes of a step in several processes, the number of the first one here and the stride
+        self._first, self._stride = turn
 
     def begin(self, step: int) -> None:
         """Record every pass from now on; the sampled rows depend on the step and the number of the pass."""
-        self.batches, self._number, self.active, self.failed = [], 0, True, False
+        self.batches, self._number, self.active, self.failed = [], self._first, True, False
         self._start = step * _GOLDEN % 1.0
 
     def end(self) -> None:
@@ -285,7 +288,7 @@ class SampledRows(StepCapture):
                 self.take(seen)
             self.batches.append(SampledPass())
             self.turn = (self._start + self._number * _GOLDEN**2) % 1.0
-            self._number += 1
+            self._number += self._stride
         super()._begin(module, args, kwargs)
 
     def _read(self, arguments: Arguments, outer: Arguments, *, ruled: Ruled, stack: Stack) -> Contexts:

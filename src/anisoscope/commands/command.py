@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -139,6 +140,15 @@ def _anywhere(dry_run: bool) -> contextlib.AbstractContextManager[None]:
     from anisoscope.models.placement import elsewhere
 
     return elsewhere()
+
+
+def hush(words: Sequence[str]) -> None:
+    """Of the processes that torchrun started a command in only the first prints; what others say goes through it."""
+    several = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if several and words[:1] == ["profile"] and os.environ["RANK"] != "0" and "--debug" not in words:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nothing, stream)
 
 
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes

@@ -19,6 +19,7 @@ from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
+from anisoscope.measurement.processes import Processes, in_all
 from anisoscope.measurement.profile import Profiler
 from anisoscope.option import Progress, check_values, python_options
 from anisoscope.results.folder import RunFolder, slug
@@ -113,10 +114,10 @@ def _locked(
 # -- profile -----------------------------------------------------------------------------------------------------------
 
 
-def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
-    """Measure every model of a profile and draw the page."""
+def run_profile(config: ProfileConfig, request: RunRequest, *, peers: Processes | None = None) -> FinishedRun:
+    """Measure every model of a profile and draw the page, of several processes in the first."""
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
-    profiler = Profiler(config, folder, command=request.command)
+    profiler = Profiler(config, folder, command=request.command, peers=peers)
     noted: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
@@ -132,35 +133,54 @@ def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
     return _carry_out(request, profiler.run)
 
 
+def share_profile(config: ProfileConfig, peers: Processes) -> None:
+    """Measure a share of the contexts of a profile that another process writes."""
+    with tempfile.TemporaryDirectory() as place:  # the folder of the first process has the results
+        Profiler(config, RunFolder(Path(place)), peers=peers).run()
+
+
 def profile(
     *models: str | Path,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     report: bool = True,
+    alone: bool = False,
     **options: Any,
 ) -> Table:
     """Profile models, as the command does, and return the table; `out` keeps the run folder with its page.
 
     Models and `options` are those of the command: folders, hub ids, .gguf files, adapters, files of rows, and with
     `random_init=True` architectures; `data="corpus.jsonl"`, `sites=["resid"]` or `"resid,attn_out"`, `layers="0-3"`,
-    `skip_first=True`. `report=False` leaves the page out.
+    `skip_first=True`. `report=False` leaves the page out. Under torch.distributed all processes call it: contexts are
+    dealt to them, the first writes the run folder, and each returns the table; `alone` is for one process only.
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
     check_values(profile, {"out": out, "resume": resume})
     named = tuple(str(model) if isinstance(model, Path) else model for model in models)
     config = ProfileConfig(models=named, **python_options(ProfileConfig, options))
-    if out is not None:
-        return run_profile(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
-    return profile_table(config, resume=resume, progress=progress)
+    peers = Processes.here(alone=alone)
+
+    def run() -> Table:
+        if peers is not None and not peers.first:
+            share_profile(config, peers)
+            return peers.agree(Table.from_records([]))
+        if out is not None:
+            request = RunRequest(Path(out), resume, progress=progress, report=report)
+            table = run_profile(config, request, peers=peers).folder.table()
+        else:
+            table = profile_table(config, peers=peers, resume=resume, progress=progress)
+        return table if peers is None else peers.agree(table)
+
+    return in_all(peers, run)
 
 
-def profile_table(config: ProfileConfig, **words: Any) -> Table:
+def profile_table(config: ProfileConfig, *, peers: Processes | None = None, **words: Any) -> Table:
     """The table of a profile that leaves no run folder."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / (slug("_".join(Path(model).name for model in config.models[:2])) or "profile")
-        return run_profile(config, RunRequest(folder, report=False, **words)).folder.table()
+        return run_profile(config, RunRequest(folder, report=False, **words), peers=peers).folder.table()
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------

@@ -33,13 +33,18 @@ def profile(
         make = with_pilot(plan_profile, config, contexts=chosen.pilot, wanted=chosen.wanted_width)
         plans.show_plan(make, chosen, device=config.device)
         return
-    from anisoscope.commands.pipeline import run_profile
+    from anisoscope.commands.pipeline import run_profile, share_profile
+    from anisoscope.measurement.processes import in_all, joined
     from anisoscope.metrics.catalogue import registry
     from anisoscope.view.console import print_profile_end
 
     name = "_".join(Path(model).name for model in config.models[:2])[:60]
+    peers = joined()
+    if peers is not None and not peers.first:
+        in_all(peers, lambda: share_profile(config, peers))
+        return
     with requested(out, name, resume=resume) as request:
-        run = run_profile(config, request)
+        run = in_all(peers, lambda: run_profile(config, request, peers=peers))
     print_profile_end(run.folder, run.page, registry(), why=why)
     if problem := missing_everywhere(run.folder.table()):
         fail(problem, 3)

@@ -393,10 +393,14 @@ class Bank:
         self._splits = [split, *self._splits[: _SPLITS - 1]]
         return split
 
+    def foresee(self, names: Sequence[str] | None) -> None:
+        """Number the strata of a batch that another process reads, in order of appearance as all do."""
+        self.groups += [name for name in dict.fromkeys(names or ("",)) if name not in self.groups]
+
     def _group_of(self, index: Index) -> Tensor:
         """The number of each row's stratum; new names are added in order of appearance."""
         names = ("",) if index.group is None else index.group
-        self.groups += [name for name in dict.fromkeys(names) if name not in self.groups]
+        self.foresee(names)
         if len(self.groups) > MOST_GROUPS + ("" in self.groups):
             raise AnisoscopeError(
                 f"--group-by gives more than {MOST_GROUPS} groups (such as {self.groups[0]!r}, {self.groups[-1]!r}); "

@@ -18,6 +18,7 @@ from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup, applies, make_plan
 from anisoscope.measurement.feed import Feed, ShapeReader, SiteShape, forward_failed, no_text
+from anisoscope.measurement.processes import local_size
 from anisoscope.metrics.engine.estimation import NEIGHBOUR_BATCH
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, modalities_of
@@ -303,4 +304,5 @@ def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: 
 
 
 def available() -> int:
-    return int(psutil.virtual_memory().available)
+    """Free bytes of memory for this process."""
+    return int(psutil.virtual_memory().available) // local_size()

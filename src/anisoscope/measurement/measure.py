@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
+from anisoscope.measurement.processes import Processes, in_all, signing
 from anisoscope.metrics.catalogue import parse_requests
-from anisoscope.models.forward import input_device, original
+from anisoscope.metrics.engine.metric import Request
+from anisoscope.models.forward import input_device, original, trained_module
 from anisoscope.models.load import load_model
+from anisoscope.models.parallel import class_name, shard_again
 from anisoscope.models.source import StoredRows
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.numerics.host import few_threads
@@ -55,6 +58,7 @@ def measure(
     halves: bool = False,
     name: str = "",
     progress: Progress | None = None,
+    alone: bool = False,
     **options: Any,
 ) -> Table:
     """The geometry of every layer of a model over some batches, as a table.
@@ -70,11 +74,14 @@ def measure(
     forward that gives which positions are data, bool [contexts, positions], where its arguments do not say it. With
     `halves` the intrinsic dimensions of the residual stream come also for two disjoint halves of the contexts (groups
     half:1 and half:2).
+
+    Under torch.distributed all processes call it, each with its own batches, and each gets the table of all of them;
+    tensor-parallel processes are given the same batches. `alone` measures in this process only.
     """
     if isinstance(model, str | Path):
         named: dict[str, Any] = {"sites": sites, "layers": layers, "metrics": metrics, "modules": modules}
         named |= {"special": special, "first": first, "pool": pool, "seed": seed, "sample_size": sample_size}
-        named |= {"halves": halves, "attention_rows": attention_rows, "progress": progress, **options}
+        named |= {"halves": halves, "attention_rows": attention_rows, "progress": progress, "alone": alone, **options}
         return _by_name(model, batches, named, rows=rows, name=name)
     check_values(measure, locals(), {"sample_size": 32, "attention_rows": 0, "seed": 0})
     if options or batches is None or isinstance(batches, str | Path):
@@ -86,31 +93,117 @@ def measure(
     model = original(model)
     if hasattr(batches, "keys") or (isinstance(batches, Tensor) and batches.dim() == 2):
         batches = [batches]
+    peers = Processes.here(model, alone=alone)
+    if peers is not None:
+        model = trained_module(model)  # a data-parallel wrapper communicates in every pass
     requests = parse_requests(metrics)
     sites, modules = names_of(sites), names_of(modules)
     if modules and sites:
         raise AnisoscopeError("modules and sites were both given; modules are looked at in place of sites.")
-    setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
+    sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
+    columns = {"model": name or class_name(model), "seed": seed}
+
+    def measured() -> Table:
+        setup = prepare(model, requests, sites=sites, layers=layers, modules=modules)
+        _refuse_pool(model, setup, pool)
+        bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
+        if setup.captured or modules:
+            how: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
+            chosen = bool(modules or (sites and EVERY not in sites))
+            _read(model, setup, bank, batches, peers=peers, progress=progress, chosen=chosen, **how)
+        return _evaluated(model, setup, bank, requests, columns, peers=peers, progress=progress)
+
+    return in_all(peers, measured)
+
+
+def _refuse_pool(model: nn.Module, setup: Setup, pool: str) -> None:
     if setup.layout is not None and not pool_fits(model, pool, setup.layout):
         why = "it has no class token" if pool == "cls" else "no position is the last of a text"
         raise AnisoscopeError(f"pool={pool!r} means nothing for {type(model).__name__}: {why}; take 'mean' or 'none'.")
-    sizes: dict[str, Any] = {"sample_size": sample_size, "attention_rows": attention_rows, "halves": halves}
-    bank = Bank(make_plan(requests, setup.kinds, seed=seed, **sizes))
-    if setup.captured or modules:
-        around, rest = partial(_failure_explained, model), iter(batches)
-        if not (modules or (sites and EVERY not in sites)):  # keep the default sites that this model can capture
-            for batch in islice(rest, 1):
-                with around(batch):
-                    leave_unseen_out(model, batch, setup, rows=rows)
-                rest = chain([batch], rest)
-        how: dict[str, Any] = {"special": special, "first": first, "pool": pool, "rows": rows, "modules": modules}
-        after = None if progress is None else lambda number, _: progress("forward", number, 0)
-        capture_batches(model, setup, setup.captured, bank, rest, around=around, after=after, **how)
-    feed_tables(bank, model, setup)
-    records, counts = evaluate_pass(bank, requests, setup, progress=progress)
-    columns = {"model": name or type(model).__name__, "seed": seed}
-    about = {"models": [{"name": columns["model"], "notes": [*setup.notes, *counts["notes"]]}], "seed": seed}
-    return Table.from_records(({**columns, **record} for record in records), about)
+
+
+def _read(
+    model: nn.Module,
+    setup: Setup,
+    bank: Bank,
+    batches: Iterable[Any],
+    *,
+    peers: Processes | None,
+    progress: Progress | None,
+    chosen: bool,
+    rows: Rule | None,
+    **how: Any,
+) -> None:
+    """Fill the bank with the rows of the batches of this process; sites that were not `chosen` may be left out."""
+    around, sink = partial(_failure_explained, model), Tee([bank])
+    if peers is None:
+        rest = iter(batches)
+        opened = next(rest, None)
+        rest = rest if opened is None else chain([opened], rest)
+    else:
+        _leave_split_out(setup, peers, chosen=chosen)
+        opened, rest = peers.first_batch(batches)
+    if not chosen and opened is not None:  # keep the default sites that this model can capture
+        with around(opened):
+            leave_unseen_out(model, opened, setup, rows=rows)
+
+    def after(number: int, _: Any) -> None:
+        if peers is not None:
+            peers.sign()
+        if progress is not None:
+            progress("forward", number, 0)
+
+    run = rest if peers is None else _dealt(peers, rest, opened, sink=sink)
+    if peers is None or opened is not None:
+        capture_batches(model, setup, setup.captured, sink, run, around=around, after=after, rows=rows, **how)
+        shard_again(model)
+
+
+def _leave_split_out(setup: Setup, peers: Processes, *, chosen: bool) -> None:
+    """Remove from the setup what tensor-parallel processes have parts of; an error if it was asked for by name."""
+    split = [site for site in setup.captured if site.kind in ATTENTION_KINDS] if len(peers.same) > 1 else []
+    if not split:
+        return
+    kinds = ", ".join(dict.fromkeys(site.kind for site in sorted(split, key=flow_order)))
+    why = "heads are split over tensor-parallel processes"
+    if chosen:
+        raise AnisoscopeError(f"{kinds} cannot be measured here: {why}; measure a checkpoint in one process.")
+    setup.captured[:] = [site for site in setup.captured if site not in split]
+    setup.notes.append(f"{kinds} are left out: {why}")
+
+
+def _dealt(peers: Processes, batches: Iterator[Any], lent: Any, *, sink: Tee) -> Iterator[Any]:
+    """The batches of the passes of this process; the sink is closed in those that do not count."""
+    whole = sink.sinks
+    for batch, counts in peers.passes(batches):
+        sink.sinks = whole if counts and peers.counts else []
+        yield lent if batch is None else batch
+
+
+def _evaluated(
+    model: nn.Module,
+    setup: Setup,
+    bank: Bank,
+    requests: Sequence[Request],
+    columns: dict[str, Any],
+    *,
+    peers: Processes | None,
+    progress: Progress | None,
+) -> Table:
+    """The table of a bank; of several processes the first makes that of all banks, and each gets it."""
+    feed_tables(bank, model, setup, peers=peers)
+    if peers is not None:
+        found = peers.merged(bank, setup.notes)
+        if found is None:
+            return peers.agree(Table.from_records([]))
+        bank, told = found
+        setup.notes[:] = dict.fromkeys(note for notes in told for note in notes)
+        if (setup.captured or not setup.layout) and not bank.sites:
+            raise AnisoscopeError(f"none of {peers.size} processes was given a batch; give batches to one at least.")
+    records, counts = evaluate_pass(bank, requests, setup, progress=signing(peers, progress))
+    about = {"models": [{"name": columns["model"], "notes": [*setup.notes, *counts["notes"]]}], "seed": columns["seed"]}
+    table = Table.from_records(({**columns, **record} for record in records), about)
+    return table if peers is None else peers.agree(table)
 
 
 def _by_name(model: str | Path, batches: Any, named: dict[str, Any], *, rows: Rule | None, name: str) -> Table:
@@ -168,7 +261,7 @@ def _failure_explained(model: nn.Module, batch: Any) -> Iterator[None]:
         if not encoder_decoder or given & {"decoder_input_ids", "decoder_inputs_embeds", "labels"}:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200].replace("torch.", "")
             raise AnisoscopeError(
-                f"{type(model).__name__} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
+                f"{class_name(model)} fails on a batch ({reason}); check that its ids lie within the vocabulary, "
                 "and that the batch holds what the model's forward takes."
             ) from error
         raise AnisoscopeError(
@@ -232,12 +325,16 @@ def leave_unseen_out(
             setup.notes.append(f"{listed} are left out: {error}")
 
 
-def feed_tables(bank: Bank, model: nn.Module, setup: Setup) -> None:
-    """Add the rows of the model's weight tables to the bank."""
+def feed_tables(bank: Bank, model: nn.Module, setup: Setup, *, peers: Processes | None = None) -> None:
+    """Add the rows of the model's weight tables to the bank, of several processes to that of the first."""
     for kind in setup.tables:
         site = Site(0 if kind == "embed_weight" else setup.depth("single"), kind)
         if site not in bank.sites:  # a resumed bank has them already
-            feed_rows(bank, site, weight_rows(model, kind))
+            rows: Any = weight_rows(model, kind)
+            if peers is not None and hasattr(rows, "full_tensor"):
+                rows = rows.full_tensor()  # a collective: every process comes here
+            if peers is None or peers.first:
+                feed_rows(bank, site, rows)
 
 
 def feed_rows(bank: Bank, site: Site, rows: Tensor | StoredRows) -> None:

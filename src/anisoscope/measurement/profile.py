@@ -36,6 +36,7 @@ from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_p
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
 from anisoscope.measurement.measure import LOADING, Tee, capture_batches, feed_rows, feed_tables
+from anisoscope.measurement.processes import Processes, Value, placed
 from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
@@ -105,22 +106,27 @@ class Profiler:
     peak: PeakMemory = field(default_factory=PeakMemory)
     started: float = field(default_factory=time.monotonic)
     estimate: str = ""  # a sentence on the memory that the current model will need
+    peers: Processes | None = None  # this process among several, of which the first has the results
     _ready: threading.Thread | None = None  # makes the device ready
 
     def run(self) -> Table:
         """Measure every model; finished models are kept if a later one fails or the run is interrupted."""
         old = self.folder.about()
-        if old.get("status") == "complete":  # resumed, but complete already
-            self.about, self.tables = old, [self.folder.table()]
-            return self.tables[0]
+        if self.agreed(old.get("status") == "complete"):  # resumed, but complete already
+            self.about, self.tables = old, [self.folder.table()] if self.first else []
+            return Table.concat(self.tables, old)
+        if self.peers is not None:
+            refuse_idle(self.config, ("save_rows", "device_map"), "in several processes; run it without torchrun")
         requests = parse_requests(self.config.metrics)
-        self._ready = make_ready(self.config.device)
+        self._ready = make_ready(self.device)
         # a misspelt name fails before anything is measured
         kinds = {parse_model(spec, random_init=self.config.random_init).kind for spec in self.config.models}
         if kinds == {"rows"}:
             self._refuse_options_of_models()
         self.about = new_manifest(asdict(self.config), command=self.command, seed=self.config.seed, old=old)
         self.about["wall_seconds"] = 0.0
+        if self.peers is not None:
+            self.about["processes"] = self.peers.size
         self._before = float(old.get("wall_seconds", 0.0))
         self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
         self.folder.write_about(self.about)
@@ -133,6 +139,19 @@ class Profiler:
         self._finish()
         self.folder.tidy()
         return Table.concat(self.tables, self.about)
+
+    @property
+    def first(self) -> bool:
+        """Whether the results are here: in the only process, or in the first of several."""
+        return self.peers is None or self.peers.first
+
+    @property
+    def device(self) -> str:
+        return self.config.device if self.peers is None else placed(self.config.device)
+
+    def agreed(self, mine: Value) -> Value:
+        """What the first process says, whose run folder decides what is to be measured."""
+        return mine if self.peers is None else self.peers.agree(mine)
 
     def _refuse_options_of_models(self) -> None:
         try:
@@ -152,11 +171,14 @@ class Profiler:
 
     def _model(self, key: str, spec: str, requests: list[Request]) -> None:
         done = self.folder.part(key)
-        if done is not None and key in self._known:  # finished before an interruption
-            self.tables.append(done)
-            self._describe(self._known[key])
+        if self.agreed(done is not None and key in self._known):  # finished before an interruption
+            if done is not None:
+                self.tables.append(done)
+                self._describe(self._known[key])
             return
         rows = parse_model(spec, random_init=self.config.random_init).kind == "rows"
+        if rows and not self.first:  # a file is read by one process
+            return
         records, entry = (self._rows_file if rows else self._network)(key, spec, requests)
         self.folder.write_part(key, self.add(records, entry))
         self.folder.write_table(Table.concat(self.tables))
@@ -213,7 +235,8 @@ class Profiler:
         c = self.config
         self.tell("load", 0, 1)
         reads = not c.sites or bool(set(c.sites) - WEIGHT_KINDS)  # weight tables are measured without a text
-        loaded = load_model(spec, **{name: getattr(c, name) for name in LOADING}, need_tokenizer=reads)
+        options = {name: getattr(c, name) for name in LOADING} | {"device": self.device}
+        loaded = load_model(spec, **options, need_tokenizer=reads)
         self.tell("load", 1, 1)
         if self._ready is not None:
             self._ready.join()  # it sets numbers of threads and precisions, and sets them back
@@ -222,6 +245,8 @@ class Profiler:
 
     def tell(self, what: str, done: int, total: int) -> None:
         self.peak.look()
+        if self.peers is not None:
+            self.peers.sign()
         if self.progress is not None:
             self.progress(what, done, total)
 
@@ -269,7 +294,7 @@ class ModelPasses:
 
     def __init__(self, owner: Profiler, loaded: Loaded, setup: Setup, requests: list[Request], key: str) -> None:
         self.owner, self.loaded, self.setup, self.requests, self.key = owner, loaded, setup, requests, key
-        self.folder, self.tell = owner.folder, owner.tell
+        self.folder, self.tell, self.peers = owner.folder, owner.tell, owner.peers
         self.config, notes = fitting(loaded, owner.config)
         self.feed: Feed = make_feed(loaded, self.config, tell=self.tell)
         self.entry = describe(loaded, setup, key)
@@ -279,8 +304,10 @@ class ModelPasses:
         """Run all passes; returns the records of the table and the model's entry in run.json."""
         planned, entry = self._plan(), self.entry
         records: Records = []
-        for number, sites in enumerate(planned.groups):
+        for number, sites in enumerate(self.owner.agreed(planned.groups)):  # memory may differ between machines
             done = self.folder.part(f"{self.key}.{number}")
+            if self.owner.agreed(done is not None) and done is None:
+                continue
             if done is not None:  # a pass that was finished before an interruption
                 counts = done.about
                 records += [{k: v for k, v in row.items() if k != "schema" and v is not None} for row in done.records()]
@@ -290,7 +317,8 @@ class ModelPasses:
             given = [n for n in (entry.get("given"), counts.get("given")) if n is not None]
             together = {"row_count": max(entry["row_count"], counts["row_count"]), "given": min(given, default=None)}
             entry |= {**counts, **together, "notes": [*entry["notes"], *counts["notes"]]}
-        self._conclude()
+        if self.owner.first:
+            self._conclude()
         return records, entry
 
     def _plan(self) -> PassPlan:
@@ -345,6 +373,8 @@ class ModelPasses:
         key = f"{self.key}.{work.number}"
         try:
             self._capture(work)
+            if not self._joined(work):
+                return [], {"row_count": 0, "notes": []}
             if work.number == 0:
                 feed_tables(work.bank, self.loaded.model, self.setup)
             work.clean, work.complete = work.bank.calls, True
@@ -356,7 +386,7 @@ class ModelPasses:
             self.folder.drop_partial(key)
             return records, counts
         except KeyboardInterrupt:
-            if rescued := [*before, *self._rescued(work)]:
+            if self.peers is None and (rescued := [*before, *self._rescued(work)]):
                 self.owner.add(rescued, {**self.entry, "key": "", "partial": True})
             raise
 
@@ -374,7 +404,7 @@ class ModelPasses:
 
         def after(*_: Any) -> None:
             self.tell("forward", min(work.seen, c.tokens), c.tokens)
-            if time.monotonic() > work.due:
+            if self.peers is None and time.monotonic() > work.due:  # of several processes each has a part only
                 self._save(work)
 
         sink = work.bank if work.writer is None else Tee([work.bank, work.writer])
@@ -383,13 +413,26 @@ class ModelPasses:
         capture_batches(self.loaded.model, self.setup, work.sites, sink, chain([first], rest), **options)
         self.tell("forward", c.tokens, c.tokens)
 
+    def _joined(self, work: _Pass) -> bool:
+        """Whether the bank is complete here: that of the only process, or of all in the first of several."""
+        if self.peers is None:
+            return True
+        found = self.peers.merged(work.bank, self.setup.notes)
+        if found is None:
+            return False
+        work.bank, told = found
+        self.setup.notes[:] = dict.fromkeys(note for notes in told for note in notes)
+        return True
+
     def _remaining(self, work: _Pass) -> Iterator[Batch]:
-        """The batches that the pass has not processed yet."""
-        done = work.done
+        """The batches that the pass has not processed yet; of several processes each takes its share of them."""
+        done = self.owner.agreed(work.done)
         for number, batch in enumerate(self.feed.batches()):
             work.seen += self.feed.rows_of(batch.inputs)
-            if number >= done:
+            if number >= done and (self.peers is None or self.peers.mine(number)):
                 yield batch
+            elif number >= done:
+                work.bank.foresee(batch.groups)
 
     def _resumed(self, number: int, sites: list[Site], plan: Plan) -> _Pass:
         """The pass, with its state before an interruption if there was one."""

@@ -212,7 +212,7 @@ def _model_controls(planted: Planted) -> Iterator[ControlResult]:
         ids = torch.randint(1, 64, (4, 40)).to(planted.device)
 
     def cosine(*batches: dict[str, Tensor]) -> float:
-        table = measure(model, batches, sites=["resid"], metrics=["average_cosine"])
+        table = measure(model, batches, sites=["resid"], metrics=["average_cosine"], alone=True)
         return table.value(layer=2, metric="average_cosine", variant="")
 
     alone = [{"input_ids": ids[i : i + 1, :n]} for i, n in enumerate(_LENGTHS)]

@@ -41,6 +41,13 @@ def refuse_uncallable(model: nn.Module) -> None:
         )
 
 
+def class_name(model: nn.Module) -> str:
+    """The name of a model's class, as it was before FSDP2 derived another one from it."""
+    name = type(model).__name__
+    plain = name.removeprefix("FSDP")
+    return plain if any(base.__name__ == plain for base in type(model).__mro__) else name
+
+
 def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """The mode for passes without gradients; what FSDP keeps of an inference mode cannot be used in training."""
     return torch.no_grad() if sharded(model) else torch.inference_mode()
@@ -95,6 +102,23 @@ def together(model: nn.Module) -> Together | None:
 def _copied(parameter: Any, lines: set[Any]) -> bool:
     pairs = zip(_dimensions(parameter.device_mesh), parameter.placements, strict=True)
     return any(key in lines and placement.is_replicate() for key, placement in pairs)
+
+
+def averaged_over(model: nn.Module) -> float:
+    """The number of losses that a wrapper averages: one of each process that reads contexts of its own; 1 without one.
+
+    The gradient of an activation is that of the loss of its own process, and so larger by this factor than in one
+    process that averages over all contexts.
+    """
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
+    wrapper = next((m for m in model.modules() if type(m).__name__ in wrappers), None)
+    if wrapper is not None:
+        return float(dist.get_world_size(wrapper.process_group))  # type: ignore[arg-type]
+    for module in _fsdp_modules(model):
+        group = module._get_fsdp_state()._fsdp_param_group
+        if group is not None:
+            return float(getattr(group, "gradient_divide_factor", None) or group.mesh_info.mesh.size())
+    return 1.0
 
 
 def tensor_rank(model: nn.Module) -> int | None:

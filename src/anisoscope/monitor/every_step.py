@@ -6,7 +6,8 @@ quantities derived from them go into a buffer on the device, which the host read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from torch.nn.functional import pad
 from anisoscope.capture.sampled_rows import SampledPass, SampledRows
 from anisoscope.capture.sites.site import Site, flow_order
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.tangent import gradient_cosine
+from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.monitor.analysis.ranks import Ranks
+from anisoscope.monitor.analysis.step_sums import MISSING, SiteSums, StepSums, step_quantities
 from anisoscope.numerics.fused import Fused
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import SCHEMA_VERSION, Table
@@ -39,6 +42,9 @@ _METRICS: list[tuple[int, str, str, int]] = [
     (_COSINE, "gradient_cosine", "rows=batch", _FIRST),
 ]
 _WHY = {0: "no row was seen here", _FIRST: "no gradient came here"}  # notes by column of a row count that is 0
+
+
+_UNSENT = "at measured steps only: second moments of this width are not sent between processes at every step"
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,12 @@ class _Group:
 
     def _derived(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """The row of the buffer [sites, quantities]."""
-        half = len(self.sites)
-        trace = Trace(half, *sums)
-        found = trace.quantities()
-        cosine = gradient_cosine(trace.scatter[:half], trace.scatter[half:]).unsqueeze(-1)
-        return (torch.cat((found[:half], found[half:], cosine), dim=-1),)
+        return (step_quantities(Trace(len(self.sites), *sums)),)
+
+    def take(self, *, scale: float, whole: bool) -> SiteSums | None:
+        """The sums of a step, for the process that joins those of several; None if no row was seen."""
+        sums, self.sums = self.sums, None
+        return None if sums is None else SiteSums.of(self.sites, sums, scale=scale, whole=whole)
 
     def read(self) -> StepBlock | None:
         """Everything since the last call, in one transfer, which synchronises with the device."""
@@ -140,7 +147,15 @@ class EveryStep:
     """Records moments at every training step; `folder` keeps them for resuming."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[Site], *, taken: int, folder: Path | None, resume: bool, **words: Any
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        *,
+        taken: int,
+        folder: Path | None,
+        resume: bool,
+        ranks: Ranks | None = None,
+        **words: Any,
     ) -> None:
         if taken < 2:
             raise AnisoscopeError(f"every_step takes {taken} rows of a pass; expected 2 or more.")
@@ -151,7 +166,10 @@ class EveryStep:
         self._replaced: list[_Group] = []  # replaced when a new site joined; not read yet
         self._homes: dict[Site, tuple[int, torch.device]] = {}
         self._newest = -1
-        self._rows = SampledRows(model, sites, take=self._take, most=taken, **words)
+        self._merged: list[StepBlock] = []  # steps of several processes; not with the blocks yet
+        self._ranks, turn = ranks, (0, 1) if ranks is None else ranks.turn
+        self._sums = None if ranks is None else StepSums(ranks, self._keep)
+        self._rows = SampledRows(model, sites, take=self._take, most=taken, turn=turn, **words)
         self._load(resume=resume)
 
     def __enter__(self) -> EveryStep:
@@ -160,6 +178,8 @@ class EveryStep:
 
     def __exit__(self, *error: Any) -> None:
         self._rows.__exit__()
+        if self._sums is not None:
+            self._sums.close()
         self.flush()
 
     @property
@@ -184,11 +204,14 @@ class EveryStep:
         for group in self._groups:
             group.sums = None
 
-    def end(self, step: int, *, scale: float = 1.0) -> None:
+    def end(self, step: int, *, scale: float = 1.0, measured: bool = False) -> None:
         """Call after the passes of a step; gradients are divided by `scale`."""
         self._rows.end()
         if self._rows.failed:  # which was reported
             self.drop()
+        if self._sums is not None:
+            self._give(step, scale=scale, whole=measured)
+            return
         if all(group.sums is None for group in self._groups):
             if not self.seen and not self._rows.failed:
                 raise AnisoscopeError(
@@ -202,6 +225,31 @@ class EveryStep:
             for group in self._groups:
                 group.close(step, scale)
         self._newest = step
+
+    def _give(self, step: int, *, scale: float, whole: bool) -> None:
+        """Give the sums of a step to the process that joins them, even if there are none."""
+        assert self._sums is not None and self._ranks is not None
+        with torch.no_grad():
+            scale = scale * self._ranks.averaged
+            parts = [part for group in self._groups if (part := group.take(scale=scale, whole=whole)) is not None]
+        self._sums.add(step, parts, [group.device for group in self._groups])
+        if parts and not self._ranks.first:
+            self._newest = step
+
+    def _keep(self, step: int, found: list[tuple[tuple[Site, ...], Tensor]]) -> None:
+        """Add a step that was joined from several processes."""
+        if step <= self._newest:
+            self._forget(step)
+        self._merged += [StepBlock(sites, torch.tensor([step]), values[None]) for sites, values in found]
+        self._newest = step
+
+    def asked(self, step: int, records: Callable[[int], list[Any]]) -> Future[Found] | None:
+        """What `records` gives of a measured step, once it is joined; None in all processes but the first."""
+        assert self._sums is not None and self._ranks is not None
+        if self._ranks.first:
+            return self._sums.ask(step, records)
+        self._sums.send()
+        return None
 
     def _take(self, seen: SampledPass) -> None:
         self._homes |= {site: (x.shape[-1], x.device) for site, x in seen.rows.items() if site not in self._homes}
@@ -224,7 +272,11 @@ class EveryStep:
 
     def flush(self) -> None:
         """Copy everything from the device to the host and to disk; the only call that synchronises."""
+        if self._sums is not None:
+            self._sums.send()
+            self._sums.poll()
         fresh = [block for group in (*self._replaced, *self._groups) if (block := group.read()) is not None]
+        fresh, self._merged = [*fresh, *_joined(self._merged)], []
         self._replaced = []
         self.blocks += fresh
         self._unsaved += fresh
@@ -254,6 +306,11 @@ class EveryStep:
     def rewind(self, step: int) -> None:
         """Forget this step and all after it."""
         self.flush()
+        self._forget(step)
+
+    def _forget(self, step: int) -> None:
+        self.blocks += _joined(self._merged)
+        self._merged = []
         self.blocks = [kept for block in self.blocks if len((kept := block.where(block.steps < step)).steps)]
         self._newest = max((int(block.steps[-1]) for block in self.blocks), default=-1)
         for path in self.folder.glob("every-*.pt") if self.folder is not None else ():
@@ -277,6 +334,15 @@ class EveryStep:
         return Table.concat(parts)
 
 
+def _joined(blocks: Sequence[StepBlock]) -> list[StepBlock]:
+    """Blocks of single steps, those of the same sites as one."""
+    found: dict[tuple[Site, ...], list[StepBlock]] = {}
+    for block in blocks:
+        found.setdefault(block.sites, []).append(block)
+    joined = [(sites, [[b.steps for b in same], [b.values for b in same]]) for sites, same in found.items()]
+    return [StepBlock(sites, *map(torch.cat, parts)) for sites, parts in joined]
+
+
 def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]) -> Table:
     """One row for each step, site and metric."""
     steps, sites, metrics = len(block.steps), len(block.sites), len(_METRICS)
@@ -291,6 +357,9 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
     values = block.values.numpy()
     counts = values[:, :, [rows for *_, rows in _METRICS]].astype(np.int64).reshape(-1)
     dropped = values[:, :, [rows + 1 for *_, rows in _METRICS]].astype(np.int64).reshape(-1)
+    found_values = values[:, :, [column for column, *_ in _METRICS]].reshape(-1)
+    unsent = found_values == MISSING
+    why = np.where(unsent, _UNSENT, np.where(counts > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])))
     found = {
         "schema": np.full(size, SCHEMA_VERSION),
         "step": np.repeat(block.steps.numpy(), sites * metrics),
@@ -301,10 +370,10 @@ def _long(block: StepBlock, columns: Mapping[str, Any], depth: Mapping[str, int]
         "group": np.full(size, ""),
         "metric": per_metric([metric for _, metric, *_ in _METRICS]),
         "variant": per_metric([variant for *_, variant, _ in _METRICS]),
-        "value": values[:, :, [column for column, *_ in _METRICS]].reshape(-1),
+        "value": np.where(unsent, np.nan, found_values),
         "n": counts,
         "dropped": dropped,
-        "note": np.where(counts > 0, "", per_metric([_WHY[rows] for *_, rows in _METRICS])),
+        "note": why,
         **{name: np.full(size, value) for name, value in columns.items()},
     }
     return Table.from_columns(found, size)

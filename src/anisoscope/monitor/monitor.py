@@ -165,7 +165,9 @@ class Monitor:
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         self.ranks = Ranks.here(self.name, self.guard, model, stage)
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
-            out, sinks, every_step = None, (), False
+            out, sinks, every_step = None, (), every_step if self.ranks.leads else False
+        if self.ranks is not None:
+            self.ranks.following = bool(every_step)
         sizes: dict[str, Any] = {"rank": rank, "seed": seed, "window": frozen_window, "standardised": standardised}
         self.plan, requests = choose_plan(metrics, plan, **sizes)
         self.plan = with_splits(self.plan, split, named=modules is not None, **sizes)
@@ -243,7 +245,7 @@ class Monitor:
         sites, self.every, self.map = self.instruments.sites, None, None
         if rows_taken:
             i = self.instruments
-            words = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept}
+            words = {"folder": folder, "resume": resume, "rows": i.rows, "kept": i.kept, "ranks": self.ranks}
             words["report"] = partial(self.guard.caught, "follow every step")
             with self.guard.reaching("read the steps recorded before"):
                 self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
@@ -427,12 +429,14 @@ class Monitor:
         """Everything after the passes of a step."""
         step, guard = opened.step, self.guard
         if self.every is not None and self.every in self._hooks:
-            guard.call("follow every step", self.every.end, step, scale=scale.scale)
+            guard.call("follow every step", self.every.end, step, scale=scale.scale, measured=opened.due)
         if opened.due and self.live in self._hooks and not self.live.failed:
             what = "measure the training batch"
             opened.expect(what, guard.call(what, self._timed, self._measure_live, opened, scale))
-        if opened.due and self.every is not None:
+        if opened.due and self.every is not None and self.ranks is None:
             opened.add(guard.call("follow every step", self._timed, self._trace_records, step))
+        elif opened.due and self.every in self._hooks:
+            opened.expect("follow every step", guard.call("send it", self.every.asked, step, self._trace_records))
         if opened.measured:
             guard.call("keep its results", self._timed, self._close, opened)
         if opened.due and not opened.parts and self.ranks is not None:
@@ -537,6 +541,8 @@ class Monitor:
     @property
     def trace(self) -> Table:
         """What `every_step` recorded so far, at all steps; reading it synchronises with the device."""
+        if self.every is None and not self.desk.first:  # the results of several processes are with the first
+            return Table.concat([])
         if self.every is None:
             raise AnisoscopeError("this monitor follows measured steps alone; say every_step=True for all of them.")
         return self._trace()

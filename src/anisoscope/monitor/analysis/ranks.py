@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import together, training_ranks
+from anisoscope.models.parallel import averaged_over, together, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
 from anisoscope.monitor.analysis.pieces import is_split, joined_pieces, only_pieces
@@ -73,6 +73,11 @@ class Ranks:
         self.members, self.guard = list(members), guard
         self.rank, self.size = self.members.index(dist.get_rank()), len(members)
         self.together = together(model)  # processes with the same contexts, None if each has its own
+        self.averaged = averaged_over(model)  # losses of processes whose mean is trained on
+        alike = 1 if self.together is None else len(self.together.ranks)
+        self.turn = self.rank // alike, self.size // alike  # of the passes of a step: which are of this process
+        self.following = False  # whether this process adds to what is recorded at every step
+        self.also: list[Callable[..., None]] = []  # called by `poll`
         name = f"{name}/{members[0]}"
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
@@ -80,6 +85,7 @@ class Ranks:
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._folder: Path | None = None
         self._members: set[int] = set()  # known to have a monitor
+        self._following: dict[int, bool] = {}
         self._agreed = 0  # how often `agree` was called
         self._pending: deque[_Pending] = deque()  # of the first process
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
@@ -106,6 +112,11 @@ class Ranks:
         """Which part of a probe this process looks at, and of how many: all of it if several compute it together."""
         return (self.rank, self.size) if self.together is None else (0, 1)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of those that compute the same contexts."""
+        return self.together is None or not self.together.place
+
     def share(self, seen: Seen) -> Seen:
         """What this process adds to a step: of several with the same contexts one adds what is the same in all.
 
@@ -131,7 +142,7 @@ class Ranks:
             self._folder = _fresh_folder(folder)
             self._store.set(f"{self._key}/folder", str(self._folder))
         else:
-            self._store.set(f"{self._key}/joined/{self.rank}", "1")
+            self._store.set(f"{self._key}/joined/{self.rank}", "every" if self.following else "measured")
 
     def agree(self, mine: Any) -> Any:
         """What the first process says, such as which steps are measured already; others wait some seconds for it."""
@@ -167,6 +178,8 @@ class Ranks:
         """Have the steps analysed whose parts are all there; with `wait` all of them."""
         if not self.first:
             self._send()
+        for look in self.also:
+            look(wait=wait)
         until = time.monotonic() + _PATIENCE
         while self._pending:
             try:
@@ -179,6 +192,29 @@ class Ranks:
                 return
             else:
                 time.sleep(_POLL)
+
+    def post(self, name: str, value: Any) -> None:
+        """Have the first process get something else of this name."""
+        self._unsent.append((name, transport.Parcel.of(value)))
+        self._send()
+
+    def names(self) -> set[str]:
+        """What has come, in the first process."""
+        assert self._folder is not None
+        try:
+            return {path.name for path in self._folder.iterdir()}
+        except OSError:  # somebody deleted the folder: nothing can come
+            return set()
+
+    def taken(self, name: str) -> Any:
+        """What has come under a name, which is deleted."""
+        return self._take(name, "cpu")
+
+    def follows(self, rank: int) -> bool | None:
+        """Whether a process adds to what is recorded at every step; None if it has no monitor yet."""
+        if rank not in self._following and self._joined(rank):
+            self._following[rank] = self._store.get(f"{self._key}/joined/{rank}") == b"every"
+        return self._following.get(rank)
 
     def end(self, last: Any = None) -> None:
         """Nothing more comes from this process but what it says last, for `last_of_all`."""
