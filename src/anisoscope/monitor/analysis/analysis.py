@@ -125,6 +125,20 @@ class Analysis:
 
     def measure(self, seen: Seen) -> list[Record]:
         """All records of one step."""
+        records, study = self._geometry(seen), self.studies.get(seen.study)
+        if study is None or self.left_out(seen.rows):
+            return records
+        if seen.study != "study":
+            return records + study.measure(seen.rows)
+        return records + self._gradients(study, seen)
+
+    def alone(self, seen: Seen, *, types: bool) -> tuple[list[Record], GradientsAlone | None]:
+        """What one step gives by itself: its records, and its gradients before they are `compared`, if it has any."""
+        records, study = self._geometry(seen), self.studies[seen.study]
+        return records, None if self.left_out(seen.rows) else self.gradients_alone(study, seen, types=types)
+
+    def _geometry(self, seen: Seen) -> list[Record]:
+        """Metrics of the sites, and the loss."""
         rows, study, records = seen.rows, self.studies.get(seen.study), []
         if seen.bank is not None:
             measured, counts = evaluate_pass(seen.bank, self.requests, self.setup, progress=self.progress)
@@ -134,11 +148,7 @@ class Analysis:
             records += [{**row, "step": rows.step} for row in measured]
         if study is None or not study.source:  # not for training batches
             records += loss_records(rows, seen.constants)
-        if study is None or self.left_out(rows):
-            return records
-        if seen.study != "study":
-            return records + study.measure(rows)
-        return records + self._gradients(study, seen)
+        return records
 
     def _gradients(self, study: TangentStudy, seen: Seen) -> list[Record]:
         """Gradients of the rows, of the embedding table and of weights."""
