@@ -11,13 +11,15 @@ import importlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.config import ExecutorConfig, chosen
+from anisoscope.execution.job import Executor
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.profile import Profiler
 from anisoscope.option import Progress, check_values, python_options
@@ -113,10 +115,10 @@ def _locked(
 # -- profile -----------------------------------------------------------------------------------------------------------
 
 
-def run_profile(config: ProfileConfig, request: RunRequest) -> FinishedRun:
+def run_profile(config: ProfileConfig, request: RunRequest, executor: Executor | None = None) -> FinishedRun:
     """Measure every model of a profile and draw the page."""
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
-    profiler = Profiler(config, folder, command=request.command)
+    profiler = Profiler(config, folder, command=request.command, executor=executor)
     noted: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
@@ -138,40 +140,53 @@ def profile(
     resume: bool = False,
     progress: Progress | None = None,
     report: bool = True,
+    executor: str | Executor | None = None,
     **options: Any,
 ) -> Table:
     """Profile models, as the command does, and return the table; `out` keeps the run folder with its page.
 
     Models and `options` are those of the command: folders, hub ids, .gguf files, adapters, files of rows, and with
     `random_init=True` architectures; `data="corpus.jsonl"`, `sites=["resid"]` or `"resid,attn_out"`, `layers="0-3"`,
-    `skip_first=True`. `report=False` leaves the page out.
+    `skip_first=True`. `report=False` leaves the page out. `executor` (local, ray, slurm, or an object) has each model
+    measured by a job, with options such as `workers=4`.
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
     check_values(profile, {"out": out, "resume": resume})
     named = tuple(str(model) if isinstance(model, Path) else model for model in models)
+    elsewhere, options = _elsewhere(executor, options)
     config = ProfileConfig(models=named, **python_options(ProfileConfig, options))
     if out is not None:
-        return run_profile(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
-    return profile_table(config, resume=resume, progress=progress)
+        request = RunRequest(Path(out), resume, progress=progress, report=report)
+        return run_profile(config, request, elsewhere).folder.table()
+    return profile_table(config, elsewhere, resume=resume, progress=progress)
 
 
-def profile_table(config: ProfileConfig, **words: Any) -> Table:
+def profile_table(config: ProfileConfig, executor: Executor | None = None, **words: Any) -> Table:
     """The table of a profile that leaves no run folder."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / (slug("_".join(Path(model).name for model in config.models[:2])) or "profile")
-        return run_profile(config, RunRequest(folder, report=False, **words)).folder.table()
+        return run_profile(config, RunRequest(folder, report=False, **words), executor).folder.table()
+
+
+def _elsewhere(executor: str | Executor | None, options: Mapping[str, Any]) -> tuple[Executor | None, dict[str, Any]]:
+    """The executor of a Python call, and the options that are not its own."""
+    own = {each.name for each in fields(ExecutorConfig)} - {"executor"}
+    mine = python_options(ExecutorConfig, {name: value for name, value in options.items() if name in own})
+    if mine and executor is not None and not isinstance(executor, str):
+        raise AnisoscopeError(f"{next(iter(mine))} belongs to an executor by name; set it in the executor object.")
+    return chosen(executor, **mine), {name: value for name, value in options.items() if name not in own}
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------
 
 
-def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
+def run_sweep(config: SweepConfig, request: RunRequest, executor: Executor | None = None) -> FinishedRun:
     """Measure a series of checkpoints or one model, evaluate all claims, write the page."""
     from anisoscope.series.sweep import Sweeper
 
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
-    sweeper = Sweeper.at(config, request.out, **how)
+    sweeper = Sweeper.at(config, request.out, **how, executor=executor)
 
     def judge_all(folder: RunFolder) -> None:
         folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table(), robust=True)))
@@ -186,12 +201,14 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
     report: bool = True,
+    executor: str | Executor | None = None,
     **options: Any,
 ) -> Table:
     """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
 
     `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training. The
-    folder gets its verdicts and its page, as from the command; `report=False` leaves the page out.
+    folder gets its verdicts and its page, as from the command; `report=False` leaves the page out. `executor` (local,
+    ray, slurm, or an object) has each checkpoint measured by a job, with options such as `workers=4, job_gpus=1`.
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
@@ -201,11 +218,13 @@ def sweep(
     models = [str(one) for one in (model if isinstance(model, list | tuple) else [model])]
     if not models:
         raise AnisoscopeError("no model was given; name a folder of checkpoints, a hub id, or several models.")
+    elsewhere, options = _elsewhere(executor, options)
     config = SweepConfig(models[0], others=tuple(models[1:]), **python_options(SweepConfig, options))
     if out is None:
         with tempfile.TemporaryDirectory() as place:
-            return Sweeper.at(config, place, resume=resume, progress=progress).run()
-    return run_sweep(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
+            return Sweeper.at(config, place, resume=resume, progress=progress, executor=elsewhere).run()
+    request = RunRequest(Path(out), resume, progress=progress, report=report)
+    return run_sweep(config, request, elsewhere).folder.table()
 
 
 # -- train -------------------------------------------------------------------------------------------------------------

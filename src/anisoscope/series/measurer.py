@@ -88,11 +88,6 @@ class CheckpointMeasurer:
     row_map: RowMap | None = None  # the same few rows of every checkpoint
     counted: Path | None = None  # a folder for token frequencies, which several processes share
 
-    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Progress) -> CheckpointResult:
-        """Measure one model; a `late` one is measured after later steps and not compared with them."""
-        comparable = not late and self.table_before is not None
-        return self.conclude(self.alone(loaded, step, types=comparable, tell=tell), step, late=late)
-
     def alone(self, loaded: Any, step: int | None, *, types: bool, tell: Progress) -> CheckpointAlone:
         """What one model gives by itself; `types`: with what is needed to test the change of its embedding table."""
         config, notes = fitting(loaded, feed_config(self.config))

@@ -67,6 +67,13 @@ class Sweeper:
     plan: CheckpointSeries | None = None  # the series, if found before the folder was made
     executor: Executor | None = None  # has checkpoints measured elsewhere; in this process without one
 
+    def __post_init__(self) -> None:
+        if self.executor is not None and self.config.remove_downloads:
+            raise AnisoscopeError(
+                "--remove-downloads cannot go with --executor: jobs share the hub's cache, and one would delete what "
+                "another reads; leave one of them out."
+            )
+
     @classmethod
     def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
         """A sweep into a folder, which is created only if checkpoints are found."""
