@@ -70,10 +70,10 @@ class Crew:
         Where the first takes long, only so many others are begun as may wait for it.
         """
         found: dict[str, Outcome] = {}
-        waiting, next_up = deque(jobs), 0
+        waiting, next_up, most = deque(enumerate(jobs)), 0, self.executor.workers
         while next_up < len(jobs):
-            while waiting and len(self._running) < self.executor.workers and self._near(waiting[0], jobs, next_up):
-                self._submit(waiting.popleft())
+            while waiting and len(self._running) < most and waiting[0][0] < next_up + (1 + AHEAD) * most:
+                self._submit(waiting.popleft()[1])
             found |= self._heard()
             if (outcome := found.pop(jobs[next_up].name, None)) is not None:
                 next_up += 1
@@ -84,9 +84,6 @@ class Crew:
     def run(self, job: Job) -> Outcome:
         """Run one job and wait for it."""
         return next(outcome for _, outcome in self.in_order([job]))
-
-    def _near(self, job: Job, jobs: Sequence[Job], next_up: int) -> bool:
-        return jobs.index(job) < next_up + (1 + AHEAD) * self.executor.workers
 
     def _submit(self, job: Job, attempts: int = 1) -> None:
         job.told.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from anisoscope.option import Progress
 Work = Callable[[Any, Progress], None]  # a function of a module, which a worker imports by its name
 TOKEN = "token"
 _TELLS = 0.5  # seconds between words on the progress of a job
+LATE = 60.0  # seconds after which a file that a job wrote is seen on every machine
 DONE, REFUSED, LOST = "done", "refused", "lost"
 
 
@@ -92,11 +93,11 @@ class Executor(Protocol):
         """No more jobs come; end what still runs."""
 
 
-def perform(job: Job) -> Outcome:
-    """Run a job where it was sent to."""
+def perform(job: Job, watch: Callable[[], None] = lambda: None) -> Outcome:
+    """Run a job where it was sent to; `watch` is called whenever it tells of its progress, and may raise."""
     try:
         _arrive(job)
-        job.work(job.task, _teller(job))
+        job.work(job.task, _teller(job, watch))
     except AnisoscopeError as error:
         return Outcome(REFUSED, str(error))
     except Exception as error:
@@ -135,11 +136,24 @@ def _arrive(job: Job) -> None:
         )
 
 
-def _teller(job: Job) -> Progress:
+def arrived(path: Path) -> bool:
+    """Whether a file that a job wrote on another machine is there; network file systems may show it a little later."""
+    begun = time.monotonic()
+    while not path.is_file():
+        if time.monotonic() > begun + LATE:
+            return False
+        time.sleep(_TELLS)
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # has the file system look again
+    return True
+
+
+def _teller(job: Job, watch: Callable[[], None]) -> Progress:
     """What a job calls to tell how far it is: now and then, into its file."""
     last = [0.0]
 
     def tell(what: str, done: int, total: int) -> None:
+        watch()
         now = time.monotonic()
         if done < total and now < last[0] + _TELLS:
             return

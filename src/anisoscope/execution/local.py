@@ -92,12 +92,14 @@ class LocalProcesses:
         """End all processes; one that was interrupted may save what it has."""
         try:
             for worker in self.running:
-                worker.pipe.close()  # one that waits for a job ends by itself
+                with contextlib.suppress(OSError):  # it may have ended
+                    worker.pipe.send(None)
             for worker in self.running:
                 worker.process.join(_PATIENCE)
         finally:
             for worker in self.running:
                 worker.process.kill()
+                worker.pipe.close()
             self.running = []
 
 
@@ -113,6 +115,11 @@ def _serve(pipe: Connection, parent: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, interrupted)
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))  # processes share the cores
+
+    def watch() -> None:
+        if os.getppid() != parent:  # nobody waits for the results
+            raise KeyboardInterrupt
+
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
-        while os.getppid() == parent:
-            pipe.send(perform(pipe.recv()))
+        while (job := pipe.recv()) is not None:
+            pipe.send(perform(job, watch))

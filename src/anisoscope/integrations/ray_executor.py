@@ -9,6 +9,9 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,21 @@ OPTIONS = {
     "autoscale": "yes if nodes are added when jobs wait: jobs may then ask for more than there is now",
     "resource": "a custom resource that each job takes one of",
 }
+
+
+_PATIENCE = 10.0  # seconds in which an interrupted task may save what it has
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray answers SIGTERM in its own way, without saving; ours is set again."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 @dataclass
@@ -44,10 +62,10 @@ class RayHandle:
         return found
 
     def cancel(self) -> None:
-        """End the task and its process."""
+        """Interrupt the task."""
         import ray
 
-        ray.cancel(self.reference, force=True)
+        ray.cancel(self.reference, force=False)
 
 
 @dataclass
@@ -60,6 +78,7 @@ class RayCluster:
     options: dict[str, str] = field(default_factory=dict)
     _began: bool = False
     _task: Any = None
+    _handles: list[RayHandle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.options = parsed_options(self.options, OPTIONS, "ray")
@@ -73,7 +92,8 @@ class RayCluster:
         import ray
 
         if not ray.is_initialized():
-            ray.init(**self._how())
+            with _signals_kept():
+                ray.init(**self._how())
             self._began = True
         need: dict[str, Any] = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, "max_retries": 0}
         if self.resources.memory_gb is not None:
@@ -114,12 +134,20 @@ class RayCluster:
 
     def submit(self, job: Job) -> RayHandle:
         """Hand out a job."""
-        return RayHandle(self._task.options(name=f"anisoscope {job.name}").remote(job))
+        handle = RayHandle(self._task.options(name=f"anisoscope {job.name}").remote(job))
+        self._handles = [*(each for each in self._handles if each.outcome() is None), handle]
+        return handle
 
     def close(self) -> None:
         """End a cluster that was begun here, or the connection to another."""
         import ray
 
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            left = [handle.reference for handle in self._handles if handle.outcome() is None]
+            _, rest = ray.wait(left, num_returns=len(left), timeout=_PATIENCE) if left else ([], [])
+            for reference in rest:
+                ray.cancel(reference, force=True)
+        self._handles = []
         if self._began:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 ray.shutdown()

@@ -11,7 +11,7 @@ from typing import Any
 import anisoscope
 from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.crew import Crew
-from anisoscope.execution.job import Work
+from anisoscope.execution.job import DONE, Outcome, Work, arrived
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.evaluation import Records
 from anisoscope.measurement.inspection import Entry
@@ -51,8 +51,9 @@ def results_of(crew: Crew, tasks: Sequence[ModelTask], work: Work) -> Iterator[t
     fresh = [task for task in tasks if task.read() is None]
     outcomes = crew.in_order([crew.job(task.key, work, task) for task in fresh])
     for task in tasks:
-        reason = next(outcomes)[1].reason if task in fresh else ""
-        yield task, task.read() or reason or "its job ended without results"
+        outcome = next(outcomes)[1] if task.key in {each.key for each in fresh} else Outcome(DONE)
+        there = outcome.kind == DONE and arrived(task.result)
+        yield task, (task.read() if there else None) or outcome.reason or "its job ended without results"
 
 
 def refuse_failed(failed: Mapping[str, str], number: int, *, some: bool) -> None:

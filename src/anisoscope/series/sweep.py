@@ -19,7 +19,7 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.crew import Crew
-from anisoscope.execution.job import LOST, REFUSED, Executor, Outcome
+from anisoscope.execution.job import DONE, REFUSED, Executor, Outcome, arrived
 from anisoscope.measurement.inspection import other_reading
 from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
@@ -67,16 +67,14 @@ class Sweeper:
     plan: CheckpointSeries | None = None  # the series, if found before the folder was made
     executor: Executor | None = None  # has checkpoints measured elsewhere; in this process without one
 
-    def __post_init__(self) -> None:
-        if self.executor is not None and self.config.remove_downloads:
+    @classmethod
+    def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
+        """A sweep into a folder, which is created only if checkpoints are found."""
+        if words.get("executor") is not None and config.remove_downloads:
             raise AnisoscopeError(
                 "--remove-downloads cannot go with --executor: jobs share the hub's cache, and one would delete what "
                 "another reads; leave one of them out."
             )
-
-    @classmethod
-    def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
-        """A sweep into a folder, which is created only if checkpoints are found."""
         plan = None if (Path(place) / "run.json").is_file() else _series_of(config)
         return cls(config, RunFolder.create(place, asdict(config), resume=resume), plan=plan, **words)
 
@@ -157,13 +155,13 @@ class Sweeper:
         with Crew(executor, self.folder.path / JOBS, self.progress) as crew:
             tasks = {checkpoint.key: self._task(checkpoint, crew.folder) for checkpoint in todo}
             jobs = {key: crew.job(f"checkpoint-{key}", examine, task) for key, task in tasks.items()}
-            fresh = [job for key, job in jobs.items() if self._stored(tasks[key]) is None]
-            outcomes = crew.in_order(fresh)
+            fresh = {key for key in jobs if self._stored(tasks[key]) is None}
+            outcomes = crew.in_order([jobs[key] for key in jobs if key in fresh])
             self.about["executor"] = {"kind": type(executor).__name__, "workers": executor.workers}
             for checkpoint in todo:
                 self._tell("checkpoints", len(series) - len(todo) + todo.index(checkpoint), len(series))
-                job, task = jobs[checkpoint.key], tasks[checkpoint.key]
-                outcome = next(outcomes)[1] if job in fresh else Outcome("")
+                task = tasks[checkpoint.key]
+                outcome = next(outcomes)[1] if checkpoint.key in fresh else Outcome(DONE)
                 self._outcome(checkpoint, task, outcome, crew)
                 task.result.unlink(missing_ok=True)
                 if crew.notes:
@@ -188,13 +186,13 @@ class Sweeper:
 
     def _outcome(self, checkpoint: Checkpoint, task: CheckpointTask, outcome: Outcome, crew: Crew) -> None:
         """Take the results of one job, or record why there are none."""
-        found = None if outcome.kind in (LOST, REFUSED) else self._stored(task)
         if outcome.kind == REFUSED:
             raise AnisoscopeError(outcome.reason)
+        found = self._stored(task) if outcome.kind == DONE and arrived(task.result) else None
         if found is not None and self._counted_otherwise(found):
             again = self._task(checkpoint, crew.folder)
             outcome = crew.run(crew.job(f"checkpoint-{checkpoint.key}", examine, again))
-            found = self._stored(again) if outcome.kind != LOST else None
+            found = self._stored(again) if outcome.kind == DONE and arrived(again.result) else None
         if found is None:
             reason = outcome.reason or "its job ended without results"
             entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step}
