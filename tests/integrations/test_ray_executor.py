@@ -19,7 +19,9 @@ from anisoscope.execution.job import DONE, LOST, REFUSED
 from support.jobs import light_job
 from support.tiny_series import LOOK, make_series, same
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+import ray
+
 from anisoscope.integrations.ray_executor import RayCluster
 
 
@@ -36,7 +38,6 @@ def _cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.mark.slow
 def test_a_task_whose_process_is_killed_is_handed_out_again(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"killed": True}, {"refused": True}, {"killed": "always"}, {}]
     with Crew(RayCluster(2, retries=1), tmp_path / "jobs") as crew:
@@ -49,6 +50,7 @@ def test_a_task_whose_process_is_killed_is_handed_out_again(tmp_path: Path) -> N
     assert (tmp_path / "0.txt").read_text() == "0" and ray.is_initialized(), "a cluster of somebody else goes on"
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_worker_is_killed_is_that_of_one_process(tmp_path: Path) -> None:
     series = make_series(tmp_path / "series", (0, 10, 20, 30))
     look = {name: value for name, value in LOOK.items() if name != "metrics"}

@@ -50,7 +50,7 @@ def test_resources_become_options_of_sbatch(tmp_path: Path, monkeypatch: pytest.
     executor.start(tmp_path / "jobs")
     with Crew(executor, tmp_path / "jobs") as crew:
         executor.submit(crew.job("checkpoint-10", light_job, {}))
-    (script,) = (tmp_path / "jobs" / "slurm").glob("submission_file_*.sh")
+    (script,) = (tmp_path / "jobs" / "slurm").glob("*_submission.sh")
     lines = script.read_text().splitlines()
     wanted = ("cpus-per-task=4", "gpus-per-node=2", "mem=24GB", "time=90", "partition=long", "account=geometry")
     assert {f"#SBATCH --{option}" for option in (*wanted, "job-name=anisoscope-checkpoint-10")} <= set(lines)
