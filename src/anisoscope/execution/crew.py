@@ -47,7 +47,11 @@ class Crew:
         self.folder = Path(os.path.abspath(self.folder))
         self.token = uuid.uuid4().hex
         replace_file(self.folder / TOKEN, lambda path: path.write_text(self.token, encoding="utf-8"))
-        self.executor.start(self.folder)
+        try:
+            self.executor.start(self.folder)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(

@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,7 +85,8 @@ class LocalProcesses:
         context: Any = multiprocessing.get_context(self.method)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, os.getpid(), self.workers), daemon=True)
-        process.start()
+        with _nameless_main():
+            process.start()
         theirs.close()  # so that the pipe closes when the process ends
         self.running.append(_Worker(process, ours))
         return self.running[-1]
@@ -101,6 +104,18 @@ class LocalProcesses:
                 worker.process.kill()
                 worker.pipe.close()
             self.running = []
+
+
+@contextlib.contextmanager
+def _nameless_main() -> Iterator[None]:
+    """A new process does not run the script that began this one: the work of jobs is in modules."""
+    main = sys.modules["__main__"].__dict__
+    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update(hidden)
 
 
 def _serve(pipe: Connection, parent: int, workers: int) -> None:
