@@ -231,15 +231,15 @@ def test_a_resumed_series_names_a_missing_checkpoint_once(
     series, out = tmp_path / "series", tmp_path / "swept"
     shutil.copytree(arms["natural"] / "checkpoints", series)
     (series / "checkpoint-0" / "model.safetensors").unlink()
-    measure = CheckpointMeasurer.measure
+    alone = CheckpointMeasurer.alone
 
     def stop(self: CheckpointMeasurer, loaded: Any, step: int | None, **words: Any) -> Any:
         if step == 2:
             raise KeyboardInterrupt
-        return measure(self, loaded, step, **words)
+        return alone(self, loaded, step, **words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointMeasurer, "measure", stop)
+        patch.setattr(CheckpointMeasurer, "alone", stop)
         assert command("sweep", series, *LOOK, "--out", out).code == 130
     done = command("sweep", series, *LOOK, "--out", out, "--resume")
     assert done.code == 0, done.err

@@ -127,13 +127,13 @@ def test_what_could_not_be_loaded_is_tried_again_also_after_the_end(
         shutil.rmtree(series / f"checkpoint-{step}")
         shutil.copytree(shelf / f"checkpoint-{step}", series / f"checkpoint-{step}")
     measured: list[int | None] = []
-    measure = CheckpointMeasurer.measure
+    alone = CheckpointMeasurer.alone
 
     def noted(self: CheckpointMeasurer, loaded: Any, step: int | None, **words: Any) -> Any:
         measured.append(step)
-        return measure(self, loaded, step, **words)
+        return alone(self, loaded, step, **words)
 
-    monkeypatch.setattr(CheckpointMeasurer, "measure", noted)
+    monkeypatch.setattr(CheckpointMeasurer, "alone", noted)
     table = sweep(str(series), out=out, resume=True, **LOOK)
     assert measured == [10, 20], "nothing is measured twice"
     assert flags(out) == {0: [], 10: [], 20: [], 30: []}

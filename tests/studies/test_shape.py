@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.local import LocalProcesses
 from anisoscope.results.folder import RunFolder
 from anisoscope.studies.arms import CleanMonitor, LocalExecutor, train_arm, unmasked
 from anisoscope.studies.config import StudyArm
@@ -268,6 +270,25 @@ def test_arms_trained_together_give_the_same_numbers(whole: Path, tmp_path: Path
     out = study(tmp_path / "study", jobs=2)
     assert values(out) == pytest.approx(values(whole), rel=1e-5, abs=1e-7, nan_ok=True)
     assert [m["name"] for m in RunFolder.open(out).about()["models"]] == [f"{arm}-1x16" for arm in ARMS]
+
+
+@pytest.mark.slow
+def test_arms_by_jobs_of_which_one_is_killed_give_the_same_numbers(whole: Path, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def hear(what: str, done: int, of: int) -> None:
+        if what.endswith("seed0: train") and not killed:  # some arm is under way
+            worker = multiprocessing.active_children()[0]
+            killed.append(worker.pid or 0)
+            worker.kill()
+
+    config = ShapeConfig(**TINY)
+    folder = RunFolder.create(tmp_path / "study", asdict(config), resume=False)
+    out = ShapeStudy(config, folder, executor=LocalProcesses(1), progress=hear).run()
+    assert values(out) == pytest.approx(values(whole), rel=1e-5, abs=1e-7, nan_ok=True)
+    about = RunFolder.open(out).about()
+    assert [m["name"] for m in about["models"]] == [f"{arm}-1x16" for arm in ARMS]
+    assert len(about["executor"]["retried"]) == 1 and killed
 
 
 # -- the models of the paper -------------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_frozen_moments_survive_the_disk_to_float32() -> None:
     frozen = FrozenProxies(BY_STEPS, 100)
     G, context = skewed(200), hashes(20).repeat_interleave(10)
     moments = GradientMoments().update(G, context=context)
-    frozen.offer(0, {SITE: half(G, context)}, {SITE: moments}, rank=R)
+    frozen.offer(0, {SITE: frozen.rows_of(half(G, context))}, {SITE: moments}, rank=R)
     again = FrozenProxies(BY_STEPS, 100)
     again.load(frozen.state(), {0: frozen.window_state(0)})
     Q = subspace(D, R)

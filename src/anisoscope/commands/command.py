@@ -96,27 +96,36 @@ def configured(
     without: Sequence[str] = (),
     first: Sequence[str] = (),
     help: Mapping[str, str] | None = None,
+    also: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn `act(config, …)` into a command whose options are the fields of `config` and the other parameters of `act`.
 
     `build` constructs the configuration in place of `config` and may declare further options. `only` selects fields,
     `without` removes fields and other parameters, `first` moves fields to the front of the help, `help` replaces help
-    texts. An option that was not given (None) keeps the default of the configuration.
+    texts. An option that was not given (None) keeps the default of the configuration. `also` are parameters of `act`
+    that are further configurations, whose fields are options as well.
     """
 
     def decorate(act: Callable[..., None]) -> Callable[..., None]:
         fields = declared_fields(config) | (declared_fields(build) if build is not None else {})
         order = only or [*first, *(name for name in fields if name not in (*first, *without))]
         chosen = {name: fields[name] for name in order}
+        beside = {name: declared_fields(other) for name, other in (also or {}).items() if name not in without}
         _, *more = inspect.signature(act, eval_str=True).parameters.values()
-        extra = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in more if p.name not in without]
+        plain = [p for p in more if p.name not in (*without, *beside)]
+        extra = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in plain]
 
         def command(ctx: typer.Context, **typed: Any) -> None:
             rest = {p.name: typed.pop(p.name) for p in extra}
             sources = {name: ctx.get_parameter_source(name) for name in (*typed, *rest)}
             given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-            values = {name: chosen[name].value(typed[name]) for name in typed if typed[name] is not None}
+            known = chosen | {name: field for found in beside.values() for name, field in found.items()}
+            values = {name: known[name].value(typed[name]) for name in typed if typed[name] is not None}
             plans_only = bool(rest.get("dry_run"))
+            for name, fields_of in beside.items():
+                mine = {field: values.pop(field) for field in fields_of if field in values}
+                with typed_options(also[name], given):  # type: ignore[index]
+                    rest[name] = also[name](**mine)  # type: ignore[index]
             with typed_options(config, given), _anywhere(plans_only):
                 made = (build or config)(**values)
             # what was typed need not be of use to configurations made on the way
@@ -124,7 +133,9 @@ def configured(
                 act(made, **rest)
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        parameters = [context, *(field.parameter((help or {}).get(name)) for name, field in chosen.items()), *extra]
+        mine = [field.parameter((help or {}).get(name)) for name, field in chosen.items()]
+        others = [field.parameter() for found in beside.values() for field in found.values()]
+        parameters = [context, *mine, *others, *extra]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         command.__name__, command.__doc__ = act.__name__, act.__doc__

@@ -11,13 +11,15 @@ import importlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.config import ExecutorConfig, chosen
+from anisoscope.execution.job import Executor
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.processes import Processes, in_all
 from anisoscope.measurement.profile import Profiler
@@ -114,10 +116,16 @@ def _locked(
 # -- profile -----------------------------------------------------------------------------------------------------------
 
 
-def run_profile(config: ProfileConfig, request: RunRequest, *, peers: Processes | None = None) -> FinishedRun:
+def run_profile(
+    config: ProfileConfig,
+    request: RunRequest,
+    *,
+    peers: Processes | None = None,
+    executor: Executor | None = None,
+) -> FinishedRun:
     """Measure every model of a profile and draw the page, of several processes in the first."""
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
-    profiler = Profiler(config, folder, command=request.command, peers=peers)
+    profiler = Profiler(config, folder, command=request.command, peers=peers, executor=executor)
     noted: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
@@ -146,6 +154,7 @@ def profile(
     progress: Progress | None = None,
     report: bool = True,
     alone: bool = False,
+    executor: str | Executor | None = None,
     **options: Any,
 ) -> Table:
     """Profile models, as the command does, and return the table; `out` keeps the run folder with its page.
@@ -154,13 +163,16 @@ def profile(
     `random_init=True` architectures; `data="corpus.jsonl"`, `sites=["resid"]` or `"resid,attn_out"`, `layers="0-3"`,
     `skip_first=True`. `report=False` leaves the page out. Under torch.distributed all processes call it: contexts are
     dealt to them, the first writes the run folder, and each returns the table; `alone` is for one process only.
+    `executor` (local, ray, slurm, or an object) has each model measured by a job, with options such as `workers=4`.
 
     >>> profile("gpt2", "bert-base-uncased", out="runs/both", tokens=32_768)  # doctest: +SKIP
     """
     check_values(profile, {"out": out, "resume": resume})
     named = tuple(str(model) if isinstance(model, Path) else model for model in models)
+    elsewhere, options = _elsewhere(executor, options)
     config = ProfileConfig(models=named, **python_options(ProfileConfig, options))
     peers = Processes.here(alone=alone)
+    how: dict[str, Any] = {"peers": peers, "executor": elsewhere}
 
     def run() -> Table:
         if peers is not None and not peers.first:
@@ -168,30 +180,42 @@ def profile(
             return peers.agree(Table.from_records([]))
         if out is not None:
             request = RunRequest(Path(out), resume, progress=progress, report=report)
-            table = run_profile(config, request, peers=peers).folder.table()
+            table = run_profile(config, request, **how).folder.table()
         else:
-            table = profile_table(config, peers=peers, resume=resume, progress=progress)
+            table = profile_table(config, **how, resume=resume, progress=progress)
         return table if peers is None else peers.agree(table)
 
     return in_all(peers, run)
 
 
-def profile_table(config: ProfileConfig, *, peers: Processes | None = None, **words: Any) -> Table:
+def profile_table(
+    config: ProfileConfig, *, peers: Processes | None = None, executor: Executor | None = None, **words: Any
+) -> Table:
     """The table of a profile that leaves no run folder."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / (slug("_".join(Path(model).name for model in config.models[:2])) or "profile")
-        return run_profile(config, RunRequest(folder, report=False, **words), peers=peers).folder.table()
+        request = RunRequest(folder, report=False, **words)
+        return run_profile(config, request, peers=peers, executor=executor).folder.table()
+
+
+def _elsewhere(executor: str | Executor | None, options: Mapping[str, Any]) -> tuple[Executor | None, dict[str, Any]]:
+    """The executor of a Python call, and the options that are not its own."""
+    own = {each.name for each in fields(ExecutorConfig)} - {"executor"}
+    mine = python_options(ExecutorConfig, {name: value for name, value in options.items() if name in own})
+    if mine and executor is not None and not isinstance(executor, str):
+        raise AnisoscopeError(f"{next(iter(mine))} belongs to an executor by name; set it in the executor object.")
+    return chosen(executor, **mine), {name: value for name, value in options.items() if name not in own}
 
 
 # -- sweep and tangent -------------------------------------------------------------------------------------------------
 
 
-def run_sweep(config: SweepConfig, request: RunRequest) -> FinishedRun:
+def run_sweep(config: SweepConfig, request: RunRequest, executor: Executor | None = None) -> FinishedRun:
     """Measure a series of checkpoints or one model, evaluate all claims, write the page."""
     from anisoscope.series.sweep import Sweeper
 
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
-    sweeper = Sweeper.at(config, request.out, **how)
+    sweeper = Sweeper.at(config, request.out, **how, executor=executor)
 
     def judge_all(folder: RunFolder) -> None:
         folder.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(folder.table(), robust=True)))
@@ -206,12 +230,14 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
     report: bool = True,
+    executor: str | Executor | None = None,
     **options: Any,
 ) -> Table:
     """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
 
     `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training. The
-    folder gets its verdicts and its page, as from the command; `report=False` leaves the page out.
+    folder gets its verdicts and its page, as from the command; `report=False` leaves the page out. `executor` (local,
+    ray, slurm, or an object) has each checkpoint measured by a job, with options such as `workers=4, job_gpus=1`.
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
@@ -221,11 +247,13 @@ def sweep(
     models = [str(one) for one in (model if isinstance(model, list | tuple) else [model])]
     if not models:
         raise AnisoscopeError("no model was given; name a folder of checkpoints, a hub id, or several models.")
+    elsewhere, options = _elsewhere(executor, options)
     config = SweepConfig(models[0], others=tuple(models[1:]), **python_options(SweepConfig, options))
     if out is None:
         with tempfile.TemporaryDirectory() as place:
-            return Sweeper.at(config, place, resume=resume, progress=progress).run()
-    return run_sweep(config, RunRequest(Path(out), resume, progress=progress, report=report)).folder.table()
+            return Sweeper.at(config, place, resume=resume, progress=progress, executor=elsewhere).run()
+    request = RunRequest(Path(out), resume, progress=progress, report=report)
+    return run_sweep(config, request, elsewhere).folder.table()
 
 
 # -- train -------------------------------------------------------------------------------------------------------------

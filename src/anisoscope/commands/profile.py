@@ -8,12 +8,14 @@ from typing import Any
 
 from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
+from anisoscope.execution.config import ExecutorConfig
 from anisoscope.measurement.config import ProfileConfig
 
 
-@configured(ProfileConfig)
+@configured(ProfileConfig, also={"jobs": ExecutorConfig})
 def profile(
     config: ProfileConfig,
+    jobs: ExecutorConfig,
     out: Out = None,
     resume: Resume = False,
     why: Why = False,
@@ -39,12 +41,12 @@ def profile(
     from anisoscope.view.console import print_profile_end
 
     name = "_".join(Path(model).name for model in config.models[:2])[:60]
-    peers = joined()
+    executor, peers = jobs.make(), joined()
     if peers is not None and not peers.first:
         in_all(peers, lambda: share_profile(config, peers))
         return
     with requested(out, name, resume=resume) as request:
-        run = in_all(peers, lambda: run_profile(config, request, peers=peers))
+        run = in_all(peers, lambda: run_profile(config, request, peers=peers, executor=executor))
     print_profile_end(run.folder, run.page, registry(), why=why)
     if problem := missing_everywhere(run.folder.table()):
         fail(problem, 3)

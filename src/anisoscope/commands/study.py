@@ -11,6 +11,7 @@ import typer
 from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.config import ExecutorConfig
 from anisoscope.option import was_typed
 from anisoscope.studies.catalogue import STUDIES, StudyEntry
 
@@ -26,6 +27,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
     def run(
         config: Any,
         jobs: Any = None,
+        elsewhere: Any = None,
         out: Out = None,
         resume: Resume = False,
         why: Why = False,
@@ -52,15 +54,21 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         if entry.jobs_help:  # it trains arms, on a GPU side by side
             share_gpu(getattr(config, "device", "cpu"))
         preset = getattr(config, "preset", "")
+        options: dict[str, Any] = {"jobs": jobs} if entry.jobs_help else {}
+        if elsewhere is not None and (executor := elsewhere.make()) is not None:
+            if jobs is not None:
+                raise AnisoscopeError("--jobs is for this machine; beside --executor give --workers instead.")
+            options["executor"] = executor
         with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
-            done = run_study(entry, config, request, **({"jobs": jobs} if entry.jobs_help else {}))
+            done = run_study(entry, config, request, **options)
         shown: dict[str, Any] = {"summary": study_summary(done.folder, entry.name), "papers": papers(), "why": why}
         print_run_end(done.folder, done.page, done.drawing_seconds, **shown)
 
     run.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
     run.__doc__ = entry.help
     unsupported = [name for name, has in (("jobs", entry.jobs_help), ("resume", entry.resumes)) if not has]
-    return configured(entry.config, build=entry.build, without=unsupported)(run)
+    unsupported += [] if entry.jobs_help else ["elsewhere"]
+    return configured(entry.config, build=entry.build, without=unsupported, also={"elsewhere": ExecutorConfig})(run)
 
 
 def _refuse_unused(config: Any) -> None:

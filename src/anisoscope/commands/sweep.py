@@ -12,6 +12,7 @@ import typer
 from anisoscope.commands import plan as plans
 from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
 from anisoscope.errors import check_known
+from anisoscope.execution.config import ExecutorConfig
 from anisoscope.option import Option
 from anisoscope.series import SweepConfig
 
@@ -19,6 +20,7 @@ _MODELS = (
     "A folder of checkpoint-N folders or checkpoint files, a hub id with --revisions, or several models in the order "
     "of training."
 )
+_HERE = ExecutorConfig()
 
 
 def _series(
@@ -27,9 +29,10 @@ def _series(
     return SweepConfig(models[0], others=models[1:], **options)
 
 
-@configured(SweepConfig, build=_series, without=("model", "random_init"))
+@configured(SweepConfig, build=_series, without=("model", "random_init"), also={"jobs": ExecutorConfig})
 def sweep(
     config: SweepConfig,
+    jobs: ExecutorConfig,
     out: Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
@@ -46,7 +49,7 @@ def sweep(
     if chosen is not None:
         _show_plan(config, chosen)
         return
-    _measure(config, out=out, resume=resume, why=why)
+    _measure(config, out=out, resume=resume, why=why, jobs=jobs)
 
 
 def _show_plan(config: SweepConfig, options: plans.DryOptions) -> None:
@@ -56,15 +59,16 @@ def _show_plan(config: SweepConfig, options: plans.DryOptions) -> None:
     plans.show_plan(make, options, device=config.device)
 
 
-def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool) -> None:
+def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool, jobs: ExecutorConfig = _HERE) -> None:
     from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_sweep
     from anisoscope.results.query import Query
     from anisoscope.view.console import print_run_end
 
     kind = "sweep" if config.series else "tangent"
+    executor = jobs.make()
     with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
-        run = run_sweep(config, request)
+        run = run_sweep(config, request, executor)
     print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
     measured = [row for row in Query(run.folder.table()) if row.kind != "training"]
     if measured and not any(math.isfinite(row.value) for row in measured):

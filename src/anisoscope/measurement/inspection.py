@@ -81,9 +81,9 @@ def reading_fingerprint(loaded: Loaded) -> str:
     return tokenizer_fingerprint(loaded.tokenizer) if loaded.reads_text else processor_fingerprint(loaded.processor)
 
 
-def other_reading(loaded: Loaded, first: str) -> str:
+def other_reading(first: str, *, reads_text: bool) -> str:
     """The flag of a checkpoint whose tokenizer or processor differs from that of the first of its series."""
-    if loaded.reads_text:
+    if reads_text:
         return (
             f"another tokenizer than {first}, so its tokens are not the same and it was not measured; name one for the "
             "whole series with --tokenizer"

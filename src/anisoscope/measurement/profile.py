@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
@@ -29,6 +29,8 @@ from torch import Tensor
 from anisoscope.capture.row import Batch, Rows, Scores
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.crew import Crew
+from anisoscope.execution.job import Executor
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, applies, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
@@ -36,6 +38,7 @@ from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_p
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
 from anisoscope.measurement.measure import LOADING, Tee, capture_batches, feed_rows, feed_tables
+from anisoscope.measurement.model_job import ModelTask, refuse_failed, results_of
 from anisoscope.measurement.processes import Processes, Value, placed
 from anisoscope.measurement.targets import wrong_text
 from anisoscope.metrics.catalogue import parse_requests
@@ -107,6 +110,7 @@ class Profiler:
     started: float = field(default_factory=time.monotonic)
     estimate: str = ""  # a sentence on the memory that the current model will need
     peers: Processes | None = None  # this process among several, of which the first has the results
+    executor: Executor | None = None  # has models measured elsewhere; in this process without one
     _ready: threading.Thread | None = None  # makes the device ready
 
     def run(self) -> Table:
@@ -115,6 +119,8 @@ class Profiler:
         if self.agreed(old.get("status") == "complete"):  # resumed, but complete already
             self.about, self.tables = old, [self.folder.table()] if self.first else []
             return Table.concat(self.tables, old)
+        if self.peers is not None and self.executor is not None:
+            raise AnisoscopeError("--executor gives models to jobs of its own; leave it out, or run without torchrun.")
         if self.peers is not None:
             refuse_idle(self.config, ("save_rows", "device_map"), "in several processes; run it without torchrun")
         requests = parse_requests(self.config.metrics)
@@ -131,8 +137,12 @@ class Profiler:
         self._known = {model["key"]: model for model in old.get("models", []) if "key" in model}
         self.folder.write_about(self.about)
         try:
-            for number, spec in enumerate(self.config.models):
-                self._model(f"{number}-{slug(spec)[:LONGEST]}", spec, requests)
+            keys = {f"{number}-{slug(spec)[:LONGEST]}": spec for number, spec in enumerate(self.config.models)}
+            if self.executor is None:
+                for key, spec in keys.items():
+                    self._model(key, spec, requests)
+            else:
+                self._elsewhere(self.executor, keys)
         except BaseException as error:
             self._finish(error)
             raise
@@ -164,7 +174,8 @@ class Profiler:
     def _finish(self, error: BaseException | None = None) -> None:
         self.about |= outcome(error)
         self.about["wall_seconds"] = round(self._before + time.monotonic() - self.started, 2)
-        self.about |= self.peak.about()
+        peaks = self.peak.about()
+        self.about |= {name: max(size, self.about.get(name, 0)) for name, size in peaks.items()}
         if self.tables:
             self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
@@ -176,14 +187,48 @@ class Profiler:
                 self.tables.append(done)
                 self._describe(self._known[key])
             return
-        rows = parse_model(spec, random_init=self.config.random_init).kind == "rows"
-        if rows and not self.first:  # a file is read by one process
+        if self._is_rows(spec) and not self.first:  # a file is read by one process
             return
-        records, entry = (self._rows_file if rows else self._network)(key, spec, requests)
+        self._keep(key, *self.measured(key, spec, requests))
+
+    def _is_rows(self, spec: str) -> bool:
+        return parse_model(spec, random_init=self.config.random_init).kind == "rows"
+
+    def measured(self, key: str, spec: str, requests: list[Request]) -> tuple[Records, Entry]:
+        """The records of one model and its entry in run.json."""
+        return (self._rows_file if self._is_rows(spec) else self._network)(key, spec, requests)
+
+    def _keep(self, key: str, records: Records, entry: Entry) -> None:
         self.folder.write_part(key, self.add(records, entry))
         self.folder.write_table(Table.concat(self.tables))
         self.folder.write_about(self.about)
         self.folder.drop_partial(key)
+
+    def _elsewhere(self, executor: Executor, keys: Mapping[str, str]) -> None:
+        """One job for each model; what fails is told once all others are measured."""
+        failed: dict[str, str] = {}
+        folder = self.folder.path.absolute()
+        done = {key: part for key in keys if key in self._known and (part := self.folder.part(key)) is not None}
+        tasks = [ModelTask(self.config, folder, key, spec) for key, spec in keys.items() if key not in done]
+        jobs = self.about["executor"] = {"kind": type(executor).__name__, "workers": executor.workers}
+        with Crew(executor, folder / "jobs", self.progress) as crew:
+            found = results_of(crew, tasks, profile_model)
+            for number, (key, spec) in enumerate(keys.items()):
+                self.tell("models", number, len(keys))
+                if key in done:
+                    self.tables.append(done[key])
+                    self._describe(self._known[key])
+                    continue
+                _, mine = next(found)
+                if isinstance(mine, str):
+                    failed[spec] = mine
+                else:
+                    self._keep(key, mine["records"], mine["entry"])
+                    self.about |= {name: max(size, self.about.get(name, 0)) for name, size in mine["peaks"].items()}
+                jobs |= {"retried": list(crew.notes)} if crew.notes else {}
+        self.tell("models", len(keys), len(keys))
+        refuse_failed(failed, len(keys), some=bool(self.tables))
+        shutil.rmtree(folder / "jobs", ignore_errors=True)
 
     def add(self, records: Records, entry: Entry) -> Table:
         """Make the table of one model and add it to those of the run."""
@@ -249,6 +294,13 @@ class Profiler:
             self.peers.sign()
         if self.progress is not None:
             self.progress(what, done, total)
+
+
+def profile_model(task: ModelTask, tell: Progress) -> None:
+    """The work of a job: measure one model into the run folder of all."""
+    profiler = Profiler(task.config, RunFolder(task.folder), progress=tell, about={"models": [], "warnings": []})
+    records, entry = profiler.measured(task.key, task.spec, parse_requests(task.config.metrics))
+    task.write(records, entry, profiler.peak.about())
 
 
 def make_ready(device: str) -> threading.Thread | None:

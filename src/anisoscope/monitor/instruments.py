@@ -228,6 +228,7 @@ class Instruments:
             rows.drop(site)
         names = ", ".join(f"{site.name} ({widths[site]})" for site in narrow)
         self.note(f"too narrow for a tangent study of the rank of the other modules: {names}; name them apart")
+
     def _factors(
         self, learned: Sequence[MicroBatch], scale: LossScale, *, step: int, alone: bool
     ) -> tuple[list[float], bool]:

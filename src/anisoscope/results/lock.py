@@ -90,6 +90,12 @@ def refuse_other_writer(folder: Path) -> None:
         raise _occupied(owner, folder)
 
 
+def abandon(folder: Path) -> None:
+    """Remove the lock of a writer that is known to be gone, such as a lost job on another machine."""
+    with contextlib.suppress(OSError):
+        (folder / LOCK).unlink()
+
+
 def is_written(folder: Path) -> bool:
     """Whether a process, this one or another, is writing into a folder."""
     owner = _owner(folder)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from anisoscope.models.checkpoint import HEADLESS
 
 MISSING, UNREADABLE, LEFT_OUT = "missing: ", "unreadable: ", " was left out: "
+FAILED = "failed: "  # its job was lost, more often than it is tried again
 NON_FINITE, REPEATED = "non-finite weights", "repeated: "
 AGAIN = "copy it again"  # how the sentence about a damaged file ends
 RESUME = ", and the same command with --resume goes on"
@@ -178,16 +179,16 @@ def _shortenings(d: Tensor) -> Tensor:
 
 
 def is_lost(flag: str) -> bool:
-    """Whether a flag says that the checkpoint could not be loaded; a resumed sweep tries it again."""
-    return flag.startswith((MISSING, UNREADABLE))
+    """Whether a flag says that the checkpoint could not be loaded or its job failed; a resumed sweep tries it again."""
+    return flag.startswith((MISSING, UNREADABLE, FAILED))
 
 
 def reason(flag: str) -> str:
     """The reason in a flag of a checkpoint that could not be loaded, without its prefix."""
-    return flag.removeprefix(MISSING).removeprefix(UNREADABLE)
+    return flag.removeprefix(MISSING).removeprefix(UNREADABLE).removeprefix(FAILED)
 
 
-def resumable(error: Exception) -> str:
+def resumable(error: Exception | str) -> str:
     """The message of a loading error; for a damaged file it adds that --resume continues the sweep.
 
     >>> resumable(ValueError("'a.pt' is cut off or damaged; copy it again."))

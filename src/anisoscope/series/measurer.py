@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,17 @@ from anisoscope.measurement.bank import Bank, Setup, prepare
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.measurement.feed import Feed, fitting, make_feed
-from anisoscope.measurement.inspection import modality_words, plan_passes
+from anisoscope.measurement.inspection import modality_words, plan_passes, reading_fingerprint
 from anisoscope.measurement.measure import Tee, capture_batches, feed_tables, joined_sinks
 from anisoscope.measurement.targets import MediaTargets, labelled_batch
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.tangent import check_rank
+from anisoscope.monitor.analysis.analysis import GradientsAlone, compared
 from anisoscope.monitor.embedding_watch import EmbeddingWatch
 from anisoscope.monitor.held_out import loss_records
 from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.option import Progress
+from anisoscope.results.folder import replace_file
 from anisoscope.series import SweepConfig
 from anisoscope.series.discovery import has_loss
 from anisoscope.tangent.plan import TangentPlan, more_sites
@@ -55,8 +58,26 @@ class CheckpointResult:
 
 
 @dataclass
+class CheckpointAlone:
+    """What one checkpoint gives by itself, whatever was measured before it."""
+
+    found: CheckpointResult
+    sizes: list[int]
+    counts: Tensor | None = None  # token frequencies that were used
+    probed: bool = False  # whether gradients were looked at
+    gradients: GradientsAlone | None = None  # None if there was nothing to test
+    table: Tensor | None = None  # the input embedding, whose change is tested
+    depths: dict[str, int] = field(default_factory=dict)  # of the stacks
+    notes: list[list[str]] = field(default_factory=list)  # of the passes and the analysis; of sites; of the data
+    map: dict[str, Any] | None = None  # rows for the map of rows
+
+
+@dataclass
 class CheckpointMeasurer:
-    """Measures checkpoints one after the other and carries the state from one to the next."""
+    """Measures checkpoints one after the other and carries the state from one to the next.
+
+    What a checkpoint gives by itself (`alone`) can be measured elsewhere; `conclude` compares it with earlier ones.
+    """
 
     config: SweepConfig
     steps: list[int] | None  # of all checkpoints of the series
@@ -65,18 +86,20 @@ class CheckpointMeasurer:
     table_before: tuple[int, Tensor] | None = None
     sizes: list[int] | None = None  # of the first model
     row_map: RowMap | None = None  # the same few rows of every checkpoint
+    counted: Path | None = None  # a folder for token frequencies, which several processes share
 
-    def measure(self, loaded: Any, step: int | None, *, late: bool, tell: Progress) -> CheckpointResult:
-        """Measure one model; a `late` one is measured after later steps and not compared with them."""
+    def alone(self, loaded: Any, step: int | None, *, types: bool, tell: Progress) -> CheckpointAlone:
+        """What one model gives by itself; `types`: with what is needed to test the change of its embedding table."""
         config, notes = fitting(loaded, feed_config(self.config))
         result, feed = CheckpointResult(notes=notes), make_feed(loaded, config, tell=tell)
+        sizes = [int(getattr(loaded.model.config, name, 0) or 0) for name in ("hidden_size", "num_hidden_layers")]
+        alone = CheckpointAlone(result, sizes)
         plan, _ = self.config.measured
         if plan is not None and not loaded.reads_text:  # groups are classes, which labels are made of
             feed.config = replace(feed.config, group_by=CLASS)
         batches = self._labelled(loaded, feed, result) if plan is not None else None
         if batches is not None:
-            with self._isolated(loaded, late=late):
-                self._gradients(loaded, step, feed, result, batches=batches, tell=tell)
+            self._gradients(loaded, step, feed, alone, batches=batches, types=types, tell=tell)
         else:
             if self.row_map is not None and loaded.reads_text:  # its rows are coloured by frequency
                 self._count(loaded, feed, result)
@@ -84,10 +107,62 @@ class CheckpointMeasurer:
             result.records = [{**row, "step": step} for row in result.records]
             result.records += self._loss(loaded, step, feed, result)
         result.data = feed.about()
-        result.notes += [note for note in feed.notes() if note not in result.notes]
+        alone.notes.append(feed.notes())
+        alone.counts = self.counts
         if self.row_map is not None:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)
+            alone.map = self.row_map.parts(step or 0)
+        return alone
+
+    def conclude(self, alone: CheckpointAlone, step: int | None, *, late: bool) -> CheckpointResult:
+        """The results of a checkpoint, compared with those before it; the next is compared with this one."""
+        result = alone.found
+        if alone.probed:
+            with self._isolated(alone.sizes, late=late):
+                self._compared(alone, step)
+        result.notes += [note for note in alone.notes[-1] if note not in result.notes]
         return result
+
+    def adopt(self, alone: CheckpointAlone, step: int | None) -> None:
+        """Take over what another process has measured by itself, before `conclude`."""
+        self.counts = alone.counts if self.counts is None else self.counts
+        if self.row_map is not None:
+            self.row_map.adopt(step or 0, alone.map)
+
+    def _compared(self, alone: CheckpointAlone, step: int | None) -> None:
+        """Complete the records with comparisons, and remember what the next checkpoint is compared with."""
+        plan, _ = self.config.measured
+        study, found = self.tangent(plan), alone.found
+        records: Records = []
+        notes: list[str] = []
+        if alone.gradients is not None:
+            since, updates = self._updates(alone.table)
+            records, notes = compared(study, alone.gradients, since=since, updates=updates, seed=self.config.seed)
+        for row in [*found.records, *records]:
+            layer, last = row.get("layer"), alone.depths.get(row.get("stack", "single"), 0)
+            place: dict[str, Any] = {"step": None} if step is None else {}
+            place |= {"depth": layer / last if layer is not None and last else math.nan}
+            row |= {"stack": row.get("stack", "single"), **place}
+        found.records += records
+        if alone.table is not None and step is not None:
+            self.table_before = step, alone.table.double().cpu()
+        inside, of_sites, _ = alone.notes
+        found.notes += [*inside, *notes, *study.notes, *of_sites]
+
+    def _updates(self, table: Tensor | None) -> tuple[int | None, list[tuple[str, Tensor, Tensor]]]:
+        """The step of the previous table and its change since then, tested on all types of the data."""
+        if table is None or self.table_before is None or self.counts is None:
+            return None, []
+        since, before = self.table_before
+        if before.shape != table.shape:
+            return None, []
+        read = torch.zeros(len(table), dtype=torch.bool)
+        read[: len(self.counts)] = self.counts[: len(table)] > 0
+        types = read.nonzero().squeeze(1)
+        if not len(types):
+            return None, []
+        change = table.double() - before.to(table.device)
+        return since, [("update_raw", types, change[types.to(change.device)])]
 
     def _labelled(self, loaded: Any, feed: Feed, found: CheckpointResult) -> list[dict[str, Any]] | None:
         """The batches with what the model is to predict; None, with a note, if it predicts nothing."""
@@ -113,17 +188,18 @@ class CheckpointMeasurer:
         loaded: Any,
         step: int | None,
         feed: Feed,
-        found: CheckpointResult,
+        alone: CheckpointAlone,
         *,
         batches: list[dict[str, Any]],
+        types: bool,
         tell: Progress,
     ) -> None:
-        c, model = self.config, loaded.model
+        c, model, found = self.config, loaded.model, alone.found
         plan, requests = c.measured
         if loaded.reads_text:
             self._count(loaded, feed, found)
         study = self.tangent(plan)
-        watch, setup = self._watch(model), self._setup(loaded, requests)
+        watch, setup = EmbeddingWatch(model), self._setup(loaded, requests)
         words: dict[str, Any] = {"layers": c.layers or None, "halves": c.halves}
         skips = {"skip_first": feed.config.first == "out", "skip_special": feed.config.special == "out"}
         if any(skips.values()):
@@ -139,15 +215,12 @@ class CheckpointMeasurer:
             feed_tables(bank, model, setup)
         rows = probe.run(step if step is not None else 0, others=joined_sinks(bank, self.row_map))
         analysis = instruments.analysis(tokenizer=loaded.tokenizer)
-        for row in analysis.measure(instruments.seen(rows, bank)):
-            layer, last = row.get("layer"), setup.depths.get(row.get("stack", "single"), 0)
-            place: dict[str, Any] = {"step": None} if step is None else {}
-            place |= {"depth": layer / last if layer is not None and last else math.nan}
-            found.records.append({"stack": "single", **row, **place})
+        found.records, alone.gradients = analysis.alone(instruments.seen(rows, bank), types=types)
         found.cards = [{**card, "step": step} for card in analysis.concepts(rows)]
-        if watch.table is not None and step is not None:
-            self.table_before = step, watch.table.detach().double().cpu()
-        found.notes += [*instruments.notes, *analysis.notes, *study.notes, *setup.notes]
+        if watch.table is not None and plan.embedding:
+            alone.table = watch.table.detach()
+        alone.probed, alone.depths = True, dict(setup.depths)
+        alone.notes = [[*instruments.notes, *analysis.notes], list(setup.notes)]
         tell("gradients", 1, 1)
 
     def tangent(self, plan: TangentPlan) -> TangentStudy:
@@ -159,9 +232,8 @@ class CheckpointMeasurer:
         return self.study
 
     @contextlib.contextmanager
-    def _isolated(self, loaded: Any, *, late: bool) -> Iterator[None]:
+    def _isolated(self, sizes: list[int], *, late: bool) -> Iterator[None]:
         """Around a late checkpoint or one of another size: hide the state of earlier ones and restore it afterwards."""
-        sizes = [int(getattr(loaded.model.config, name, 0) or 0) for name in ("hidden_size", "num_hidden_layers")]
         self.sizes = self.sizes or sizes
         other_size, study, before = sizes != self.sizes, self.study, self.table_before
         if not (late or other_size):
@@ -177,29 +249,28 @@ class CheckpointMeasurer:
             study.previous, study.frozen = previous, frozen if other_size else study.frozen
         self.table_before = before
 
-    def _watch(self, model: Any) -> EmbeddingWatch:
-        """A watch with the table of the previous checkpoint, so that its change is tested on all types of the data."""
-        watch = EmbeddingWatch(model)
-        if (table := watch.table) is not None and self.table_before is not None and self.counts is not None:
-            watch.step, before = self.table_before
-            if before.shape == table.shape:
-                watch.before = before.to(table.device)
-                watch.closed = torch.zeros(len(table), dtype=torch.bool, device=table.device)
-                watch.closed[: len(self.counts)] = (self.counts[: len(table)] > 0).to(table.device)
-        return watch
-
     def _count(self, loaded: Any, feed: Feed, found: CheckpointResult) -> None:
         """Count token frequencies on the data, once for the whole series."""
         if self.counts is not None:
             return
+        name = f"counts-{reading_fingerprint(loaded)}-{feed.length}.pt"
+        saved = None if self.counted is None else self.counted / name
+        if saved is not None and saved.is_file():
+            self.counts = torch.load(saved, weights_only=True)
+        else:
+            self.counts = self._frequencies(loaded, feed.length)
+        if saved is not None and not saved.is_file():
+            replace_file(saved, lambda path: torch.save(self.counts, path))
+        found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
+
+    def _frequencies(self, loaded: Any, length: int) -> Tensor:
         size = len(loaded.tokenizer)
         total = np.zeros(size, dtype=np.int64)
         documents = read_documents(self.config.data, text_field=self.config.text_field)
-        pieces = contexts(documents, loaded.tokenizer, length=feed.length, tokens=COUNTED)
+        pieces = contexts(documents, loaded.tokenizer, length=length, tokens=COUNTED)
         while some := [piece.ids[~piece.special] for piece in islice(pieces, 1000)]:
             total += np.bincount(np.concatenate(some), minlength=size)[:size]
-        self.counts = torch.from_numpy(total)
-        found.notes.append("token frequencies are those of --data, not of the text the model was trained on")
+        return torch.from_numpy(total)
 
     def _setup(self, loaded: Any, requests: list[Request]) -> Setup:
         c = self.config

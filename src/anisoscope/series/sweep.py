@@ -8,22 +8,24 @@ same results as an uninterrupted one.
 from __future__ import annotations
 
 import gc
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anisoscope.capture.sites.layout import find_layout
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.inspection import modality_words, other_reading, reading_fingerprint, type_of
+from anisoscope.execution.crew import Crew
+from anisoscope.execution.job import DONE, REFUSED, Executor, Outcome, arrived
+from anisoscope.measurement.inspection import other_reading
 from anisoscope.metrics.training import checkpoint as checkpoint_intact
 from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
+from anisoscope.models.placement import choose_device
 from anisoscope.models.source import parse_model
-from anisoscope.models.tokenizer import NoTokenizer
 from anisoscope.monitor.sink import MonitorStore, in_order
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
@@ -32,11 +34,19 @@ from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
 from anisoscope.series.discovery import Checkpoint, CheckpointSeries
+from anisoscope.series.examination import (
+    CheckpointTask,
+    Examination,
+    describe,
+    examine,
+    open_checkpoint,
+    read_examination,
+)
 from anisoscope.series.integrity import NON_FINITE, REPEATED, Entry
-from anisoscope.series.measurer import CheckpointMeasurer, CheckpointResult
+from anisoscope.series.measurer import CheckpointAlone, CheckpointMeasurer, CheckpointResult
 from anisoscope.tangent.row_map import RowMap, write_map
 
-LOADING = ("random_init", "device", "device_map", "dtype", "seed", "trust_remote_code", "tokenizer", "architecture")
+JOBS = "jobs"  # the folder of what jobs write
 LARGE = 50_000_000  # parameters from which memory is freed explicitly
 
 
@@ -55,10 +65,16 @@ class Sweeper:
     late: dict[int, list[str]] = field(default_factory=dict)  # flags by key, known once all are measured
     kept: int = 0  # number of states written
     plan: CheckpointSeries | None = None  # the series, if found before the folder was made
+    executor: Executor | None = None  # has checkpoints measured elsewhere; in this process without one
 
     @classmethod
     def at(cls, config: SweepConfig, place: str | Path, *, resume: bool, **words: Any) -> Sweeper:
         """A sweep into a folder, which is created only if checkpoints are found."""
+        if words.get("executor") is not None and config.remove_downloads:
+            raise AnisoscopeError(
+                "--remove-downloads cannot go with --executor: jobs share the hub's cache, and one would delete what "
+                "another reads; leave one of them out."
+            )
         plan = None if (Path(place) / "run.json").is_file() else _series_of(config)
         return cls(config, RunFolder.create(place, asdict(config), resume=resume), plan=plan, **words)
 
@@ -105,6 +121,22 @@ class Sweeper:
         return table
 
     def _measure_all(self) -> None:
+        if self.executor is None:
+            self._measure_here()
+        else:
+            self._measure_elsewhere(self.executor)
+        series = self.series.checkpoints
+        self._tell("checkpoints", len(series), len(series))
+        if not self.tables:
+            reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
+            first = integrity.reason(reasons[0]).rstrip(".").removesuffix(integrity.RESUME)
+            raise AnisoscopeError(
+                f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
+                "mend that, and the same command with --resume goes on."
+            )
+        shutil.rmtree(self.folder.path / JOBS, ignore_errors=True)
+
+    def _measure_here(self) -> None:
         c, series = self.config, self.series.checkpoints
         wanted = [checkpoint.revision for checkpoint in self._to_do() if checkpoint.revision]
         journal = self.folder.path / "state" / "downloads.json"
@@ -116,14 +148,68 @@ class Sweeper:
                 if self.entries[checkpoint.key].get("described", {}).get("parameters", 0) > LARGE:
                     gc.collect()  # the memory of a large model is given back before the next one
                     torch.cuda.empty_cache()  # does nothing without CUDA
-        self._tell("checkpoints", len(series), len(series))
-        if not self.tables:
-            reasons = [flag for entry in self.entries.values() for flag in entry["flags"]]
-            first = integrity.reason(reasons[0]).rstrip(".").removesuffix(integrity.RESUME)
-            raise AnisoscopeError(
-                f"none of the {len(series)} checkpoints of {self.config.model!r} could be loaded (the first: {first}); "
-                "mend that, and the same command with --resume goes on."
-            )
+
+    def _measure_elsewhere(self, executor: Executor) -> None:
+        """One job for each checkpoint; their results are taken in the order of the series."""
+        todo, series = self._to_do(), self.series.checkpoints
+        with Crew(executor, self.folder.path / JOBS, self.progress) as crew:
+            tasks = {checkpoint.key: self._task(checkpoint, crew.folder) for checkpoint in todo}
+            jobs = {key: crew.job(f"checkpoint-{key}", examine, task) for key, task in tasks.items()}
+            fresh = {key for key in jobs if self._stored(tasks[key]) is None}
+            outcomes = crew.in_order([jobs[key] for key in jobs if key in fresh])
+            self.about["executor"] = {"kind": type(executor).__name__, "workers": executor.workers}
+            for checkpoint in todo:
+                self._tell("checkpoints", len(series) - len(todo) + todo.index(checkpoint), len(series))
+                task = tasks[checkpoint.key]
+                outcome = next(outcomes)[1] if checkpoint.key in fresh else Outcome(DONE)
+                self._outcome(checkpoint, task, outcome, crew)
+                task.result.unlink(missing_ok=True)
+                if crew.notes:
+                    self.about["executor"]["retried"] = list(crew.notes)
+
+    def _task(self, checkpoint: Checkpoint, folder: Path) -> CheckpointTask:
+        steps, known = self.measurer.steps or [], self.measurer.counts
+        late = self._is_late(checkpoint)
+        first = self.measurer.table_before is None and checkpoint == self._to_do()[0]
+        counts = folder / "counts.pt" if known is not None else None
+        if counts is not None:
+            replace_file(counts, lambda path: torch.save(known, path))
+        words: dict[str, Any] = {"timed": self.series.timed, "types": not late and not first, "counts": counts}
+        return CheckpointTask(
+            self.config, checkpoint, steps, result=folder / f"checkpoint-{checkpoint.key}.pt", **words
+        )
+
+    def _stored(self, task: CheckpointTask) -> Examination | None:
+        """What a job has written, of the files that are there now."""
+        found = read_examination(task.result, choose_device(self.config.device)) if task.result.is_file() else None
+        return found if found is not None and found.stamp == discovery.stamp(task.checkpoint.spec) else None
+
+    def _outcome(self, checkpoint: Checkpoint, task: CheckpointTask, outcome: Outcome, crew: Crew) -> None:
+        """Take the results of one job, or record why there are none."""
+        if outcome.kind == REFUSED:
+            raise AnisoscopeError(outcome.reason)
+        found = self._stored(task) if outcome.kind == DONE and arrived(task.result) else None
+        if found is not None and self._counted_otherwise(found):
+            again = self._task(checkpoint, crew.folder)
+            outcome = crew.run(crew.job(f"checkpoint-{checkpoint.key}", examine, again))
+            found = self._stored(again) if outcome.kind == DONE and arrived(again.result) else None
+        if found is None:
+            reason = outcome.reason or "its job ended without results"
+            entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step}
+            self.entries[checkpoint.key] = entry | {"flags": [f"{integrity.FAILED}{reason}"]}
+            return
+        self._take(checkpoint, found, lambda: self._adopted(checkpoint, found))
+
+    def _counted_otherwise(self, found: Examination) -> bool:
+        """Whether other token frequencies were used than those of the first checkpoint, which are used for all."""
+        known, counts = self.measurer.counts, None if found.alone is None else found.alone.counts
+        return known is not None and counts is not None and not torch.equal(known, counts)
+
+    def _adopted(self, checkpoint: Checkpoint, found: Examination) -> CheckpointAlone:
+        if found.refusal or found.alone is None:
+            raise AnisoscopeError(found.refusal)
+        self.measurer.adopt(found.alone, checkpoint.step)
+        return found.alone
 
     def _to_do(self) -> list[Checkpoint]:
         return [c for c in self.series.checkpoints if c.key not in self.tables]
@@ -205,52 +291,59 @@ class Sweeper:
             self.progress(what, done, total)
 
     def _checkpoint(self, checkpoint: Checkpoint, downloads: Downloads | None) -> None:
-        entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
-        loaded = self._load(checkpoint, downloads, entry)
-        self.entries[checkpoint.key] = entry
-        if loaded is None:
-            return
-        if not self.config.series and loaded.reads_text:
-            discovery.refuse_lossless(loaded, checkpoint.spec)
-        finite = integrity.is_finite(loaded.model)
-        entry["flags"] = self._flags(checkpoint, loaded.fingerprint, entry, finite=finite)
-        reading = reading_fingerprint(loaded)
-        self.words = self.words or (reading, checkpoint.label)
-        if reading != self.words[0]:
-            entry["flags"].append(other_reading(loaded, self.words[1]))
-        found = CheckpointResult()  # stays empty if not measured
-        if finite and reading == self.words[0]:
-            late = checkpoint.step is not None and any(key > checkpoint.step for key in self.tables)
-            found = self.measurer.measure(loaded, checkpoint.step, late=late, tell=self._tell)
-        else:
-            entry["unmeasured"] = discovery.stamp(checkpoint.spec)
-        self._keep(checkpoint, loaded, entry, found, sketched=finite)
-        if downloads is not None:
+        """Load and measure one checkpoint in this process."""
+        found, loaded = open_checkpoint(self.config, checkpoint, downloads, self._tell)
+        types = not self._is_late(checkpoint) and self.measurer.table_before is not None
+        timed = self.series.timed
+
+        def measured() -> CheckpointAlone:
+            return self.measurer.alone(loaded, checkpoint.step, types=types, tell=self._tell)
+
+        taken = self._take(checkpoint, found, measured, lambda: describe(found, loaded, timed=timed))
+        if taken and downloads is not None:
             downloads.finished(checkpoint.revision)
 
-    def _load(self, checkpoint: Checkpoint, downloads: Downloads | None, entry: Entry) -> Any:
-        """The model of a checkpoint; None, with a flag in its entry, if it cannot be loaded."""
-        from anisoscope.models import load
+    def _is_late(self, checkpoint: Checkpoint) -> bool:
+        """Whether later steps are measured already, as where a sweep is resumed."""
+        return checkpoint.step is not None and any(key > checkpoint.step for key in self.tables)
 
-        spec = checkpoint.spec
-        try:
-            if downloads is not None:
-                self._tell(f"download {checkpoint.label}", 0, 1)
-                place = downloads.ready(checkpoint.revision)
-                entry |= {} if place is None else {"commit": place.name}  # the name of a snapshot's folder
-                spec = str(place or spec)
-                self._tell(f"download {checkpoint.label}", 1, 1)
-            options = {name: getattr(self.config, name) for name in LOADING}
-            return load.load_model(spec, **options, any_head=self.config.measured[0] is not None)
-        except AnisoscopeError as error:
-            if isinstance(error, NoTokenizer) and not self.words:  # the series has none
-                raise
-            message = integrity.resumable(error)
-            if len(self.series.checkpoints) == 1:
-                raise AnisoscopeError(message if self.config.series else str(error)) from error
-            lost = integrity.UNREADABLE if discovery.is_there(spec) else integrity.MISSING
-            entry["flags"] = [f"{lost}{message}"]
-            return None
+    def _take(
+        self,
+        checkpoint: Checkpoint,
+        found: Examination,
+        measured: Callable[[], CheckpointAlone],
+        described: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Flag a checkpoint and save its results; False if it could not be loaded."""
+        entry: Entry = {"key": checkpoint.key, "label": checkpoint.label, "step": checkpoint.step, "flags": []}
+        entry |= {"commit": found.commit} if found.commit else {}
+        if found.error:
+            entry["flags"] = [self._unloaded(found)]
+        self.entries[checkpoint.key] = entry
+        if found.error:
+            return False
+        entry["flags"] = self._flags(checkpoint, found.fingerprint, entry, finite=found.finite)
+        self.words = self.words or (found.reading, checkpoint.label)
+        if found.reading != self.words[0]:
+            entry["flags"].append(other_reading(self.words[1], reads_text=found.reads_text))
+        result = CheckpointResult()  # stays empty if not measured
+        if found.finite and found.reading == self.words[0]:
+            late = self._is_late(checkpoint)
+            result = self.measurer.conclude(measured(), checkpoint.step, late=late)
+        else:
+            entry["unmeasured"] = discovery.stamp(checkpoint.spec)
+        described()
+        self._keep(checkpoint, entry, found, result)
+        return True
+
+    def _unloaded(self, found: Examination) -> str:
+        """The flag of a checkpoint that could not be loaded; an error if there is no other, or no tokenizer at all."""
+        if found.no_tokenizer and not self.words:  # the series has none
+            raise AnisoscopeError(found.error)
+        message = integrity.resumable(found.error)
+        if len(self.series.checkpoints) == 1:
+            raise AnisoscopeError(message if self.config.series else found.error)
+        return f"{found.lost}{message}"
 
     def _flags(self, checkpoint: Checkpoint, fingerprint: str, entry: Entry, *, finite: bool) -> list[str]:
         """Flags of one checkpoint: repeated, not finite, out of order."""
@@ -269,29 +362,18 @@ class Sweeper:
             entry["recorded"] = recorded
         return flags
 
-    def _keep(
-        self, checkpoint: Checkpoint, loaded: Any, entry: Entry, found: CheckpointResult, *, sketched: bool
-    ) -> None:
+    def _keep(self, checkpoint: Checkpoint, entry: Entry, seen: Examination, found: CheckpointResult) -> None:
         """Save the results of a checkpoint and the state after it."""
-        key, name = checkpoint.key, self.series.name or loaded.name
-        layout = find_layout(loaded.model)
-        described: dict[str, Any] = {"name": name, "type": type_of(loaded)}
-        described |= {"parameters": loaded.parameters, "notes": loaded.notes}
-        described |= {
-            "architecture": type(loaded.model).__name__,
-            "revision": loaded.revision or entry.get("commit", ""),
-        }
-        stacks = [stack.name for stack in layout.stacks]
-        described |= modality_words(loaded.model, stacks, loaded.tokenizer, layout=layout) | found.read
-        entry |= {"commit": loaded.revision} if loaded.revision else {}
-        entry |= {"fingerprint": loaded.fingerprint, "device": str(loaded.device), "data": found.data}
-        entry["described"] = described | {"fingerprint": loaded.fingerprint}
-        entry["notes"] = list(dict.fromkeys([*loaded.notes, *found.notes]))
+        key, name = checkpoint.key, self.series.name or seen.name
+        entry |= {"commit": seen.commit} if seen.commit else {}
+        entry |= {"fingerprint": seen.fingerprint, "device": seen.device, "data": found.data}
+        entry["described"] = {"name": name, **seen.described, **found.read, "fingerprint": seen.fingerprint}
+        entry["notes"] = list(dict.fromkeys([*seen.notes, *found.notes]))
         if (loss := next((row for row in found.records if row["metric"] == "probe_loss"), None)) is not None:
-            entry["loss"] = loss.get("low", loss["value"]), loaded.vocabulary
+            entry["loss"] = loss.get("low", loss["value"]), seen.vocabulary
         self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
-        if sketched and self.series.timed:
-            replace_file(self._sketch(key), lambda path: torch.save(integrity.sketch(loaded.model), path))
+        if seen.sketch is not None:
+            replace_file(self._sketch(key), lambda path: torch.save(seen.sketch, path))
         self.kept += 1
         done = {k: e for k, e in self.entries.items() if not any(map(integrity.is_lost, e["flags"]))}
         state = {"step": key, "done": sorted(self.tables), "entries": done, "words": self.words}

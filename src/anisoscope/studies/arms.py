@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +25,14 @@ from torch import Tensor
 from anisoscope.capture.gradient_pass import LabelConvention, untouched
 from anisoscope.capture.row import original_contexts
 from anisoscope.errors import AnisoscopeError
+from anisoscope.execution.crew import Crew
+from anisoscope.execution.job import DONE, Executor, Job
 from anisoscope.monitor.held_out import constant_columns, loss_records
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.numerics.hashing import half_of
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
+from anisoscope.results.lock import abandon
 from anisoscope.studies.config import StudyArm, schedule_of
 from anisoscope.tangent.plan import PLANS
 from anisoscope.tangent.proxy import StepRows
@@ -37,7 +41,7 @@ from anisoscope.training.config import CommonTrainConfig, TrainConfig
 from anisoscope.training.language_model import IGNORED
 from anisoscope.training.loop import train
 
-Work = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
+ArmWork = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
 GRADIENTS = replace(PLANS["standard"], balanced=False, embedding=False)  # no tokens: no frequencies and no table
 FEWEST = 4  # contexts of each half below which gradients are left out
 _PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
@@ -162,10 +166,10 @@ def unmasked(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 # -- executors ---------------------------------------------------------------------------------------------------------
 
 
-class Executor(Protocol):
+class ArmRunner(Protocol):
     """Runs arms, on this machine or others. An arm is picklable, and its result is its run folder."""
 
-    def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
+    def map(self, work: ArmWork, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
         """Run all arms; returns the reasons of failed arms by the names of their folders."""
 
 
@@ -182,10 +186,10 @@ class LocalExecutor:
         if self.jobs < 1:
             raise AnisoscopeError(f"jobs is {self.jobs}; expected at least 1.")
 
-    def map(self, work: Work, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
+    def map(self, work: ArmWork, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
         """Run all arms; returns the reasons of failed arms by the names of their folders."""
         if self.jobs > 1:
-            arms = [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
+            arms = unfinished(arms)
             return _Pool(list(arms), self.jobs, work, progress).run()
         failed: dict[str, str] = {}
         tell = progress or (lambda what, done, of: None)
@@ -197,6 +201,48 @@ class LocalExecutor:
                 failed[arm.path.name] = error_line(error, arm.path)
         tell("arms", len(arms), len(arms))
         return failed
+
+
+def unfinished(arms: Sequence[StudyArm]) -> list[StudyArm]:
+    """The arms that are not complete."""
+    return [arm for arm in arms if RunFolder(arm.path).about().get("status") != "complete"]
+
+
+@dataclass
+class JobRunner:
+    """Runs every arm as a job of an executor, such as that of a cluster; a lost one goes on from its checkpoint.
+
+    Finished arms are skipped. A failed arm does not stop the others; an interruption stops all.
+    """
+
+    executor: Executor
+    folder: Path  # of the study; all workers share it
+    retried: list[str] = field(default_factory=list)  # notes on arms that were lost and tried again
+
+    def map(self, work: ArmWork, arms: Sequence[StudyArm], progress: Progress | None = None) -> dict[str, str]:
+        """Run all arms; returns the reasons of failed arms by the names of their folders."""
+        left, failed = unfinished(arms), {}
+        tell = progress or (lambda what, done, of: None)
+        with Crew(self.executor, self.folder / "jobs", progress, _left_behind, self.retried) as crew:
+            jobs = [crew.job(arm.path.name, work, _settled(arm)) for arm in left]
+            tell("arms", len(arms) - len(left), len(arms))
+            for number, (job, outcome) in enumerate(crew.in_order(jobs)):
+                tell("arms", len(arms) - len(left) + number + 1, len(arms))
+                if outcome.kind != DONE:
+                    failed[job.name] = outcome.reason
+        if not failed:
+            shutil.rmtree(self.folder / "jobs", ignore_errors=True)
+        return failed
+
+
+def _settled(arm: StudyArm) -> StudyArm:
+    """An arm with absolute paths."""
+    return replace(arm, path=arm.path.absolute(), corpus=arm.corpus.absolute())
+
+
+def _left_behind(job: Job) -> None:
+    """The worker of a lost arm is gone; its lock, on another machine, would keep the next one out for a while."""
+    abandon(job.task.path)
 
 
 def _named(arm: StudyArm, progress: Progress | None) -> Progress | None:
@@ -220,7 +266,7 @@ class _Pool:
 
     waiting: list[StudyArm]
     jobs: int
-    work: Work
+    work: ArmWork
     progress: Progress | None
     running: dict[Connection, tuple[Any, StudyArm]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -285,7 +331,7 @@ class _Pool:
                 process.kill()
 
 
-def _child(work: Work, arm: StudyArm, pipe: Connection, jobs: int) -> None:
+def _child(work: ArmWork, arm: StudyArm, pipe: Connection, jobs: int) -> None:
     """The main function of a child process."""
 
     def interrupted(*_: object) -> None:

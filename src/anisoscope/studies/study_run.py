@@ -18,9 +18,10 @@ from anisoscope.results.manifest import new_manifest, outcome
 from anisoscope.studies.config import PAPER, ArmRun, StudyArm
 
 if TYPE_CHECKING:
+    from anisoscope.execution.job import Executor
     from anisoscope.results.folder import RunFolder
     from anisoscope.results.query import Table
-    from anisoscope.studies.arms import Executor
+    from anisoscope.studies.arms import ArmRunner
 
 Measured = TypeVar("Measured", bound="Table | None")
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # arXiv numbers
@@ -99,7 +100,7 @@ class ArmsStudy(Study):
 
     Each has its own run folder under arms/; the study joins their tables, also those of interrupted arms, and evaluates
     the claims. `jobs` arms are trained in parallel (None: as many as a GPU holds, without one the default of the
-    preset), by `executor` if one is given.
+    preset), by jobs of `executor` if one is given.
     """
 
     jobs: int | None = None
@@ -111,6 +112,11 @@ class ArmsStudy(Study):
         """Train the arms of the preset, or measure the published models of the paper."""
         self.about["skipped"] = []
         if self.config.preset == PAPER:
+            if self.executor is not None:
+                raise AnisoscopeError(
+                    f"an executor runs the arms that a study trains, and preset {PAPER} trains none; leave it out, or "
+                    "give the models to `anisoscope sweep` or `anisoscope profile` with --executor."
+                )
             self.measure_published()
         else:
             self.train()
@@ -151,16 +157,26 @@ class ArmsStudy(Study):
 
     def run_arms(self, arms: Sequence[StudyArm]) -> dict[str, str]:
         """Train the arms and join their tables; returns the reasons of failed arms by the names of their folders."""
-        from anisoscope.studies.arms import LocalExecutor, train_arm
-        from anisoscope.studies.side_by_side import jobs_that_fit
+        from anisoscope.studies.arms import train_arm
 
-        fitting = self.jobs or jobs_that_fit(arms) or self.config.size.jobs
-        executor = self.executor or LocalExecutor(fitting)
+        runner = self._runner(arms)
         try:
-            return executor.map(train_arm, arms, self.progress)
+            return runner.map(train_arm, arms, self.progress)
         finally:  # also join what failed or interrupted arms measured
+            if retried := getattr(runner, "retried", None):
+                self.about["executor"]["retried"] = retried
             for arm in arms:
                 self.join(arm.path, name=arm.model, seed=arm.training.seed)
+
+    def _runner(self, arms: Sequence[StudyArm]) -> ArmRunner:
+        """What runs the arms: jobs of the executor if there is one, else processes of this machine."""
+        from anisoscope.studies.arms import JobRunner, LocalExecutor
+        from anisoscope.studies.side_by_side import jobs_that_fit
+
+        if self.executor is None:
+            return LocalExecutor(self.jobs or jobs_that_fit(arms) or self.config.size.jobs)
+        self.about["executor"] = {"kind": type(self.executor).__name__, "workers": self.executor.workers}
+        return JobRunner(self.executor, self.folder.path.absolute())
 
     def join(self, path: Path, **fields: Any) -> None:
         """Add the table, models and warnings of an arm; `fields` (name, seed) are set in its model entries."""

@@ -67,17 +67,30 @@ class FrozenProxies:
         """Whether the window ended without a measured step, so that there is nothing to fit on."""
         return not self.proxies and not self.pool and step > self.closes
 
+    def takes(self, step: int) -> bool:
+        """Whether the rows of a step will be fitted on."""
+        return not self.proxies and step <= self.closes
+
+    def rows_of(self, fit: Half) -> tuple[Tensor, Tensor]:
+        """What the frozen proxy is fitted on of one site and step, on the host: some rows and their folds."""
+        few = fit.fewer(WINDOW_ROWS)
+        return few.x.cpu(), few.fold
+
     def offer(
-        self, step: int, fits: Mapping[Site, Half], moments: dict[Site, GradientMoments], *, rank: int
+        self,
+        step: int,
+        rows: Mapping[Site, tuple[Tensor, Tensor]],
+        moments: Mapping[Site, GradientMoments],
+        *,
+        rank: int,
     ) -> list[Record]:
-        """Add a step to the window, or test the frozen proxies on it; returns records."""
+        """Add a step to the window, with its `rows_of` each site, or test the frozen proxies on it; returns records."""
         self.rank, self.device = rank, next(iter(moments.values())).total.device
-        if not self.proxies and step <= self.closes:
+        if self.takes(step):
             self.window[step] = {fitting.key(site): moment.state() for site, moment in moments.items()}
-            for site, fit in fits.items():
-                few = fit.fewer(WINDOW_ROWS)
-                self.pool.setdefault(site, []).append(few.x.cpu())
-                self.folds.setdefault(site, []).append(few.fold)
+            for site, (x, fold) in rows.items():
+                self.pool.setdefault(site, []).append(x)
+                self.folds.setdefault(site, []).append(fold)
             return []
         earlier = [] if self.proxies else self._fit(self.device)
         return earlier + self._test(step, moments, note=IN_SAMPLE if step <= self.closes else "")

@@ -107,6 +107,25 @@ class RowMap:
         self._unsaved.add(step)
         self.save()
 
+    def parts(self, step: int) -> dict[str, Any] | None:
+        """The rows of one step, for the map of another process; None if it has none."""
+        if (kept := self._steps.get(step)) is None:
+            return None
+        return {"groups": list(self.groups), "words": dict(self.words), "sites": kept}
+
+    def adopt(self, step: int, parts: Mapping[str, Any] | None) -> None:
+        """Take over the `parts` of a step; the rows of a step that has none are forgotten as after `close`."""
+        if parts is None:
+            return
+        names: list[str] = parts["groups"]
+        self.groups += [name for name in names if name not in self.groups]
+        numbers = torch.tensor([self.groups.index(name) for name in names])
+        self._steps[step] = {site: {**kept, "group": numbers[kept["group"]]} for site, kept in parts["sites"].items()}
+        self.words |= {token: word for token, word in parts["words"].items() if token not in self.words}
+        self._axes = {}
+        self._unsaved.add(step)
+        self.save()
+
     def save(self) -> None:
         """Write the steps that are not in the folder yet; what fails is written with the next."""
         if self.folder is None:

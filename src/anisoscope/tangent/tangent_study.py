@@ -25,37 +25,24 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.evaluation import far_apart
 from anisoscope.metrics import frequency, tangent
-from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
-from anisoscope.results.quantity import jackknife
 from anisoscope.results.query import FIRST_OUTLIER, options_of, variant_name, with_options
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
-from anisoscope.tangent import energy
+from anisoscope.tangent import change, energy
 from anisoscope.tangent import proxy as fitting
+from anisoscope.tangent.change import DRAW_SEED, Kept, SiteAlone, StepAlone, StepChange
 from anisoscope.tangent.energy import Asked, EnergyRows, Grouping, Record, SubspaceTest
 from anisoscope.tangent.frozen import MOST_OPEN, STANDARDISED, FrozenProxies
 from anisoscope.tangent.plan import TangentPlan
 from anisoscope.tangent.proxy import Half, Label, Proxy, Scale, StepRows
 from anisoscope.tangent.refit import FitRows, Fitted, refits_of, standardised_set
-from anisoscope.tangent.together import Found, Targets, on_host
+from anisoscope.tangent.together import Found, on_host
 
 DEFAULT_RANK = 16
 ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 
 EVERY = 1 << 20  # controls of all targets
-STILL = 1e-6  # share of the variance below which growth is rounding
-DRAW_SEED = 104_729  # offset: control draws have a separate random stream
-
-
-@dataclass
-class Kept:
-    """What the next measured step needs of this one at one site."""
-
-    step: int
-    bases: dict[str, Tensor]  # by proxy
-    directions: Tensor  # of semi-NMF
-    folds: FoldCovariance  # of the test half
 
 
 @dataclass(frozen=True)
@@ -100,6 +87,10 @@ class TangentStudy:
 
     def measure(self, rows: StepRows) -> list[Record]:
         """Records of one step; when the window closes, also those of frozen proxies at earlier steps."""
+        return self.compared(self.alone(rows))
+
+    def alone(self, rows: StepRows) -> StepAlone:
+        """What one step gives by itself, whatever was measured before it."""
         halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
         apart = first_apart(halves)
         fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
@@ -109,7 +100,6 @@ class TangentStudy:
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
         folds = dict(zip(halves, spreads, strict=True))
-        grown = self._growth(folds, rows.step)
         readings = [
             Reading(site, first, space, test.without_first() if first else test, mine)
             for site, (_, test) in halves.items()
@@ -123,18 +113,10 @@ class TangentStudy:
         beside = [(fits[first][site].spread, mine) for (site, first), mine in moments.items()]
         numbers = each_on_host(lambda both: energy.alignment_numbers(*both), beside, device)
         aligned = dict(zip(moments, on_host(numbers), strict=True))
+        compared = each_on_host(lambda site: self._beside(site, *halves[site]), list(halves), device)
+        besides = dict(zip(halves, on_host(compared), strict=True))
 
-        def change(site: Site) -> Found:
-            found, types = self._change(site, folds[site], grown.get(site)), self._types(*halves[site])
-            if types is None:
-                return found
-            rows = torch.cat([half.x for half in halves[site]])
-            return found | {"spread": frequency.type_distances(rows, types[1])}
-
-        changed = each_on_host(change, list(halves), device)
-        changes = dict(zip(halves, on_host(changed), strict=True))
-
-        def measure_site(site: Site) -> list[Record]:
+        def measure_site(site: Site) -> SiteAlone:
             fit, test = halves[site]
             found = list(energies[site, "main"])
             for first in ("", *(["out"] if (site, "out") in moments else [])):
@@ -143,17 +125,40 @@ class TangentStudy:
                 how: dict[str, Any] = {"first": first, "batch": self.source, "note": note}
                 found += energy.alignment_records(aligned[site, first], moment, **how)
                 found += energies[site, first]
-            found += self._concepts(site, test, rows.step, folds[site], changes[site])
-            found += self._spread(fit, test, changes[site])
-            live = [row | {"variant": _of_batch(row["variant"], self.source)} for row in found]
-            return energy.placed(site, rows.step, live)
+            main = {name: mine[site] for name, mine in self.fitted.items() if site in mine}
+            bases = {name: proxy.basis for name, proxy in main.items()}
+            kept = Kept(rows.step, bases, main[self.plan.proxies[0]].directions, folds[site])
+            overlap = float(besides[site]["overlap"]) if "overlap" in besides[site] else None
+            spread = list(self._spread(fit, test, besides[site]))
+            window = self.frozen.rows_of(fit) if self.frozen is not None and self.frozen.takes(rows.step) else None
+            sizes = len(test), test.contexts
+            return SiteAlone(found, spread, kept, moments[site, ""], *sizes, overlap, window)
 
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
             by_site = each_on_host(measure_site, list(halves), device)
-        records = [row for found in by_site for row in found]
+        sites = dict(zip(halves, by_site, strict=True))
+        splits = list(self._at_splits(rows))
+        return StepAlone(rows.step, self.main_rank, sites, splits, list(self.notes))
+
+    def compared(self, alone: StepAlone) -> list[Record]:
+        """The records of a step, also those that refer to earlier ones; the next is compared with this one."""
+        self.main_rank = alone.rank
+        for text in alone.notes:
+            self._note(text)
+        changed = StepChange(self.plan, self.source, self.previous)
+        with tangent.full_float32():
+            changes = changed.records(alone)
+        records: list[Record] = []
+        variant = variant_name({"rank": alone.rank})
+        for site, one in alone.sites.items():
+            overlap = {"metric": "proxy_overlap", "variant": variant, "value": one.overlap}
+            found = [*one.energies, *([] if one.overlap is None else [overlap]), *changes.get(site, ()), *one.spread]
+            live = [row | {"variant": _of_batch(row["variant"], self.source)} for row in found]
+            records += energy.placed(site, alone.step, live)
+            self.previous[site] = one.kept
         records += energy.holm_records(records)
-        records += self._offered(rows.step, halves, moments)
-        return [*records, *self._at_splits(rows)]
+        records += self._offered(alone)
+        return [*records, *alone.splits]
 
     def _refitted(
         self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[str, Mapping[Site, FitRows]]
@@ -170,20 +175,9 @@ class TangentStudy:
                     other[site].setdefault((first, space), {})[label] = proxy
         return proxies, other
 
-    def _growth(self, folds: Mapping[Site, FoldCovariance], step: int) -> dict[Site, tuple[Tensor, ...]]:
-        """Growth of the covariance of the test half since the last measured step, and the directions that span it."""
-        known = {s: k.folds for s in folds if (k := self.previous.get(s)) is not None and k.step < step}
-        problems = [(old.to(folds[s].n.device).covariance(), folds[s].covariance()) for s, old in known.items()]
-        return dict(zip(known, tangent.each_decomposed(tangent.growth, problems), strict=True))
-
-    def _offered(
-        self,
-        step: int,
-        halves: Mapping[Site, tuple[Half, Half]],
-        moments: Mapping[tuple[Site, str], GradientMoments],
-    ) -> list[Record]:
+    def _offered(self, alone: StepAlone) -> list[Record]:
         """Records of frozen proxies, which are told of this step; none where they are left out, with a note."""
-        if self.frozen is not None and self.frozen.missed(step):
+        if self.frozen is not None and self.frozen.missed(alone.step):
             self._note(
                 f"no step inside the window (up to step {self.frozen.closes:.0f}) was measured, so no frozen proxy"
             )
@@ -196,8 +190,9 @@ class TangentStudy:
             self.frozen = None
         if self.frozen is None:
             return []
-        whole = {site: fit for site, (fit, _) in halves.items()}
-        return self.frozen.offer(step, whole, {site: moments[site, ""] for site in halves}, rank=self.main_rank)
+        rows = {site: one.window for site, one in alone.sites.items() if one.window is not None}
+        moments = {site: one.moments for site, one in alone.sites.items()}
+        return self.frozen.offer(alone.step, rows, moments, rank=alone.rank)
 
     def _at_splits(self, rows: StepRows) -> Iterator[Record]:
         """Energies of proxies fitted and tested on other halves of the same contexts, as rows with `split`.
@@ -340,23 +335,12 @@ class TangentStudy:
 
     def state(self) -> dict[str, Any]:
         """What the next step needs of the last one, as plain values and tensors."""
-        kept = {
-            fitting.key(site): {
-                "step": k.step,
-                "bases": {name: basis.cpu() for name, basis in k.bases.items()},
-                "directions": k.directions.cpu(),
-                "folds": k.folds.state(),
-            }
-            for site, k in self.previous.items()
-        }
         frozen = self.frozen.state() if self.frozen is not None else None
-        return {"previous": kept, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
+        previous = change.kept_state(self.previous)
+        return {"previous": previous, "frozen": frozen, "rank": self.main_rank, "notes": list(self.notes)}
 
     def load(self, state: Mapping[str, Any], window: Mapping[int, Any]) -> None:
-        self.previous = {
-            Site(*k): Kept(**{**parts, "folds": FoldCovariance.load(parts["folds"])})
-            for k, parts in state["previous"].items()
-        }
+        self.previous = change.load_kept(state["previous"])
         self.main_rank, self.notes = state["rank"], list(state["notes"])
         if self.frozen is not None and state["frozen"] is not None:
             self.frozen.load(state["frozen"], window)
@@ -417,78 +401,16 @@ class TangentStudy:
             )
         return found[site].basis
 
-    def _change(self, site: Site, folds: FoldCovariance, grown: tuple[Tensor, ...] | None) -> Found:
-        """What records of overlap, rotation, matching and amplification are made of, on the device of the site."""
+    def _beside(self, site: Site, fit: Half, test: Half) -> Found:
+        """The overlap of both proxies and the spread of types, on the device of the site."""
         main = {name: found[site] for name, found in self.fitted.items() if site in found}
-        first, found = main[self.plan.proxies[0]], {}
+        found: Found = {}
         if {"semi_nmf", "pca"} <= main.keys():
             inside = main["semi_nmf"].basis.mT @ main["pca"].basis
             found["overlap"] = inside.square().sum() / min(inside.shape)
-        before = self.previous.get(site)
-        if before is not None and grown is not None:
-            found |= {"basis": first.basis, "earlier basis": before.bases[self.plan.proxies[0]].to(first.basis)}
-            found |= {"concepts": first.directions, "earlier concepts": before.directions.to(first.directions)}
-            found |= self._amplified(before, folds, *grown)
+        if (types := self._types(fit, test)) is not None:
+            found["spread"] = frequency.type_distances(torch.cat([half.x for half in (fit, test)]), types[1])
         return found
-
-    def _concepts(
-        self, site: Site, test: Half, step: int, folds: FoldCovariance, numbers: Mapping[str, np.ndarray]
-    ) -> Iterator[Record]:
-        """Overlap of proxies, and rotation, matching and amplification since the last measured step."""
-        variant, before = variant_name({"rank": self.main_rank}), self.previous.get(site)
-        if "overlap" in numbers:
-            yield {"metric": "proxy_overlap", "variant": variant, "value": float(numbers["overlap"])}
-        if before is not None and "concepts" in numbers:
-            since = {"variant": variant, "note": f"since step {before.step}"}
-            bases, concepts = (
-                [torch.from_numpy(numbers[f"{when}{what}"]) for when in ("earlier ", "")]
-                for what in ("basis", "concepts")
-            )
-            yield {"metric": "concept_turn", "value": tangent.concept_turn(*bases), **since}
-            yield {"metric": "concept_match", "value": tangent.concept_match(*concepts), **since}
-            yield from self._amplification(before, test, numbers)
-        main = {name: found[site] for name, found in self.fitted.items() if site in found}
-        bases_now = {name: proxy.basis for name, proxy in main.items()}
-        self.previous[site] = Kept(step, bases_now, main[self.plan.proxies[0]].directions, folds)
-
-    def _amplified(self, before: Kept, after: FoldCovariance, grown: Tensor, grew: Tensor) -> Found:
-        """The share of new variance inside each earlier proxy, without each fold, and beside drawn controls.
-
-        The jackknife keeps the directions of growth fixed.
-        """
-        older = before.folds.to(after.n.device)
-        found: Found = {"used": after.n, "traces": torch.stack([grown.trace(), after.covariance().trace()])}
-        bases = [before.bases[proxy].to(grown) for proxy in self.plan.proxies[:2]]
-        inside = [grew @ (grew.mT @ Q) for Q in bases]
-        weights = torch.stack([grew @ grew.mT, *(B @ B.mT for B in inside)])
-        change = after.weighted(weights) - older.weighted(weights)
-        values = torch.stack([tangent.amplification(grown, Q) for Q in bases])
-        found["amplified"] = torch.cat([values.unsqueeze(1), change[1:] / change[0]], 1)
-        drawn = Targets([[grown]], draws=self.plan.draws, seed=self.plan.seed + DRAW_SEED)
-        asked = [(Q[None], values[i : i + 1]) for i, Q in enumerate(bases)]
-        for i, mine in enumerate(drawn.of(0, asked, shares=False)):
-            found |= {f"{name} of {i}": x for name, x in mine.items()}
-        return found
-
-    def _amplification(self, before: Kept, test: Half, numbers: Mapping[str, np.ndarray]) -> Iterator[Record]:
-        labels = [Label(proxy, self.main_rank, batch=self.source) for proxy in self.plan.proxies[:2]]
-        more: Record = {"n": len(test), "contexts": test.contexts, "note": f"since step {before.step}"}
-        gained, whole = numbers["traces"].tolist()
-        if not gained > STILL * whole:
-            more["note"] = f"since step {before.step}; the activations have not changed beyond rounding"
-            for label in labels:
-                yield energy.record("amplification", {"value": math.nan} | more, label)
-            return
-        used = (numbers["used"] > 0).tolist()
-        for i, (label, (value, *leave_one_out)) in enumerate(zip(labels, numbers["amplified"].tolist(), strict=True)):
-            rest = [part for part, lives in zip(leave_one_out, used, strict=True) if lives]
-            low, high = jackknife(value, rest, bounds=(0.0, 1.0))
-            columns = {"value": value, "low": low, "high": high, "replicates": rest if len(rest) == FOLDS else []}
-            yield energy.record("amplification", columns | more, label)
-            p = (1 + int(numbers[f"reached 0 of {i}"][0])) / (self.plan.draws + 1) if value == value else value
-            yield energy.record("amplification_p", {"value": p} | more, label)
-            for name, row in zip(("random", "normal"), numbers[f"bands 0 of {i}"][0].tolist(), strict=True):
-                yield energy.record("amplification", energy.band(row) | more, label, control=name)
 
     def _types(self, fit: Half, test: Half) -> tuple[Tensor, Tensor] | None:
         """Log frequencies of types and their rows in both halves, unmasked ones; None without tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.monitor.held_out import loss_records
 from anisoscope.numerics.host import few_threads, single_steps
 from anisoscope.option import Progress
+from anisoscope.tangent.change import StepAlone
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
 from anisoscope.tangent.proxy import Label, StepRows
@@ -59,6 +60,18 @@ class Seen:
     def on_host(self) -> bool:
         """Whether the rows of the step are on the host."""
         return all(part.x.device.type == "cpu" for parts in self.rows.fit.values() for part in parts)
+
+
+@dataclass
+class GradientsAlone:
+    """What the gradients of one step give by themselves, whatever was measured before it."""
+
+    rows: StepAlone
+    entropies: list[Record] = field(default_factory=list)
+    tables: list[Record] = field(default_factory=list)
+    weights: list[Record] = field(default_factory=list)
+    embed: Site | None = None  # where updates of the table are tested, if they can be
+    types: TypeFit | None = None  # what they are tested in
 
 
 @dataclass
@@ -116,6 +129,20 @@ class Analysis:
 
     def measure(self, seen: Seen) -> list[Record]:
         """All records of one step."""
+        records, study = self._geometry(seen), self.studies.get(seen.study)
+        if study is None or self.left_out(seen.rows):
+            return records
+        if seen.study != "study":
+            return records + study.measure(seen.rows)
+        return records + self._gradients(study, seen)
+
+    def alone(self, seen: Seen, *, types: bool) -> tuple[list[Record], GradientsAlone | None]:
+        """What one step gives by itself: its records, and its gradients before they are `compared`, if it has any."""
+        records, study = self._geometry(seen), self.studies[seen.study]
+        return records, None if self.left_out(seen.rows) else self.gradients_alone(study, seen, types=types)
+
+    def _geometry(self, seen: Seen) -> list[Record]:
+        """Metrics of the sites, and the loss."""
         rows, study, records = seen.rows, self.studies.get(seen.study), []
         if seen.bank is not None:
             measured, counts = evaluate_pass(seen.bank, self.requests, self.setup, progress=self.progress)
@@ -125,29 +152,34 @@ class Analysis:
             records += [{**row, "step": rows.step} for row in measured]
         if study is None or not study.source:  # not for training batches
             records += loss_records(rows, seen.constants)
-        if study is None or self.left_out(rows):
-            return records
-        if seen.study != "study":
-            return records + study.measure(rows)
-        return records + self._gradients(study, seen)
+        return records
 
     def _gradients(self, study: TangentStudy, seen: Seen) -> list[Record]:
         """Gradients of the rows, of the embedding table and of weights."""
+        since, updates = (None, []) if seen.table is None else (seen.table.since, seen.table.updates)
+        alone = self.gradients_alone(study, seen, types=bool(updates))
+        records, notes = compared(study, alone, since=since, updates=updates, seed=self.seed)
+        for text in notes:
+            self.note(text)
+        return records
+
+    def gradients_alone(self, study: TangentStudy, seen: Seen, *, types: bool) -> GradientsAlone:
+        """The same before it is compared with earlier steps; `types`: with what updates of the table are tested in."""
         rows = seen.rows
         place: Record = {"kind": "training", "step": rows.step, "variant": "", "group": ""}
         if rows.unreached:
             names = ", ".join(site.name or str(site) for site in sorted(rows.unreached))
             self.note(f"no gradient reaches {names}: what lies before is frozen, or the loss does not depend on it")
-        records = study.measure(rows)
+        alone = GradientsAlone(study.alone(rows))
         if study.counts is not None:
             entropies = {"unigram_entropy": unigram_entropy(study.counts)}
             entropies["target_entropy"] = target_entropy(study.counts, self.target_weights)
-            records += [{**place, "metric": name, "value": bits, "layer": 0} for name, bits in entropies.items()]
-        beside = self._tables(study, seen)
+            alone.entropies = [{**place, "metric": name, "value": bits, "layer": 0} for name, bits in entropies.items()]
+        self._tables(study, seen, alone, types=types)
         if seen.weights:
             sizes: dict[str, Any] = {"plan": study.plan, "rank": study.main_rank, "seed": self.seed}
-            beside += weight_records(seen.weights, seen.readers, rows, **sizes)
-        return [*records, *beside, *holm_records(beside)]
+            alone.weights = list(weight_records(seen.weights, seen.readers, rows, **sizes))
+        return alone
 
     def left_out(self, rows: StepRows) -> bool:
         """Whether a step has nothing to test; adds a note instead of stopping the training."""
@@ -172,35 +204,28 @@ class Analysis:
         self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
         return [{"step": rows.step, **card} for card in found]
 
-    def _tables(self, study: TangentStudy, seen: Seen) -> list[Record]:
-        rows, table = seen.rows, seen.table
-        embed = next((s for s in self.sites if s.kind == "embed" and s in study.previous), None)
+    def _tables(self, study: TangentStudy, seen: Seen, alone: GradientsAlone, *, types: bool) -> None:
+        """Gradients of the embedding table, and what its updates are tested in."""
+        rows, table, sites = seen.rows, seen.table, alone.rows.sites
+        embed = next((s for s in self.sites if s.kind == "embed" and s in sites), None)
         if table is None or embed is None:  # not among the requested layers, or frozen, which is noted
-            return []
+            return
         if study.fitted[study.plan.proxies[0]][embed].basis.shape[0] != table.width:
             self.note("the embedding table has another width than the stream, so its gradients are left out")
-            return []
+            return
         sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
-        records: list[Record] = []
-        for site, of, found in self._roles(study, rows, embed, table):
-            types = found.abs().sum(1).nonzero().squeeze(1)
+        for site, of, found in self._roles(study, rows, embed, table, sites):
+            used = found.abs().sum(1).nonzero().squeeze(1)
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
-            records += placed(site, rows.step, table_records(found[types], types.cpu(), mine, of=of, **sizes))
-        if not table.updates:
-            return records
-        labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
-        how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
-        fitted = TypeFit.of(rows.fit_half(embed), labels, **how)
-        if fitted is None:
-            self.note("too few types in the probe to fit a proxy on half of them; updates are left out")
-            return records
-        for of, types, change in table.updates:
-            tested = fitted.records(change, types, of=of, **sizes)
-            records += placed(embed, rows.step, [{**r, "note": f"since step {table.since}"} for r in tested])
-        return records
+            alone.tables += placed(site, rows.step, table_records(found[used], used.cpu(), mine, of=of, **sizes))
+        alone.embed = embed
+        if types:
+            labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
+            how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
+            alone.types = TypeFit.of(rows.fit_half(embed), labels, **how)
 
     def _roles(
-        self, study: TangentStudy, rows: StepRows, embed: Site, table: TableSeen
+        self, study: TangentStudy, rows: StepRows, embed: Site, table: TableSeen, sites: Iterable[Site]
     ) -> Iterator[tuple[Site, str, Tensor]]:
         """(site, name, gradient [V, d]) of the table as input embedding and of the output head.
 
@@ -211,7 +236,7 @@ class Analysis:
             yield embed, "embedding_in", inside
         name = table.output
         parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
-        last = [s for s in study.previous if s.stack == embed.stack or s.stack == "decoder"]
+        last = [s for s in sites if s.stack == embed.stack or s.stack == "decoder"]
         if not parts or not last or (table.tied and inside is None):
             return
         site = max(last, key=lambda s: (s.layer, s.kind == "final"))
@@ -261,3 +286,23 @@ class Analysis:
             study.fitted = fitted
             if study.frozen is not None and frozen is not None:
                 study.frozen.proxies = frozen
+
+
+Updates = Sequence[tuple[str, Tensor, Tensor]]  # of an embedding table: name, types, rows of the change
+
+
+def compared(
+    study: TangentStudy, alone: GradientsAlone, *, since: int | None, updates: Updates, seed: int
+) -> tuple[list[Record], list[str]]:
+    """All records of the gradients of a step, with `updates` of the table since an earlier one; and notes."""
+    records, notes = study.compared(alone.rows), []
+    sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": seed}
+    beside = list(alone.tables)
+    if updates and alone.embed is not None and alone.types is None:
+        notes.append("too few types in the probe to fit a proxy on half of them; updates are left out")
+    elif alone.embed is not None and alone.types is not None:
+        for of, types, change in updates:
+            tested = alone.types.records(change, types, of=of, **sizes)
+            beside += placed(alone.embed, alone.rows.step, [{**r, "note": f"since step {since}"} for r in tested])
+    beside += alone.weights
+    return [*records, *alone.entropies, *beside, *holm_records(beside)], notes
