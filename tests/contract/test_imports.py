@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "monitor": _MEASURED | {"measurement", "tangent"},
     "series": _MEASURED | {"measurement", "tangent", "monitor"},
     "training": _MEASURED | {"measurement", "tangent", "monitor", "series"},
-    "integrations": _MEASURED | {"measurement", "tangent", "monitor"},
+    "integrations": _MEASURED | {"measurement", "tangent", "monitor", "view"},
     "claims": {"results"},
     "studies": _TRAINED | {"claims", "view"},
     "view": {"results"},
