@@ -60,5 +60,7 @@ def _host_tracker(place: str, host: Log | None) -> HostTracker:
             f", elsewhere name one of {', '.join(TRACKERS)}."
         )
     if place:
-        raise AnisoscopeError(f"log_to is 'trainer:{place}'; expected 'trainer' alone, which logs where the trainer does.")
+        raise AnisoscopeError(
+            f"log_to is 'trainer:{place}'; expected 'trainer' alone, which logs where the trainer does."
+        )
     return HostTracker(host)

@@ -46,7 +46,12 @@ class MlflowTracker(Tracker):
 
     def _store(self, mlflow: Any) -> Any:
         folder = self.place
-        if not folder and self._ours and not mlflow.is_tracking_uri_set() and not importlib.util.find_spec("sqlalchemy"):
+        if (
+            not folder
+            and self._ours
+            and not mlflow.is_tracking_uri_set()
+            and not importlib.util.find_spec("sqlalchemy")
+        ):
             folder = _FOLDER
         if not folder:
             return mlflow.MlflowClient()

@@ -84,7 +84,9 @@ class Tracker:
         finally:
             self._close(str(manifest.get("status", "complete")))
         if lost := [scalar.name for scalar in self._asked if plain_name(scalar.name).split("/")[0] not in self._sent]:
-            raise AnisoscopeError(f"nothing was measured for {', '.join(map(repr, lost))} of its scalars; see the table")
+            raise AnisoscopeError(
+                f"nothing was measured for {', '.join(map(repr, lost))} of its scalars; see the table"
+            )
 
     def _drawn(self, rows: Table, scalars: Sequence[Scalar]) -> Table:
         """The rows of these numbers that can be drawn over layers."""
