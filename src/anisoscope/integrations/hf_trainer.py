@@ -88,7 +88,7 @@ MonitorCallback = TrainerMonitorCallback  # the public name
 
 
 def _running_trainer(callback: TrainerCallback) -> Any:
-    """The Trainer that is calling this callback: callbacks are not told which, so it is looked for among the callers."""
+    """The Trainer that calls this callback; callbacks are not told which, so it is looked for among the callers."""
     from transformers import Trainer
 
     frame = sys._getframe()

@@ -56,8 +56,8 @@ def _tracker(item: Any, host: Log | None) -> Any:
 def _host_tracker(place: str, host: Log | None) -> HostTracker:
     if host is None:
         raise AnisoscopeError(
-            "log_to names 'trainer', and no trainer runs here; that word is for the callbacks of anisoscope.integrations"
-            f", elsewhere name one of {', '.join(TRACKERS)}."
+            "log_to names 'trainer', and no trainer runs here; that word is for callbacks of anisoscope.integrations, "
+            f"elsewhere name one of {', '.join(TRACKERS)}."
         )
     if place:
         raise AnisoscopeError(

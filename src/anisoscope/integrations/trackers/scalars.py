@@ -47,10 +47,12 @@ Chosen = Sequence[str] | Mapping[str, str | Mapping[str, Any]]  # metrics, or na
 
 
 def chosen_scalars(chosen: Chosen | None) -> tuple[Scalar, ...]:
-    """What a user chose: metrics, or names and what they stand for; None if the default is meant.
+    """What a user chose: metrics, or names and what they stand for; none if the usual ones are meant.
 
-    >>> chosen_scalars(["drift"])[0].name, chosen_scalars({"pca": {"metric": "gradient_energy", "proxy": "pca"}})[0].where
-    ('drift', {'proxy': 'pca'})
+    >>> chosen_scalars(["drift"])[0].name
+    'drift'
+    >>> chosen_scalars({"pca": {"metric": "gradient_energy", "proxy": "pca"}})[0].where
+    {'proxy': 'pca'}
     """
     if chosen is None:
         return ()
@@ -108,7 +110,7 @@ def numbers_of(rows: Table, scalars: Sequence[Scalar]) -> dict[str, float]:
 
 def heads_of(rows: Table, scalars: Sequence[Scalar]) -> dict[str, list[float]]:
     """The values of all heads of all layers, for a histogram, of those numbers that are measured by head."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for scalar in scalars:
         values = rows_of(rows, scalar).where(head=...).known().numbers().tolist()
         found |= {f"{PREFIX}/{scalar.name}/heads": values} if values else {}

@@ -85,7 +85,7 @@ class Tracker:
             self._close(str(manifest.get("status", "complete")))
         if lost := [scalar.name for scalar in self._asked if plain_name(scalar.name).split("/")[0] not in self._sent]:
             raise AnisoscopeError(
-                f"nothing was measured for {', '.join(map(repr, lost))} of its scalars; see the table"
+                f"nothing was measured for {', '.join(map(repr, lost))} of its scalars; name metrics of the table"
             )
 
     def _drawn(self, rows: Table, scalars: Sequence[Scalar]) -> Table:
@@ -103,7 +103,8 @@ class Tracker:
             if len(found.values("layer")) < 2:
                 continue
             panels = table_panels(found.table(), found.values("metric")[0], over="layer", catalogue=registry())
-            self._log_figure(f"{PREFIX}/{plain_name(scalar.name)}", panels_image(panels[:1]), max(found.values("step")))
+            last = max((step for step in found.values("step") if step is not None), default=0)
+            self._log_figure(f"{PREFIX}/{plain_name(scalar.name)}", panels_image(panels[:1]), last)
 
     # -- what a tracker does --
 

@@ -32,13 +32,14 @@ class WandbTracker(Tracker):
     def _open(self, manifest: Mapping[str, Any]) -> None:
         import wandb
 
-        self._ours, self._waiting, self._joined = wandb.run is None, deque[dict[str, Any]](), (-1, -1)
-        if not self._ours and self.place and wandb.run.project != self.place:
+        active: Any = wandb.run
+        self._ours, self._waiting, self._joined = active is None, deque[dict[str, Any]](), (-1, -1)
+        if active is not None and self.place and active.project != self.place:
             raise AnisoscopeError(
-                f"W&B has an active run of the project {wandb.run.project!r}, not {self.place!r}; finish it, or say "
+                f"W&B has an active run of the project {active.project!r}, not {self.place!r}; finish it, or say "
                 "log_to='wandb'"
             )
-        self._run = self._begun(wandb, manifest) if self._ours else wandb.run
+        self._run = self._begun(wandb, manifest) if active is None else active
         if not self._ours:
             self._run.config.update({"anisoscope": described(manifest)}, allow_val_change=True)
         self._run.define_metric(_AXIS, hidden=True)
