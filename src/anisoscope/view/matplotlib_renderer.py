@@ -278,6 +278,17 @@ def panels_image(panels: Sequence[Panel], *, dots: int = 144) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
+def write_png(figure: Figure, chosen: Mapping[str, int], path: Path, *, dots: int = 200) -> None:
+    """Write a figure as a picture, for pages that show no vector files; `dots` are those of an inch."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        drawing = draw(figure, figure.panels[: figure.most], chosen)
+        drawing.set_dpi(dots)
+        FigureCanvasAgg(drawing).print_png(path, metadata={"Software": None})
+
+
 def _side_by_side(drawing: Drawing, panels: Sequence[Panel]) -> Any:
     """Draw panels into an empty figure, two in a row, with the legend beside them; returns all axes."""
     across = min(2, len(panels))
