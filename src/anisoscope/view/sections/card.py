@@ -20,10 +20,11 @@ from anisoscope.view.headline import words_of_claim
 from anisoscope.view.page import Page
 from anisoscope.view.sections.findings import leading, measured, stands
 from anisoscope.view.subjects import STREAM
-from anisoscope.view.words import OF_TRAINING, Catalogue, estimate, shortened, site_name
+from anisoscope.view.table_plot import plainness
+from anisoscope.view.words import OF_TRAINING, Catalogue, estimate, site_name
 
 TITLE = "Representation geometry"
-MOST_ROWS, MOST_VERDICTS, MOST_OPEN = 12, 16, 5
+MOST_ROWS, MOST_VERDICTS, MOST_OPEN = 12, 16, 4
 ENRICHMENT = "gradient_enrichment"
 _ENRICHMENT_TITLE = "Gradient energy in tangent directions, times chance"
 _CITED = """@software{{anisoscope,
@@ -104,11 +105,10 @@ def _lines(rows: Query, catalogue: Catalogue) -> Iterable[tuple[str, list[Row]]]
     usual = rows.where(variant="", metric=lambda metric: metric not in OF_TRAINING)
     for metric in catalogue.main(usual.values("metric")):
         yield catalogue.entry(metric).title, _by_depth(usual.where(metric=metric))
-    energy = rows.where(metric=ENRICHMENT, fit="refit", average=None, batch=None, split=None, coordinates=None)
-    for proxy in ("semi_nmf", "pca"):
-        if len(found := energy.where(proxy=proxy)) and len(found.values("variant")) == 1:
-            yield _ENRICHMENT_TITLE, _by_depth(found)
-            return
+    energy = rows.where(metric=ENRICHMENT)
+    if len(energy):
+        variant = min(energy.values("variant"), key=lambda variant: plainness(variant, energy))
+        yield _ENRICHMENT_TITLE, _by_depth(energy.where(variant=variant))
 
 
 def _by_depth(rows: Query) -> list[Row]:
@@ -133,24 +133,23 @@ def _cell(row: Row, place: str) -> str:
 def verdict_parts(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of what was decided, with effects and intervals, and a sentence on what was not."""
     decided = [verdict for verdict in verdicts if verdict.get("status") in ("holds", "fails")]
-    decided.sort(key=lambda verdict: verdict.get("status") == "fails")
+    shown = decided[:MOST_VERDICTS]
     lines = [_row(["claim", "model", "verdict", "effect"]), _row(["---"] * 4)]
-    for verdict in decided[:MOST_VERDICTS]:
+    for verdict in shown:
         effect = estimate(verdict.get("effect"), verdict.get("low"), verdict.get("high"))
         status = str(verdict.get("status")) + (" (†)" if stands(verdict) is False else "")
-        lines.append(_row([_label(verdict), str(verdict.get("subject") or ""), status, effect]))
-    parts = ["\n".join(lines)] if decided else []
-    if (more := len(decided) - MOST_VERDICTS) > 0:
-        parts.append(f"{more} more are in verdicts.json.")
-    if any(stands(verdict) is False for verdict in decided[:MOST_VERDICTS]):
-        parts.append("† not after correction over all claims and models that were tested.")
-    open_ones = list(dict.fromkeys(_label(v) for v in verdicts if v not in decided))
-    return [*parts, f"Undecided: {plain(shortened(open_ones, MOST_OPEN))}."] if open_ones else parts
+        lines.append(_row([_clause(verdict), str(verdict.get("subject") or ""), status, effect]))
+    parts = ["Claims of the literature, tested on this run:", "\n".join(lines)] if decided else []
+    parts += [f"{len(decided) - len(shown)} more are in verdicts.json."] * (len(decided) > len(shown))
+    parts += ["† not after correction over all claims and models that were tested."] * ("(†)" in "".join(lines))
+    left = list(dict.fromkeys(_clause(v) for v in verdicts if v not in decided))
+    named = "; ".join(left[:MOST_OPEN]) + (f"; and {len(left) - MOST_OPEN} more" if len(left) > MOST_OPEN else "")
+    return [*parts, f"Undecided: {plain(named)}."] if left else parts
 
 
-def _label(verdict: Mapping[str, Any]) -> str:
-    label = words_of_claim(str(verdict.get("claim")), str(verdict.get("statement") or "")).label
-    return label.removeprefix("… ")
+def _clause(verdict: Mapping[str, Any]) -> str:
+    """What a claim says, as a clause that needs no others."""
+    return words_of_claim(str(verdict.get("claim")), str(verdict.get("statement") or "")).yes
 
 
 # -- how it was made, and how to cite it -------------------------------------------------------------------------------
