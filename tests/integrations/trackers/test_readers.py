@@ -143,6 +143,7 @@ def test_wandb_reads_an_offline_run_in_which_results_came_late(wandb: Any, tmp_p
     assert run == "geometry"
 
 
+@pytest.mark.slow
 def test_an_active_run_of_wandb_keeps_every_row_of_the_user_and_stays_open(wandb: Any, tmp_path: Path) -> None:
     mine = wandb.init(project="mine")
     tracker = trackers("wandb")[0]
@@ -201,6 +202,7 @@ print(json.dumps({project: {run["name"]: SQLiteStorage.get_logs(project, run["na
 """
 
 
+@pytest.mark.slow
 def test_trackio_reads_its_own_runs_and_the_active_run_of_the_user(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     (tmp_path / "run").mkdir()

@@ -25,14 +25,15 @@ class TensorBoardTracker(Tracker):
     def _open(self, manifest: Mapping[str, Any]) -> None:
         folder = manifest.get("folder")
         self._folder = self.place or (str(Path(folder) / "tensorboard") if folder else _FOLDER)
-        self._resumed, self._about, self._writer = int(manifest.get("resumed", -1)) >= 0, described(manifest), None
+        self._resumed, self._about, self._writer = int(manifest.get("resumed", -1)), described(manifest), None
 
     def _opened(self, step: int) -> Any:
-        """The writer; of a resumed run what is written of this step and later ones replaces what was there."""
+        """The writer; of a resumed run, what is measured again replaces what was there."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self._folder, purge_step=step if self._resumed else None)
+            again = min(step, self._resumed + 1) if self.measured else self._resumed + 1
+            self._writer = SummaryWriter(self._folder, purge_step=again if self._resumed >= 0 else None)
             lines = [f"| {name} | {value} |" for name, value in self._about.items()]
             self._writer.add_text("anisoscope/run", "\n".join(["| | |", "|---|---|", *lines]), step)
         return self._writer

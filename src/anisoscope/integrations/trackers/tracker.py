@@ -55,6 +55,7 @@ class Tracker:
         self._scalars: tuple[Scalar, ...] = self._asked
         self._kept: list[Table] = []  # rows that the figures show
         self._sent: set[str] = set()
+        self.measured = False  # whether what is being sent was measured, or is what a training logged of a step
 
     # -- a sink --
 
@@ -65,7 +66,8 @@ class Tracker:
 
     def write(self, rows: Table, step: int) -> None:
         """Send the numbers of a measured step."""
-        if not self._scalars and len(Query(rows).where(kind=lambda kind: kind != "training")):
+        self.measured = len(Query(rows).where(kind=lambda kind: kind != "training")) > 0
+        if not self._scalars and self.measured:
             self._scalars = usual_scalars(rows)  # what a run measures is known from its first step
         scalars = self._scalars or usual_scalars(rows)
         if numbers := numbers_of(rows, scalars):
