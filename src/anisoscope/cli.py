@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from anisoscope.commands.card import card
 from anisoscope.commands.claims import claims
 from anisoscope.commands.command import INTERRUPTED, Debug, exit_code, fail, hush, interruptible
 from anisoscope.commands.compare import compare
@@ -20,6 +21,7 @@ from anisoscope.commands.data import enwik8
 from anisoscope.commands.list import list_
 from anisoscope.commands.plan import calibrate
 from anisoscope.commands.profile import profile
+from anisoscope.commands.push import push
 from anisoscope.commands.report import report
 from anisoscope.commands.selftest import selftest
 from anisoscope.commands.serve import serve
@@ -31,7 +33,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.view.terminal.letters import tolerant
 
 _SETTINGS: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
-_VERBS = (profile, list_, show, compare, report, serve, selftest, calibrate, train, tangent, sweep, claims)
+_VERBS = (profile, list_, show, compare, report, serve, selftest, calibrate, train, tangent, sweep, claims, card, push)
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "data": ("Prepare data: enwik8, cleaned and over its 205 symbols.", {"enwik8": enwik8}),
     "study": ("The protocol of one paper, from data to verdicts.", studies()),

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "monitor": _MEASURED | {"measurement", "tangent"},
     "series": _MEASURED | {"execution", "measurement", "tangent", "monitor"},
     "training": _MEASURED | {"measurement", "tangent", "monitor", "series"},
-    "integrations": _MEASURED | {"execution", "measurement", "tangent", "monitor"},
+    "integrations": _MEASURED | {"execution", "measurement", "tangent", "monitor", "view"},
     "claims": {"results"},
     "studies": _TRAINED | {"claims", "view"},
     "view": {"results"},

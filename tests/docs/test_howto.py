@@ -38,6 +38,8 @@ def run_blocks(text: str, folder: Path) -> None:
 def test_python_of_a_how_to_page_runs(page: Path, tmp_path: Path) -> None:
     if page.stem == "lightning":
         pytest.importorskip("lightning")
+    if page.stem == "trackers":
+        pytest.importorskip("tensorboard")
     run_blocks(page.read_text(encoding="utf-8"), tmp_path)
     if page.stem in LEFT:
         assert (tmp_path / LEFT[page.stem] / "table.parquet").is_file()

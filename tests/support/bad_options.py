@@ -16,6 +16,8 @@ BASES = {
     "compare": "compare {s}/run {s}/run",
     "report": "report {s}/run",
     "claims": "claims {s}/run",
+    "card": "card {s}/run",
+    "push": "push {s}/run {out}",
     "selftest": "selftest",
     "data enwik8": "data enwik8 {s}/plain.txt --out {out}",
     "train": "train --out {file}",

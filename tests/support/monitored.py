@@ -98,16 +98,19 @@ def build(model: nn.Module | None = None, **options: Any) -> Monitor:
     return Monitor(tiny("gpt2") if model is None else model, **options)
 
 
-def resumable(out: Path, *, stop: int | None = None, resume: bool = False, live: bool = False, steps: int = 5) -> Table:
+def resumable(
+    out: Path, *, stop: int | None = None, resume: bool = False, live: bool = False, steps: int = 5, **more: Any
+) -> Table:
     """A deterministic training that is killed after `stop` steps, and replayed from the start when it resumes."""
     model = tiny("gpt2").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     torch.manual_seed(3)
     plan = TangentPlan(rank=4, draws=19, proxies=("pca",))
     options: dict[str, Any] = {"live": True} if live else {"probe": [probe_of("gpt2")]}
+    options |= {"plan": plan, "metrics": "average_cosine,tangent", **more}
     monitor = Monitor(
-        model, when=log_spaced(steps), out=out, plan=plan, metrics="average_cosine,tangent", counts=COUNTS,
-        optimizer=optimizer, total_steps=steps, resume=resume, **options,
+        model, when=log_spaced(steps), out=out, counts=COUNTS, optimizer=optimizer, total_steps=steps, resume=resume,
+        **options,
     )  # fmt: skip
     with monitor:
         for step in range(steps + 1):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from anisoscope.errors import Interrupted
-from anisoscope.option import Option, typed_options
+from anisoscope.option import Option, listed, typed_options
 
 if TYPE_CHECKING:
     from anisoscope.commands.pipeline import RunRequest
@@ -29,6 +29,10 @@ Out = Annotated[Path | None, typer.Option(help="Run folder; default: a new one u
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]  # read by `app.main`
 Why = Annotated[bool, typer.Option("--why", help="Print the sentences behind what is printed, and all notes.")]
+LogTo = Annotated[
+    str | None,
+    typer.Option(help="Experiment trackers: tensorboard, tensorboard:FOLDER, wandb:PROJECT, mlflow:FOLDER, trackio."),
+]
 Format = Annotated[str, typer.Option(help="table, csv or json.")]
 Metric = Annotated[str | None, typer.Option(help="Only these metrics, comma-separated.")]
 
@@ -207,15 +211,15 @@ def exit_code(error: BaseException | None) -> int:
 
 
 @contextlib.contextmanager
-def requested(out: Path | None, name: str, *, resume: bool) -> Iterator[RunRequest]:
+def requested(out: Path | None, name: str, *, resume: bool, log_to: str | None = None) -> Iterator[RunRequest]:
     """The `RunRequest` of a command, with progress bars: into `out`, or into a new folder called `name`."""
     from anisoscope.commands.pipeline import RunRequest, run_path
     from anisoscope.view.terminal.screen import print_note
 
-    path = run_path(out, name, resume=resume)
+    path, named = run_path(out, name, resume=resume), listed(log_to, "--log-to") if log_to is not None else ()
     with progress_shown() as tell:
         try:
-            yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note)
+            yield RunRequest(path, resume, ["anisoscope", *sys.argv[1:]], tell, print_note, log_to=named)
         except Interrupted as error:  # typer knows 130 only
             raise typer.Exit(error.code) from error
 

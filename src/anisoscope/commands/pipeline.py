@@ -23,7 +23,7 @@ from anisoscope.execution.job import Executor
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.processes import Processes, in_all
 from anisoscope.measurement.profile import Profiler
-from anisoscope.option import Progress, check_values, python_options
+from anisoscope.option import Progress, check_values, python_options, refuse_arguments
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing
 from anisoscope.results.query import Table
@@ -37,6 +37,9 @@ if TYPE_CHECKING:  # imported by the commands that need it: a profile does not
     from anisoscope.training import loop
 
 
+LogTo = Any  # words such as "tensorboard", objects with the methods of a sink, or a list of such
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """Where and how a run is executed; nothing here affects its numbers."""
@@ -47,6 +50,7 @@ class RunRequest:
     progress: Progress | None = None
     note: Callable[[str], None] = field(default=lambda text: None)  # receives messages for the user during the run
     report: bool = True
+    log_to: LogTo = ()  # experiment trackers
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,13 @@ class FinishedRun:
     folder: RunFolder
     page: Path | None = None
     drawing_seconds: float = 0.0
+
+
+def trackers_of(log_to: LogTo) -> list[Any]:
+    """The trackers of a run; none is opened before it begins."""
+    from anisoscope.integrations.trackers.catalogue import trackers
+
+    return trackers(log_to) if isinstance(log_to, str) or log_to else []
 
 
 def run_path(out: str | Path | None, name: str, *, resume: bool) -> Path:
@@ -215,6 +226,7 @@ def run_sweep(config: SweepConfig, request: RunRequest, executor: Executor | Non
     from anisoscope.series.sweep import Sweeper
 
     how: dict[str, Any] = {"resume": request.resume, "command": request.command, "progress": request.progress}
+    how["sinks"] = trackers_of(request.log_to)
     sweeper = Sweeper.at(config, request.out, **how, executor=executor)
 
     def judge_all(folder: RunFolder) -> None:
@@ -231,6 +243,7 @@ def sweep(
     progress: Progress | None = None,
     report: bool = True,
     executor: str | Executor | None = None,
+    log_to: LogTo = (),
     **options: Any,
 ) -> Table:
     """Measure a series of checkpoints and return the table; `out` keeps the run folder, `options` as in SweepConfig.
@@ -238,6 +251,7 @@ def sweep(
     `model` is a folder of checkpoints, a hub id with `revisions`, or several models in the order of training. The
     folder gets its verdicts and its page, as from the command; `report=False` leaves the page out. `executor` (local,
     ray, slurm, or an object) has each checkpoint measured by a job, with options such as `workers=4, job_gpus=1`.
+    `log_to` are trackers, as of `Monitor`, that are sent a few numbers of every checkpoint.
 
     >>> sweep("EleutherAI/pythia-160m", revisions=("step0", "step1000"), out="runs/pythia")  # doctest: +SKIP
     """
@@ -251,8 +265,9 @@ def sweep(
     config = SweepConfig(models[0], others=tuple(models[1:]), **python_options(SweepConfig, options))
     if out is None:
         with tempfile.TemporaryDirectory() as place:
-            return Sweeper.at(config, place, resume=resume, progress=progress, executor=elsewhere).run()
-    request = RunRequest(Path(out), resume, progress=progress, report=report)
+            more: dict[str, Any] = {"sinks": trackers_of(log_to), "lasting": False, "executor": elsewhere}
+            return Sweeper.at(config, place, resume=resume, progress=progress, **more).run()
+    request = RunRequest(Path(out), resume, progress=progress, report=report, log_to=log_to)
     return run_sweep(config, request, elsewhere).folder.table()
 
 
@@ -267,11 +282,12 @@ def run_train(config: CommonTrainConfig, watch: Mapping[str, Any], request: RunR
     from anisoscope.training.run_files import options_of
 
     check_watch(watch, config)
+    sinks = trackers_of(request.log_to)
     RunFolder.create(request.out, options_of(config, watch), resume=request.resume)  # a foreign folder fails here
     watched = watch["monitor"] != "none"
 
     def attach(model: Any, stream: Any, optimizer: Any, training: Any, path: Path) -> Any:
-        return training_monitor(model, stream, optimizer, training, path, **watch)
+        return training_monitor(model, stream, optimizer, training, path, **watch, log_to=sinks)
 
     def run() -> Path:
         more = {"resume": request.resume, "command": request.command, "progress": request.progress, **options}
@@ -300,20 +316,23 @@ def train(
     watch: Mapping[str, Any] | None = None,
     recipe: loop.Recipe | None = None,
     report: bool = True,
+    log_to: LogTo = (),
 ) -> Path:
     """Train a model into a run folder and return that folder; see `training.loop.train`.
 
     `monitor` may also be the name of what the command's own monitor measures (light, standard, full, or metrics), with
-    its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page.
+    its options in `watch`. Such a run gets its verdicts and, unless `report=False`, its page; `log_to` are trackers, as
+    of `Monitor`, that it sends a few numbers of every measured step.
     """
     from anisoscope.training import loop
 
     check_values(TrainCall, {"config": config, "out": out})
     if not isinstance(monitor, str):
+        refuse_arguments({"log_to": log_to}, "here: give it to the monitor itself, or say monitor='standard'")
         options: dict[str, Any] = {"resume": resume, "progress": progress, "command": command, "corpus": corpus}
         return loop.train(config, out, monitor=monitor, watch=watch, recipe=recipe, **options)
     watch = {"contexts": 96, "when": "log", "rank": None, **(watch or {}), "monitor": monitor}
-    request = RunRequest(Path(out), resume, command, progress, report=report)
+    request = RunRequest(Path(out), resume, command, progress, report=report, log_to=log_to)
     return run_train(config, watch, request, corpus=corpus, recipe=recipe).folder.path
 
 
@@ -322,6 +341,9 @@ def train(
 
 def run_study(entry: StudyEntry, config: Any, request: RunRequest, **options: Any) -> FinishedRun:
     """Run a study, which evaluates its claims itself, and write its page; `options` go to its class (such as jobs)."""
+    if request.log_to:
+        trackers_of(request.log_to)  # a wrong one ends the command before anything is made
+        options["log_to"] = tuple(request.log_to)
     folder = RunFolder.create(request.out, asdict(config), resume=request.resume)
     module, _, name = entry.protocol.partition(":")
     study = getattr(importlib.import_module(module), name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.commands import plan as plans
-from anisoscope.commands.command import Debug, Out, Resume, Why, configured, declared_fields, requested
+from anisoscope.commands.command import Debug, LogTo, Out, Resume, Why, configured, declared_fields, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.config import ExecutorConfig
 from anisoscope.option import was_typed
@@ -27,6 +27,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
     def run(
         config: Any,
         jobs: Any = None,
+        log_to: LogTo = None,
         elsewhere: Any = None,
         out: Out = None,
         resume: Resume = False,
@@ -51,23 +52,24 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
             make = partial(plan_study, entry.name, config, jobs=jobs)
             plans.show_plan(make, chosen, device=getattr(config, "device", "cpu"))
             return
-        if entry.jobs_help:  # it trains arms, on a GPU side by side
-            share_gpu(getattr(config, "device", "cpu"))
         preset = getattr(config, "preset", "")
         options: dict[str, Any] = {"jobs": jobs} if entry.jobs_help else {}
         if elsewhere is not None and (executor := elsewhere.make()) is not None:
             if jobs is not None:
                 raise AnisoscopeError("--jobs is for this machine; beside --executor give --workers instead.")
             options["executor"] = executor
-        with requested(out, f"{entry.name}-{preset}" if preset else entry.name, resume=resume) as request:
+        elif entry.jobs_help:  # it trains arms, on a GPU side by side
+            share_gpu(getattr(config, "device", "cpu"))
+        name = f"{entry.name}-{preset}" if preset else entry.name
+        with requested(out, name, resume=resume, log_to=log_to) as request:
             done = run_study(entry, config, request, **options)
         shown: dict[str, Any] = {"summary": study_summary(done.folder, entry.name), "papers": papers(), "why": why}
         print_run_end(done.folder, done.page, done.drawing_seconds, **shown)
 
     run.__annotations__["jobs"] = Annotated[int | None, typer.Option(help=entry.jobs_help, min=1)]
     run.__doc__ = entry.help
-    unsupported = [name for name, has in (("jobs", entry.jobs_help), ("resume", entry.resumes)) if not has]
-    unsupported += [] if entry.jobs_help else ["elsewhere"]
+    supported = (("jobs", entry.jobs_help), ("log_to", entry.parallel), ("resume", entry.resumes))
+    unsupported = [name for name, has in (*supported, ("elsewhere", entry.jobs_help)) if not has]
     return configured(entry.config, build=entry.build, without=unsupported, also={"elsewhere": ExecutorConfig})(run)
 
 
@@ -75,7 +77,7 @@ def _refuse_unused(config: Any) -> None:
     """Raise if an option was typed that has no effect with the chosen preset."""
     paper = config.preset == "paper"
     unused = [f for f in declared_fields(type(config)).values() if f.option.preset == ("trained" if paper else "paper")]
-    options = {field.name: field.flag for field in unused} | ({"jobs": "--jobs"} if paper else {})
+    options = {field.name: field.flag for field in unused} | ({"jobs": "--jobs", "log_to": "--log-to"} if paper else {})
     if typed := [flag for name, flag in options.items() if was_typed(name)]:
         where = "the presets that train, tiny and small" if paper else "--preset paper"
         raise AnisoscopeError(f"{typed[0]} belongs to {where}; leave it out, or take another preset.")

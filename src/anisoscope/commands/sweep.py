@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.commands import plan as plans
-from anisoscope.commands.command import Debug, Out, Resume, Why, configured, fail, requested
+from anisoscope.commands.command import Debug, LogTo, Out, Resume, Why, configured, fail, requested
 from anisoscope.errors import check_known
 from anisoscope.execution.config import ExecutorConfig
 from anisoscope.option import Option
@@ -37,6 +37,7 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in --out: with what is not done, and what could not be loaded.")
     ] = False,
+    log_to: LogTo = None,
     why: Why = False,
     dry_run: plans.DryRun = False,
     calibration: plans.CalibrationFile = None,
@@ -49,7 +50,7 @@ def sweep(
     if chosen is not None:
         _show_plan(config, chosen)
         return
-    _measure(config, out=out, resume=resume, why=why, jobs=jobs)
+    _measure(config, out=out, resume=resume, why=why, jobs=jobs, log_to=log_to)
 
 
 def _show_plan(config: SweepConfig, options: plans.DryOptions) -> None:
@@ -59,15 +60,23 @@ def _show_plan(config: SweepConfig, options: plans.DryOptions) -> None:
     plans.show_plan(make, options, device=config.device)
 
 
-def _measure(config: SweepConfig, *, out: Path | None, resume: bool, why: bool, jobs: ExecutorConfig = _HERE) -> None:
+def _measure(
+    config: SweepConfig,
+    *,
+    out: Path | None,
+    resume: bool,
+    why: bool,
+    jobs: ExecutorConfig = _HERE,
+    log_to: str | None = None,
+) -> None:
     from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_sweep
     from anisoscope.results.query import Query
     from anisoscope.view.console import print_run_end
 
     kind = "sweep" if config.series else "tangent"
-    executor = jobs.make()
-    with requested(out, f"{kind}-{config.model.rstrip('/').split('/')[-1]}", resume=resume) as request:
+    executor, name = jobs.make(), f"{kind}-{config.model.rstrip('/').split('/')[-1]}"
+    with requested(out, name, resume=resume, log_to=log_to) as request:
         run = run_sweep(config, request, executor)
     print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
     measured = [row for row in Query(run.folder.table()) if row.kind != "training"]

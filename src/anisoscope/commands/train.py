@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from anisoscope.commands import plan as plans
-from anisoscope.commands.command import Debug, Out, Resume, Why, configured, requested
+from anisoscope.commands.command import Debug, LogTo, Out, Resume, Why, configured, requested
 from anisoscope.errors import AnisoscopeError
 from anisoscope.option import numbers, refuse_typed, was_typed
 from anisoscope.training.config import TrainConfig, last_step
 
 _WATCHED = (  # options of the monitor
     *("when", "contexts", "every_step", "weighted_gradients", "skip_first", "skip_special", "standardised"),
-    *("rank", "frozen_window", "split"),
+    *("rank", "frozen_window", "split", "log_to"),
 )
 
 
@@ -54,6 +54,7 @@ def train(
     split: Annotated[
         str | None, typer.Option(help="Energies also for other splits of the contexts to fit and to test: 1,2.")
     ] = None,
+    log_to: LogTo = None,
     out: Out = None,
     resume: Resume = False,
     why: Why = False,
@@ -92,7 +93,7 @@ def train(
         return
     if monitor != "none" and config.background is not False:
         share_gpu(config.device)
-    with requested(out, f"train-{config.arm}", resume=resume) as request:
+    with requested(out, f"train-{config.arm}", resume=resume, log_to=log_to) as request:
         run = run_train(config, watch, request)
     if run.page is None:
         print_path(run.folder.path)

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.integrations.trackers.catalogue import trackers
+from anisoscope.integrations.trackers.host import HostTracker, Log
 from anisoscope.models.forward import original
 from anisoscope.models.parallel import sharded
 from anisoscope.monitor.monitor import Monitor
@@ -47,6 +49,9 @@ class Follower:
                 raise AnisoscopeError(f"MonitorCallback has no option {name!r}; {hint}")
         when = options.get("when")
         self.options = dict(options) if when is None else {**options, "when": as_schedule(when)}
+        self.host: Log | None = None  # how the trainer logs, while it trains
+        if (log_to := options.get("log_to") or ()) != ():
+            self.options["log_to"] = trackers(log_to, host=self._log_to_host)
         self.monitor: Monitor | None = None
         self.running = False
         self._step: contextlib.AbstractContextManager[Monitor] | None = None
@@ -56,6 +61,15 @@ class Follower:
         """Whether the training batches themselves are measured."""
         wanted = self.options.get("live")
         return bool(wanted) if wanted is not None else self.options.get("probe") is None
+
+    @property
+    def logs_to_host(self) -> bool:
+        """Whether `log_to` names the trainer's own logger."""
+        return any(isinstance(tracker, HostTracker) for tracker in self.options.get("log_to") or ())
+
+    def _log_to_host(self, numbers: dict[str, float], step: int) -> None:
+        if self.host is not None:
+            self.host(numbers, step)
 
     @property
     def table(self) -> Table:

@@ -9,6 +9,8 @@ scaling are divided out.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, refuse_sharded
+from anisoscope.integrations.trackers.host import Log
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 
@@ -42,6 +45,7 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
         self._follower.abandon()
         self._logged = state.global_step
         _refuse_unsupported(args, kwargs["model"], live=self._follower.live)
+        self._follower.host = _log_of(_running_trainer(self)) if self._follower.logs_to_host else None
         self._follower.begin(
             kwargs["model"],
             step=state.global_step,
@@ -82,6 +86,41 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
 
 
 MonitorCallback = TrainerMonitorCallback  # the public name
+
+
+def _running_trainer(callback: TrainerCallback) -> Any:
+    """The Trainer that calls this callback; callbacks are not told which, so it is looked for among the callers."""
+    from transformers import Trainer
+
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame, found = caller, caller.f_locals.get("self")
+        if isinstance(found, Trainer) and callback in found.callback_handler.callbacks:
+            return found
+    raise AnisoscopeError(
+        "log_to names 'trainer', and no transformers.Trainer is calling this callback; name a tracker, such as "
+        "log_to='tensorboard'."
+    )
+
+
+def _log_of(trainer: Any) -> Log:
+    """How a Trainer logs numbers of a step, be it some steps late: into its log_history, and by `report_to`."""
+    from transformers import Trainer
+
+    held = weakref.ref(trainer)
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        found = held()
+        if found is None:
+            return
+        state, control = found.state, found.control
+        now, due, state.global_step = state.global_step, control.should_log, step
+        try:
+            Trainer.log(found, numbers)  # not the method of a subclass, which may add means that it then forgets
+        finally:
+            state.global_step, found.control.should_log = now, due  # what the Trainer is about to log itself is due yet
+
+    return log
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -14,6 +14,7 @@ import importlib.util
 import math
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, refuse_sharded
+from anisoscope.integrations.trackers.host import Log
 from anisoscope.metrics.training import gradient_norm, learning_rate
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
@@ -64,6 +66,7 @@ class LightningMonitorCallback(FollowerCallback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._follower.abandon()
         _refuse_unsupported(trainer, pl_module)
+        self._follower.host = _log_of(trainer) if self._follower.logs_to_host else None
         total = trainer.estimated_stepping_batches
         with tempfile.TemporaryDirectory() as folder:
             if self._saved:
@@ -132,6 +135,23 @@ def find_model(module: nn.Module) -> nn.Module:
         f"{type(module).__name__} {what}, so it is not clear what to watch; say it: "
         "MonitorCallback(model=lambda module: module.…)."
     )
+
+
+def _log_of(trainer: Any) -> Log:
+    """How a Trainer logs numbers of a step, be it some steps late."""
+    if not trainer.loggers:
+        raise AnisoscopeError(
+            "log_to names 'trainer', and this Trainer has no logger (logger=False); give it one, or name a tracker, "
+            "such as log_to='tensorboard'."
+        )
+    held = weakref.ref(trainer)
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        found = held()
+        for logger in found.loggers if found is not None else ():
+            logger.log_metrics(numbers, step=step)
+
+    return log
 
 
 def _refuse_unsupported(trainer: Any, module: nn.Module) -> None:

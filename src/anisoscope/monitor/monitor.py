@@ -63,7 +63,7 @@ from anisoscope.monitor.open_step import (
 )
 from anisoscope.monitor.saved_state import SAVE
 from anisoscope.monitor.schedule import Schedule, as_schedule, log_spaced
-from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
+from anisoscope.monitor.sink import LogTo, MonitorStore, ResultSink, all_sinks, in_order, send
 from anisoscope.option import Progress, takes_plain
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
@@ -105,7 +105,9 @@ class Monitor:
     `every_step` records moments of activations and gradients at all steps, from 2,048 rows of each training batch (or
     the number given), without device–host synchronisation: `trace`, and `every_step.parquet` in the folder.
     `strict` raises what otherwise is noted with a warning: a full disk, a step in which nothing was seen.
-    `sinks` receive every row as well, for experiment trackers: see `monitor.sink`. `progress` is called with
+    `log_to` sends a few numbers of every measured step to experiment trackers: "tensorboard", "tensorboard:FOLDER",
+    "wandb", "mlflow", "trackio", objects with the methods of a sink, or several of them. `sinks` receive every row:
+    see `monitor.sink`. `progress` is called with
     ("metrics", sites done, sites in all) while the metrics of a measured step are computed in this process.
     `background` analyses steps in a process of its own while the training goes on: results come some steps later, all
     of them by the end of the `with` block. By default (None) that is done on a GPU with cores and memory to spare.
@@ -146,6 +148,7 @@ class Monitor:
         row_map: bool = True,
         every_step: bool | int = False,
         sinks: Sequence[ResultSink] = (),
+        log_to: LogTo = (),
         resume: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
@@ -153,6 +156,7 @@ class Monitor:
         stage: tuple[int, int] | None = None,
     ) -> None:
         check_arguments(Monitor.__init__, locals())
+        sinks = all_sinks(sinks, log_to)
         self.guard = FaultGuard(strict)
         self.live_wanted = live if live is not None else probe is None
         if self.live_wanted or every_step:
@@ -336,7 +340,9 @@ class Monitor:
             self.store.describe(status, self.entry, warnings=self.notes, **entries, **data)
 
     def _manifest(self) -> dict[str, Any]:
-        return {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
+        folder = str(self.store.folder.path) if self.store is not None else None
+        about = {"name": self.name, "config": self.options, "models": [self.entry], "seed": self.seed}
+        return about | {"folder": folder, "resumed": self.resumed}
 
     def _send(self, method: str, *args: Any) -> None:
         self.instruments.notes += send(self.sinks, method, *args)

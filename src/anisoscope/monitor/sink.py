@@ -8,10 +8,11 @@ next step or at the end: a disk that was full for a while, or a folder that was 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -30,13 +31,26 @@ class ResultSink(Protocol):
     """Receives every row of a monitored run once; rows from before a resumption are not sent again."""
 
     def start(self, manifest: Mapping[str, Any]) -> None:
-        """The run begins; `manifest` holds its options under `config` and the model's entry under `models`."""
+        """The run begins; `manifest` holds its options under `config` and the model's entry under `models`.
+
+        `folder` is its run folder, if it has one, and `resumed` the last step of a run that goes on, else -1.
+        """
 
     def write(self, rows: Table, step: int) -> None:
         """Rows of a measured step: what was measured, and, in a later call, the numbers that the training logged."""
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """The run has ended; `manifest` also holds its `status` (complete or interrupted) and `warnings`."""
+
+
+TRACKERS = "anisoscope.integrations.trackers.catalogue"  # makes trackers, imported when the first one is wanted
+LogTo = str | ResultSink | Sequence[str | ResultSink]
+
+
+def all_sinks(sinks: Sequence[ResultSink], log_to: LogTo) -> list[ResultSink]:
+    """The sinks given, and those that `log_to` names."""
+    named = isinstance(log_to, str) or not isinstance(log_to, Sequence) or len(log_to) > 0
+    return [*sinks, *(importlib.import_module(TRACKERS).trackers(log_to) if named else ())]
 
 
 def send(sinks: list[ResultSink], method: str, *args: Any) -> list[str]:

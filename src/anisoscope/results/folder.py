@@ -75,6 +75,7 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         beside.unlink(missing_ok=True)
 
 
+DATASET_MARK = "<!-- anisoscope dataset: begin -->"  # in the README of a dataset of runs
 _NUMBER, _TEXT = (int, float), (str,)
 _RECORD: dict[str, tuple[type, ...]] = {  # types of the entries of run.json that are read; any may be missing or null
     **dict.fromkeys(("kind", "study", "status", "error", "started", "anisoscope", "device"), _TEXT),
@@ -346,6 +347,27 @@ class RunFolder:
                 for path in (self.path / folder).iterdir():
                     path.unlink()
                 (self.path / folder).rmdir()
+
+
+def table_of(path: str | Path) -> Table:
+    """The table of a run, or of all runs of a dataset that `anisoscope push` wrote, with their models and records."""
+    inside = _dataset_runs(Path(path))
+    if not inside:
+        return RunFolder.open(path).table()
+    tables = {run.path.name: run.table() for run in inside}
+    models = [model for table in tables.values() for model in table.about.get("models") or ()]
+    about = {"models": models, "runs": {name: table.about for name, table in tables.items()}}
+    return Table.concat(tables.values(), None if len(tables) == 1 else about)
+
+
+def _dataset_runs(path: Path) -> list[RunFolder]:
+    """The runs of a dataset; none for a folder that is no dataset."""
+    readme = path / "README.md"
+    if (path / "run.json").is_file() or not readme.is_file():
+        return []
+    if DATASET_MARK not in readme.read_text(encoding="utf-8", errors="replace"):
+        return []
+    return [RunFolder(found.parent) for found in sorted(path.glob("*/run.json"))]
 
 
 # -- the map of rows ---------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 DRAWING = "anisoscope.commands.drawing"  # the module that draws tables, imported when the first one is drawn
 FOLDER = "anisoscope.results.folder"  # which reads the table of a run
+HUB = "anisoscope.integrations.hub"  # which downloads datasets of results
 USUAL_KEYS = ("batch", "control", "first", "fit", "of", "proxy", "rank")  # may be asked to be None in any table
 
 
@@ -102,15 +103,18 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
-        """The table of a run folder, also of one that is still being written, or of a parquet file.
+        """The table of a run folder, also of one that is still being written, of a parquet file, or of a dataset.
 
-        `about` then holds the run's record; where the run is not done, `about["reading"]` says how far it is.
+        `about` then holds the run's record; where the run is not done, `about["reading"]` says how far it is. A dataset
+        is what `anisoscope push` wrote: a folder, `hub:organisation/dataset` or `hub:organisation/dataset/run`.
 
-        >>> Table.read("runs/mine")  # doctest: +SKIP
+        >>> Table.read("runs/mine"), Table.read("hub:organisation/dataset")  # doctest: +SKIP
         """
+        if isinstance(path, str) and path.startswith("hub:"):
+            path = importlib.import_module(HUB).downloaded(path)
         if Path(path).is_file() or Path(path).suffix == ".parquet":
             return cls(current_names(read_columns(path, SCHEMA)))
-        table: Table = importlib.import_module(FOLDER).RunFolder.open(path).table()
+        table: Table = importlib.import_module(FOLDER).table_of(path)
         return table
 
     def write(self, path: str | Path) -> None:

@@ -26,7 +26,7 @@ from anisoscope.models.checkpoint import HEADLESS
 from anisoscope.models.downloads import Downloads
 from anisoscope.models.placement import choose_device
 from anisoscope.models.source import parse_model
-from anisoscope.monitor.sink import MonitorStore, in_order
+from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
 from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
@@ -58,6 +58,8 @@ class Sweeper:
     folder: RunFolder
     command: Sequence[str] = ()
     progress: Progress | None = None
+    sinks: list[ResultSink] = field(default_factory=list)
+    lasting: bool = True  # whether the folder stays when the sweep is done
     about: dict[str, Any] = field(default_factory=dict)
     entries: dict[int, Entry] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
@@ -106,6 +108,8 @@ class Sweeper:
             self.about["revisions"] = [c.revision for c in self.series.checkpoints]
             self.about["revision_notes"] = list(self.series.notes)
         self._write_about()
+        self.resumed = max(self.tables, default=-1)
+        self._send("start", self._manifest())
         started = time.monotonic()
         try:
             self._measure_all()
@@ -265,8 +269,21 @@ class Sweeper:
         if error is None and self.measurer.row_map is not None:
             options: dict[str, Any] = {"seed": self.config.seed, "counts": self.measurer.counts}
             self.about["map"] = write_map(self.folder.path, self.measurer.row_map, model=self._name(), **options)
+        if len(measured[-1]):
+            self._send("write", measured[-1], max(self.tables))
+        ended = {"status": self.about["status"], "warnings": self.about["warnings"]}
+        self._send("finish", self._manifest() | ended)
         self._write_about()
         return replace(table, about=self.about)
+
+    def _manifest(self) -> dict[str, Any]:
+        """What sinks are told of the sweep."""
+        about = {"name": self._name(), "config": asdict(self.config), "models": self.about["models"]}
+        folder = str(self.folder.path.absolute()) if self.lasting else None
+        return about | {"seed": self.config.seed, "folder": folder, "resumed": self.resumed}
+
+    def _send(self, method: str, *args: Any) -> None:
+        self.series.notes.extend(send(self.sinks, method, *args))
 
     def _flag_rows(self) -> Table:
         rows = []
@@ -380,6 +397,7 @@ class Sweeper:
         state |= {"kept": self.kept, "examiner": self.measurer.state()}
         self.store.put_concepts(key, [{"model": name, **card} for card in found.cards])
         self.store.write_step(key, self.tables[key], state, self.measurer.window(key), number=self.kept)
+        self._send("write", self.tables[key], key)
         self._write_about()
 
     def _sketch(self, key: int) -> Path:

@@ -53,7 +53,8 @@ def train_arm(arm: StudyArm, progress: Progress | None = None) -> None:
     """Train one arm (text or other data) with its monitor; resumes an interrupted arm."""
 
     def attach(model: Any, stream: Any, optimizer: Any, training: CommonTrainConfig, folder: Path) -> Any:
-        return training_monitor(model, stream, optimizer, training, folder, name=arm.model, **arm.watch)
+        named: dict[str, Any] = {"name": arm.model, "log_to": arm.log_to}
+        return training_monitor(model, stream, optimizer, training, folder, **named, **arm.watch)
 
     work = train if isinstance(arm.training, TrainConfig) else train_media
     options: dict[str, Any] = {"progress": progress, "command": arm.command, "corpus": arm.corpus, "watch": arm.watch}
@@ -82,6 +83,7 @@ def training_monitor(
     skip_first: bool = False,
     skip_special: bool = False,
     standardised: bool = False,
+    log_to: Any = (),
 ) -> Any:
     """The monitor of a training run: a held-out probe, its folder and, for text, token frequencies and the optimizer.
 
@@ -96,7 +98,7 @@ def training_monitor(
     options |= {"metrics": monitor, "rank": rank, "split": split, "name": name or training.arm, "seed": training.seed}
     options |= {"out": folder, "resume": True, "batch_size": together, "constant_loss": stream.constant}
     options["strict"] = True  # this training is ours: it goes on with --resume, and its table is to be whole
-    options |= {"frozen_window": frozen_window, "background": training.background}
+    options |= {"frozen_window": frozen_window, "background": training.background, "log_to": log_to}
     if isinstance(training, TrainConfig):
         options |= {"counts": torch.as_tensor(stream.counts), "tokenizer": stream.corpus.tokenizer}
         options |= {"optimizer": optimizer, "halves": halves, "every_step": every_step}

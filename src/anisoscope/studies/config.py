@@ -70,6 +70,7 @@ class StudyArm:
     watch: Mapping[str, Any]  # options of `training_monitor`
     corpus: Path  # prepared data, shared by all arms that read the same
     command: tuple[str, ...] = ()
+    log_to: tuple[str, ...] = ()  # experiment trackers
 
 
 class ArmsConfig(ABC):

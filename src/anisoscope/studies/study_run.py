@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from anisoscope.results.query import Table
     from anisoscope.studies.arms import ArmRunner
 
+_SHARED = "tensorboard:"  # a folder is one run to TensorBoard, so every arm gets a folder inside
 Measured = TypeVar("Measured", bound="Table | None")
 REVISITING, SHAPE, INHERENT = "2604.08764", "2311.05928", "2401.12143"  # arXiv numbers
 
@@ -105,6 +106,7 @@ class ArmsStudy(Study):
 
     jobs: int | None = None
     executor: Executor | None = None
+    log_to: tuple[str, ...] = ()  # experiment trackers, in which every arm is a run of its own
     joined: list[RunFolder] = field(default_factory=list)  # of arms that were measured
     paper: ClassVar[str] = REVISITING  # arXiv number of the paper whose claims are always evaluated
 
@@ -144,7 +146,8 @@ class ArmsStudy(Study):
         """The training run of an arm with a seed."""
         path = self.folder.path / "arms" / f"{run.model}-seed{run.seed}"
         corpus = self.folder.path / "corpus"
-        return StudyArm(run.model, path, run.training, self.config.watch, corpus, tuple(self.command))
+        log_to = tuple(f"{word}/{path.name}" if word.startswith(_SHARED) else word for word in self.log_to)
+        return StudyArm(run.model, path, run.training, self.config.watch, corpus, tuple(self.command), log_to)
 
     def prepare(self, arms: Sequence[StudyArm]) -> None:
         """Tokenise the text once, before parallel arms would each do so."""

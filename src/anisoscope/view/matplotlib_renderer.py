@@ -258,18 +258,51 @@ def notebook_axes(panels: Sequence[Panel], *, ax: Axes | None = None) -> Any:
         _panel(ax, panels[0], _plain_lookup, title=panels[0].title)
         _side_legend(ax, [ax])
         return ax
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        axes = _side_by_side(pyplot.figure(layout="constrained"), panels)
+    return axes[0, 0] if len(panels) == 1 else axes.ravel()[: len(panels)]
+
+
+def panels_image(panels: Sequence[Panel], *, dots: int = 144) -> np.ndarray:
+    """Draw panels with their legend into a picture, uint8 [height, width, 3]; needs no display, and leaves none open.
+
+    `dots` are those of an inch.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Drawing
+
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        drawing = Drawing(layout="constrained", dpi=dots)
+        canvas = FigureCanvasAgg(drawing)
+        _side_by_side(drawing, panels)
+        canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def write_png(figure: Figure, chosen: Mapping[str, int], path: Path, *, dots: int = 200) -> None:
+    """Write a figure as a picture, for pages that show no vector files; `dots` are those of an inch."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+        drawing = draw(figure, figure.panels[: figure.most], chosen)
+        drawing.set_dpi(dots)
+        FigureCanvasAgg(drawing).print_png(path, metadata={"Software": None})
+
+
+def _side_by_side(drawing: Drawing, panels: Sequence[Panel]) -> Any:
+    """Draw panels into an empty figure, two in a row, with the legend beside them; returns all axes."""
     across = min(2, len(panels))
     down = -(-len(panels) // across)
-    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
-        drawing, axes = pyplot.subplots(
-            down, across, squeeze=False, layout="constrained", figsize=(4.6 * across, 3.0 * down)
-        )
-        for place, panel in zip(axes.flat, panels, strict=False):
-            _panel(place, panel, _plain_lookup, title=panel.title)
-        for empty in list(axes.flat)[len(panels) :]:
-            empty.set_visible(False)
-        _side_legend(drawing, list(axes.flat))
-    return axes[0, 0] if len(panels) == 1 else axes.ravel()[: len(panels)]
+    drawing.set_size_inches(4.6 * across, 3.0 * down)
+    axes = drawing.subplots(down, across, squeeze=False)
+    for place, panel in zip(axes.flat, panels, strict=False):
+        _panel(place, panel, _plain_lookup, title=panel.title)
+    for empty in list(axes.flat)[len(panels) :]:
+        empty.set_visible(False)
+    _side_legend(drawing, list(axes.flat))
+    return axes
 
 
 def _plain_lookup(values: Any, each: int = 0) -> np.ndarray:
