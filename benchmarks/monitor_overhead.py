@@ -2,6 +2,7 @@
 
 python benchmarks/monitor_overhead.py                                            # two CPU cores
 python benchmarks/monitor_overhead.py --device cuda --layers 12 --width 512 --context 256 --batch 64 --steps 4000
+    --mps: with the service by which processes use a GPU at the same time, which `anisoscope train` starts
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from record import record
 
 from anisoscope import Monitor, at, log_spaced
 from anisoscope.training.config import TrainConfig
+from anisoscope.training.gpu_sharing import share_gpu
 from anisoscope.training.language_model import build_model, make_stream
 from anisoscope.training.loop import make_optimizer, precision
 
@@ -36,6 +38,7 @@ def options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--preset", default="standard")
+    parser.add_argument("--mps", action="store_true")
     return parser.parse_args()
 
 
@@ -107,6 +110,8 @@ def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> tup
 
 def main() -> None:
     chosen = options()
+    if chosen.mps and not share_gpu(chosen.device):
+        raise SystemExit("there is no GPU, or NVIDIA's service cannot be started")
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(chosen, Path(folder))
         for _ in range(2):
@@ -121,7 +126,7 @@ def main() -> None:
     waits = {name: statistics.median(waited) for name, (waited, _) in found.items()}
     costs = {name: statistics.median(added) for name, (_, added) in found.items()}
     record(
-        f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}",
+        f"Monitoring beside plain training, {'GPU' if chosen.device != 'cpu' else 'CPU'}{' with MPS' * chosen.mps}",
         about=f"Decoder {chosen.layers} × {chosen.width}, {chosen.batch} contexts of {chosen.context} characters, "
         f"preset {chosen.preset}; live = the training batch, probe = a held-out probe of as many tokens. A measured "
         "step over a plain one is what the training waits for; its cost, in plain steps, is that and what the steps "
