@@ -349,3 +349,26 @@ def test_a_resumed_run_of_named_modules_ends_as_an_undisturbed_one_and_training_
     assert _trained(None, watched=False)[1] == losses
     steps = {row["step"] for row in whole.trace.records()}
     assert steps == set(range(5)), "every step"
+
+
+def test_callbacks_of_trainers_pass_modules_on(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("lightning")
+    from anisoscope.integrations.lightning import MonitorCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _models()["plain"][0]
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    data = torch.utils.data.TensorDataset(_numbers(CONTEXTS, 12), LABELS)
+    watch = MonitorCallback(modules=["first", "b*"], when=at([0]), metrics="tangent", plan=PLAN, strict=True)
+    words: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    words |= {"enable_model_summary": False, "max_steps": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
+    lightning.Trainer(callbacks=[watch], **words).fit(Module(), torch.utils.data.DataLoader(data, batch_size=CONTEXTS))
+    assert watch.monitor is not None and set(_energies(watch.monitor)) == {"first", "box"}
