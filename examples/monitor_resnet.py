@@ -72,7 +72,7 @@ energy = monitor.table.where(metric="gradient_energy", proxy="semi_nmf", fit="re
 last = max(energy.unique("step"))
 print(f"share of the gradients' energy at step {last} in 8 directions of the activations, and in 8 random ones")
 for row in energy.where(step=last, control=None).records():
-    random = energy.value(step=last, layer=row["layer"], control="random")
+    [random] = energy.where(step=last, layer=row["layer"], control="random").arrow["value"].to_pylist()
     print(
         f"{row['kind']:10s} {row['value']:.2f} [{row['low']:.2f}, {row['high']:.2f}]   {random:.2f}   {row['n']} rows"
     )

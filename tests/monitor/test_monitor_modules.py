@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from anisoscope import evaluate_claims
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.step_capture import LiveGradients
+from anisoscope.commands.drawing import open_runs, page_of_runs
 from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at, every
+from anisoscope.results.query import Table
 from anisoscope.tangent.plan import TangentPlan
+from anisoscope.view.document import page_document
 from support.gradient_models import hooks_of
 
 PLAN = TangentPlan(draws=19, proxies=("pca",), frozen=False, balanced=False, standardised=False, permuted=False)
@@ -349,3 +353,38 @@ def test_a_resumed_run_of_named_modules_ends_as_an_undisturbed_one_and_training_
     assert _trained(None, watched=False)[1] == losses
     steps = {row["step"] for row in whole.trace.records()}
     assert steps == set(range(5)), "every step"
+
+
+def test_callbacks_of_trainers_pass_modules_on(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("lightning")
+    from anisoscope.integrations.lightning import MonitorCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _models()["plain"][0]
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    data = torch.utils.data.TensorDataset(_numbers(CONTEXTS, 12), LABELS)
+    watch = MonitorCallback(modules=["first", "b*"], when=at([0]), metrics="tangent", plan=PLAN, strict=True)
+    words: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    words |= {"enable_model_summary": False, "max_steps": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
+    lightning.Trainer(callbacks=[watch], **words).fit(Module(), torch.utils.data.DataLoader(data, batch_size=CONTEXTS))
+    assert watch.monitor is not None and set(_energies(watch.monitor)) == {"first", "box"}
+
+
+def test_the_page_of_named_modules_has_the_figures_of_a_training_and_no_claims_about_tables(tmp_path: Any) -> None:
+    monitor, _ = _trained(tmp_path / "run")
+    document = page_document(page_of_runs(open_runs([tmp_path / "run"])))
+    for words in ("Where gradients go", "Gradients, steps by layers", "Over training", "3 modules"):
+        assert words in document
+    told = evaluate_claims(Table.read(tmp_path / "run"))
+    assert {verdict.claim for verdict in told if not verdict.details.get("missing")} >= {"tangent_energy", "amplified"}
+    absent = {verdict.claim for verdict in told if verdict.details.get("missing")}
+    assert {"embedding_updates_aligned", "frequent_most_enriched"} <= absent
+    assert set(_energies(monitor)) == {"first", "act", "box"}

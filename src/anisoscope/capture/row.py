@@ -225,9 +225,10 @@ class ModuleCalls:
         return len(self._parts) - 1
 
     def joined(self) -> tuple[Tensor, Index]:
-        """The rows of all calls and what they are."""
+        """The rows of all calls and what they are; of maps and of several calls none is at a first position, 0."""
         if len(self._parts) == 1:
-            return self._parts[0]
+            rows, index = self._parts[0]
+            return rows, index if index.first is not None else replace(index, position=index.position + 1)
         self.notes.append(
             f"{self.name} is called {len(self._parts)} times in a pass: the rows of all its calls are measured together"
         )
@@ -238,7 +239,7 @@ class ModuleCalls:
         keep = [
             i.keep // i.length * length + start + i.keep % i.length for i, start in zip(indices, starts, strict=True)
         ]
-        position = [index.position + start for index, start in zip(indices, starts, strict=True)]
+        position = [index.position + start + 1 for index, start in zip(indices, starts, strict=True)]
         joined: dict[str, Any] = {
             name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")
         }

@@ -34,9 +34,9 @@ _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
 class LightningMonitorCallback(FollowerCallback):
     """Measures a model inside a LightningModule; the options are those of `Monitor`.
 
-    `model` is a function from the LightningModule to the model; by default the module itself or the one transformers
-    model inside it. `resume` follows the Trainer by default: a training that resumes from a checkpoint continues in
-    `out`. An instance is a Callback of whichever Lightning package is in use.
+    `model` is a function from the LightningModule to the model; by default the module itself, the one transformers
+    model or the only part with parameters inside it. `resume` follows the Trainer by default: a training that resumes
+    from a checkpoint continues in `out`. An instance is a Callback of whichever Lightning package is in use.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> LightningMonitorCallback:
@@ -121,7 +121,10 @@ MonitorCallback = LightningMonitorCallback  # the public name
 
 
 def find_model(module: nn.Module) -> nn.Module:
-    """The module itself where it is a transformers model, or the one transformers model inside it."""
+    """The module itself where it is a transformers model, or the one transformers model inside it.
+
+    Of a module without any: its only part with parameters, or itself where it has a forward of its own.
+    """
     from transformers import PreTrainedModel
 
     found: dict[str, nn.Module] = {}
@@ -130,6 +133,11 @@ def find_model(module: nn.Module) -> nn.Module:
             found[path] = inner  # outermost models only
     if len(found) == 1:
         return next(iter(found.values()))
+    inside = [part for part in module.children() if next(part.parameters(), None) is not None]
+    if not found and len(inside) == 1 and type(inside[0]).forward is not nn.Module.forward:
+        return inside[0]
+    if not found and not type(module).forward.__module__.startswith(("lightning.", "pytorch_lightning.", "torch.")):
+        return module
     what = f"holds {len(found)} transformers models ({', '.join(found)})" if found else "holds no transformers model"
     raise AnisoscopeError(
         f"{type(module).__name__} {what}, so it is not clear what to watch; say it: "

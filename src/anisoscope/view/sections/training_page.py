@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anisoscope.results.query import Query, with_options
-from anisoscope.results.row import envelope, largest_gap, seeds_mean
+from anisoscope.results.row import envelope, largest_gap, median_ratio, seeds_mean
 from anisoscope.view import figure, page, subjects
 from anisoscope.view.figure import Figure, Panel, Time, series, value_axis
 from anisoscope.view.headline import headline
@@ -219,9 +219,15 @@ def training_hero(
     return shapes.depth_hero(rows, shape) if shape is not None else None
 
 
-def _times_chance(found: Gradients, one: Subject, line: Sequence[Any]) -> list[Any]:
+def _chance_at(found: Gradients, one: Subject, site: DrawnSite) -> float | None:
+    """Chance at one site, r/d: modules and stages of a model may have different widths."""
+    both = [known(found.whole(one, metric, site)) for metric in (ENERGY, gradients.ENRICHMENT)]
+    return median_ratio([(both[0], both[1])]) or found.chances[one.index]
+
+
+def _times_chance(found: Gradients, one: Subject, site: DrawnSite, line: Sequence[Any]) -> list[Any]:
     """A line of energies as multiples of chance."""
-    chance, scaled = found.chances[one.index], []
+    chance, scaled = _chance_at(found, one, site), []
     for row in line if chance else ():
         value, low, high = (end / chance for end in (row.value, row.low, row.high))
         interval = (low, high) if row.interval else None
@@ -233,7 +239,7 @@ def _times_chance(found: Gradients, one: Subject, line: Sequence[Any]) -> list[A
 def _enrichment_over_steps(found: Gradients, one: Subject) -> Panel:
     sites, drawn = found.rows.sites([ENERGY]), []
     ends = envelope(
-        _times_chance(found, one, found.whole(one, ENERGY, site, control=name))
+        _times_chance(found, one, site, found.whole(one, ENERGY, site, control=name))
         for site in sites
         for name in gradients.CONTROLS
     )
@@ -241,9 +247,9 @@ def _enrichment_over_steps(found: Gradients, one: Subject) -> Panel:
         lows, highs = ([figure.brief(ends[step][i]) for step in ends] for i in (0, 1))
         look: dict[str, Any] = {"colour": "@s7", "low": lows, "high": highs, "band": 0.3, "width": 0, "quiet": True}
         drawn.append(figure.Series("controls", [*map(found.time.place, ends)], lows, **look))
-    lines = [(site, _times_chance(found, one, found.line(one, ENERGY, site))) for site in sites]
+    lines = [(site, _times_chance(found, one, site, found.line(one, ENERGY, site))) for site in sites]
     drawn += [found.drawn(**gradients.depth_look(site, one.blocks), line=line) for site, line in lines if line]
-    frozen = [_times_chance(found, one, found.line(one, ENERGY, site, reading="fit=frozen")) for site in sites]
+    frozen = [_times_chance(found, one, site, found.line(one, ENERGY, site, reading="fit=frozen")) for site in sites]
     if any(frozen):
         mean = seeds_mean([[], *(line for line in frozen if line)])
         x, where = [found.time.place(row.step or 0) for row in mean], [f"step {row.step or 0:,}" for row in mean]
@@ -262,7 +268,7 @@ def _enrichment_over_depth(found: Gradients, one: Subject) -> Panel:
         *((gradients.control_look(name), {"control": name}) for name in gradients.CONTROLS),
         (found.proxy_look(found.proxy), {}),
     ):
-        lines = [(site, _times_chance(found, one, found.whole(one, ENERGY, site, **how))) for site in sites]
+        lines = [(site, _times_chance(found, one, site, found.whole(one, ENERGY, site, **how))) for site in sites]
         pairs = [(site, line[-1]) for site, line in lines if line]
         if pairs:
             x, where = [depth.place(s.layer, s.kind) for s, _ in pairs], [site.name for site, _ in pairs]
