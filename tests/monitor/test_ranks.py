@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import nn
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.parallel import Piece, Together, piece_of
 from anisoscope.monitor.analysis import ranks as joining
+from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.query import Table
 from support.ranks import (
     PLAN,
@@ -29,10 +31,12 @@ from support.ranks import (
     probe,
     rows_of,
     sequence_parallel,
+    shard,
     split_width,
     tensor_parallel,
     train,
 )
+from support.tiny_models import tiny
 
 
 @cache
@@ -302,6 +306,27 @@ def test_heads_of_a_tensor_parallel_model_are_refused(tmp_path: Path) -> None:
         return str(error.value)
 
     assert all("query" in said for said in in_ranks(act, 2, tmp_path))
+
+
+def test_contexts_that_torch_splits_are_refused(tmp_path: Path) -> None:
+    """Inside `context_parallel` a forward pass gets some positions; after it the next step is measured."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    def act(_: int) -> Any:
+        mesh, model = init_device_mesh("cpu", (2,)), tiny("gpt2")
+        model.set_attn_implementation("eager")
+        with Monitor(model, when=[0, 1], metrics="average_cosine") as monitor:
+            for step in range(2):
+                ids = shard(step, 0)
+                split = context_parallel(mesh, buffers=[ids], buffer_seq_dims=[1])
+                with split if not step else contextlib.nullcontext(), monitor.step(step):
+                    model(input_ids=ids, labels=ids).loss.backward()
+        return monitor.table, monitor.notes
+
+    (first, notes), _ = in_ranks(act, 2, tmp_path)
+    assert "are split over processes by context_parallel" in notes[0]
+    assert {row["step"] for row in first.where(metric="average_cosine").records()} == {1}
 
 
 def test_the_processes_part_before_the_monitor_ends(tmp_path: Path) -> None:

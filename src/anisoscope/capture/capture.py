@@ -24,7 +24,15 @@ from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layou
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
-from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
+from anisoscope.models.parallel import (
+    Piece,
+    piece_of,
+    plain,
+    refuse_context_parallel,
+    sharded,
+    together,
+    without_gradients,
+)
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -314,6 +322,7 @@ class Capture:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
             return
+        refuse_context_parallel()
         self._outer, self._above = (args, kwargs), None
         self._unnested.close()
         for part in self._nesting:  # nested tensors have no positions; their rows are the same without

@@ -171,6 +171,24 @@ def training_ranks(model: nn.Module) -> list[int]:
     return list(range(dist.get_world_size()))
 
 
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental"
+
+
+def refuse_context_parallel() -> None:
+    """Raise an error inside `context_parallel` of torch: each process gets some positions as if they were all."""
+    if not {f"{_CONTEXT_PARALLEL}._attention", f"{_CONTEXT_PARALLEL}._context_parallel"} & sys.modules.keys():
+        return
+    from torch.distributed.tensor import DTensor
+
+    handlers = getattr(DTensor._op_dispatcher, "_custom_op_handlers", {}).values()
+    acting = (torch.nn.functional.scaled_dot_product_attention, *handlers)
+    if any(str(getattr(act, "__module__", "")).startswith(_CONTEXT_PARALLEL) for act in acting):
+        raise AnisoscopeError(
+            "the contexts are split over processes by context_parallel, so that none of them knows whole ones; train "
+            "the measured steps without it, or measure checkpoints with `anisoscope sweep`."
+        )
+
+
 _REHEARSALS = {"_forward_metadata_inference", "_shape_inference"}
 
 
