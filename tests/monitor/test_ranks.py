@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.parallel import Piece, Together, piece_of
+from anisoscope.models.parallel import HeldPositions, Together, piece_of
 from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.query import Table
@@ -285,12 +285,12 @@ def test_pieces_of_which_nobody_knows_where_they_belong_are_refused() -> None:
     """Plain tensors do not say how they are split: they must be 1/n of the positions."""
     group = Together((0, 1), place=1)
 
-    def piece(*shape: int, length: int | None = 12) -> Piece | None:
+    def piece(*shape: int, length: int | None = 12) -> HeldPositions | None:
         return piece_of(torch.zeros(*shape), group, length=length, batch=3, what="2.resid")
 
     assert piece(3, 12, 8) is None
     assert piece(3, 1, 8, length=12) is None, "one row per context"
-    assert piece(3, 6, 8) == Piece(6, 12, 12, 2)
+    assert piece(3, 6, 8) == HeldPositions(6, 12, 12, 2)
     for shape in [(3, 7, 8), (3, 4, 8), (6, 3, 8)]:
         with pytest.raises(AnisoscopeError, match="not 1/2 of each"):
             piece(*shape)

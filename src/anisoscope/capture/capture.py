@@ -25,7 +25,7 @@ from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MEDIA, by_name, evaluating, find_tensor, first_tensor, forward, unwrapped
 from anisoscope.models.parallel import (
-    Piece,
+    HeldPositions,
     piece_of,
     plain,
     refuse_context_parallel,
@@ -476,7 +476,7 @@ class Capture:
                 part = functools.partial(plain, shape=shape, what=str(site)) if self._spread else lambda g: g
                 self.watch(site, activation, lambda g: selection.gradients(row.positioned(part(g), contexts, site)))
 
-    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[Piece | None, Tensor]:
+    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[HeldPositions | None, Tensor]:
         """The activation of a site as a plain tensor, and which positions it has if other processes have the rest."""
         if not self._spread:
             return None, x

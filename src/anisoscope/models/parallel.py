@@ -63,7 +63,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Piece:
+class HeldPositions:
     """The positions of every context, from `start` to before `stop` of `length`, that one of several processes has."""
 
     start: int
@@ -103,7 +103,7 @@ def tensor_rank(model: nn.Module) -> int | None:
     return None if found is None else found.place
 
 
-def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: int, what: str) -> Piece | None:
+def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: int, what: str) -> HeldPositions | None:
     """Which positions of an activation this process has; None if all. An error if that cannot be known.
 
     `length` are the positions of its contexts, if they are known, and `batch` their number.
@@ -119,7 +119,7 @@ def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: in
         return None
     if x.shape[0] == batch and group.known and x.shape[1] * places == length:
         size = x.shape[1]
-        return Piece(group.place * size, (group.place + 1) * size, length, places)
+        return HeldPositions(group.place * size, (group.place + 1) * size, length, places)
     if (x.shape[0] == batch and x.shape[1] < length) or (x.shape[1] == batch and x.shape[0] < length):
         raise _unknown(
             what, f"one has shape {tuple(x.shape)} of {batch} contexts of {length} positions, not 1/{places} of each"
@@ -127,7 +127,7 @@ def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: in
     return None
 
 
-def _placed_piece(x: Any, *, length: int | None, what: str) -> Piece | None:
+def _placed_piece(x: Any, *, length: int | None, what: str) -> HeldPositions | None:
     """The piece of a DTensor, which says how it is split."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -139,7 +139,7 @@ def _placed_piece(x: Any, *, length: int | None, what: str) -> Piece | None:
         named = ", ".join(map(str, x.placements))
         raise _unknown(what, f"one has placements {named} of shape {tuple(x.shape)}, not positions of every context")
     shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
-    return Piece(offset[1], offset[1] + shape[1], int(x.shape[1]), x.device_mesh.size(number))
+    return HeldPositions(offset[1], offset[1] + shape[1], int(x.shape[1]), x.device_mesh.size(number))
 
 
 def _unknown(what: str, why: str) -> AnisoscopeError:
