@@ -177,11 +177,26 @@ def test_only_the_first_process_has_a_monitor(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_another_process_has_a_monitor(tmp_path: Path) -> None:
-    (nothing, *_), (empty, *_) = in_ranks(
+    (nothing, *_), (empty, _, notes) = in_ranks(
         lambda rank: train(lambda _: [rank], by_hand=True, monitored=rank == 1), 2, tmp_path
     )
     assert nothing is None
     assert len(empty) == 0
+    assert "what rank 1 saw is lost" in notes[0]
+
+
+def test_processes_with_other_models_are_left_out(tmp_path: Path) -> None:
+    """Such as stages of a pipeline whose monitors were not told: each has some of the blocks, under the same name."""
+
+    def act(rank: int) -> Any:
+        return train(lambda _: [0], wrap=lambda model: tiny("gpt2") if not rank else tiny("llama"))
+
+    (first, _, notes), _ = in_ranks(act, 2, tmp_path)
+    assert len(notes) == 1
+    assert "rank 1 trains a model with other parameters, so it is left out; say stage= if both are parts" in notes[0]
+    expected, *_ = train(lambda _: [0])
+    assert expected is not None
+    assert_same(first, expected)
 
 
 def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ parallel, some of the positions of every context.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -202,6 +203,14 @@ def rehearsing() -> bool:
         if frame.f_code.co_name in _REHEARSALS and frame.f_globals.get("__name__", "").startswith("torch.distributed"):
             return True
     return False
+
+
+def shapes_of(model: nn.Module) -> str:
+    """A fingerprint of the shapes of all parameters, the same in all processes that train one model; "" if unknown."""
+    if flattened(model):
+        return ""
+    text = ",".join(f"{tuple(parameter.shape)}" for parameter in model.parameters())
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
