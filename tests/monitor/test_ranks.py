@@ -76,7 +76,9 @@ def without_tables(table: Table) -> Table:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("original", "blocks", "probed"), [(True, True, True), (False, False, False)])
+@pytest.mark.parametrize(
+    ("original", "blocks", "probed"), [pytest.param(True, True, True, marks=pytest.mark.slow), (False, False, False)]
+)
 def test_the_first_fsdp(original: bool, blocks: bool, probed: bool, tmp_path: Path) -> None:
     """Everything but the rows of the embedding table, which no process has between passes."""
     expected, *_ = alone(2, probed)
@@ -235,7 +237,9 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
     assert_same(first, held, tolerance=1e-3, nothing=1e-5)
 
 
-@pytest.mark.parametrize(("size", "local", "probed"), [(2, True, True), (4, False, False)])
+@pytest.mark.parametrize(
+    ("size", "local", "probed"), [(2, True, True), pytest.param(4, False, False, marks=pytest.mark.slow)]
+)
 def test_positions_that_are_split_over_processes_are_joined(
     size: int, local: bool, probed: bool, tmp_path: Path
 ) -> None:
@@ -251,6 +255,7 @@ def test_positions_that_are_split_over_processes_are_joined(
     assert_same(first, held, tolerance=1e-3, nothing=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
     """So few rows have no next components, which are compared nowhere."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "batch": padded_batch}
@@ -263,6 +268,7 @@ def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
     assert_same(found, wanted, tolerance=1e-3, nothing=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_path: Path) -> None:
     def both(_: int) -> Any:
         words: dict[str, Any] = {
@@ -276,6 +282,7 @@ def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_pat
         assert all(torch.equal(a, b) for a, b in zip(watched, alone_, strict=True))
 
 
+@pytest.mark.slow
 def test_contexts_of_which_one_process_gave_no_positions_are_missing(tmp_path: Path) -> None:
     (first, _, notes), _ = in_ranks(
         lambda rank: skipping(
