@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,9 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.parallel import Piece, Together, piece_of
+from anisoscope.models.parallel import HeldPositions, Together, piece_of
 from anisoscope.monitor.analysis import ranks as joining
+from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.query import Table
 from support.ranks import (
     PLAN,
@@ -29,10 +31,12 @@ from support.ranks import (
     probe,
     rows_of,
     sequence_parallel,
+    shard,
     split_width,
     tensor_parallel,
     train,
 )
+from support.tiny_models import tiny
 
 
 @cache
@@ -72,7 +76,9 @@ def without_tables(table: Table) -> Table:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("original", "blocks", "probed"), [(True, True, True), (False, False, False)])
+@pytest.mark.parametrize(
+    ("original", "blocks", "probed"), [pytest.param(True, True, True, marks=pytest.mark.slow), (False, False, False)]
+)
 def test_the_first_fsdp(original: bool, blocks: bool, probed: bool, tmp_path: Path) -> None:
     """Everything but the rows of the embedding table, which no process has between passes."""
     expected, *_ = alone(2, probed)
@@ -173,11 +179,26 @@ def test_only_the_first_process_has_a_monitor(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_another_process_has_a_monitor(tmp_path: Path) -> None:
-    (nothing, *_), (empty, *_) = in_ranks(
+    (nothing, *_), (empty, _, notes) = in_ranks(
         lambda rank: train(lambda _: [rank], by_hand=True, monitored=rank == 1), 2, tmp_path
     )
     assert nothing is None
     assert len(empty) == 0
+    assert "what rank 1 saw is lost" in notes[0]
+
+
+def test_processes_with_other_models_are_left_out(tmp_path: Path) -> None:
+    """Such as stages of a pipeline whose monitors were not told: each has some of the blocks, under the same name."""
+
+    def act(rank: int) -> Any:
+        return train(lambda _: [0], wrap=lambda model: tiny("gpt2") if not rank else tiny("llama"))
+
+    (first, _, notes), _ = in_ranks(act, 2, tmp_path)
+    assert len(notes) == 1
+    assert "rank 1 trains a model with other parameters, so it is left out; say stage= if both are parts" in notes[0]
+    expected, *_ = train(lambda _: [0])
+    assert expected is not None
+    assert_same(first, expected)
 
 
 def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +237,9 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
     assert_same(first, held, tolerance=1e-3, nothing=1e-5)
 
 
-@pytest.mark.parametrize(("size", "local", "probed"), [(2, True, True), (4, False, False)])
+@pytest.mark.parametrize(
+    ("size", "local", "probed"), [(2, True, True), pytest.param(4, False, False, marks=pytest.mark.slow)]
+)
 def test_positions_that_are_split_over_processes_are_joined(
     size: int, local: bool, probed: bool, tmp_path: Path
 ) -> None:
@@ -232,6 +255,7 @@ def test_positions_that_are_split_over_processes_are_joined(
     assert_same(first, held, tolerance=1e-3, nothing=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
     """So few rows have no next components, which are compared nowhere."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "batch": padded_batch}
@@ -244,6 +268,7 @@ def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
     assert_same(found, wanted, tolerance=1e-3, nothing=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_path: Path) -> None:
     def both(_: int) -> Any:
         words: dict[str, Any] = {
@@ -257,6 +282,7 @@ def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_pat
         assert all(torch.equal(a, b) for a, b in zip(watched, alone_, strict=True))
 
 
+@pytest.mark.slow
 def test_contexts_of_which_one_process_gave_no_positions_are_missing(tmp_path: Path) -> None:
     (first, _, notes), _ = in_ranks(
         lambda rank: skipping(
@@ -281,12 +307,12 @@ def test_pieces_of_which_nobody_knows_where_they_belong_are_refused() -> None:
     """Plain tensors do not say how they are split: they must be 1/n of the positions."""
     group = Together((0, 1), place=1)
 
-    def piece(*shape: int, length: int | None = 12) -> Piece | None:
+    def piece(*shape: int, length: int | None = 12) -> HeldPositions | None:
         return piece_of(torch.zeros(*shape), group, length=length, batch=3, what="2.resid")
 
     assert piece(3, 12, 8) is None
     assert piece(3, 1, 8, length=12) is None, "one row per context"
-    assert piece(3, 6, 8) == Piece(6, 12, 12, 2)
+    assert piece(3, 6, 8) == HeldPositions(6, 12, 12, 2)
     for shape in [(3, 7, 8), (3, 4, 8), (6, 3, 8)]:
         with pytest.raises(AnisoscopeError, match="not 1/2 of each"):
             piece(*shape)
@@ -302,6 +328,27 @@ def test_heads_of_a_tensor_parallel_model_are_refused(tmp_path: Path) -> None:
         return str(error.value)
 
     assert all("query" in said for said in in_ranks(act, 2, tmp_path))
+
+
+def test_contexts_that_torch_splits_are_refused(tmp_path: Path) -> None:
+    """Inside `context_parallel` a forward pass gets some positions; after it the next step is measured."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    def act(_: int) -> Any:
+        mesh, model = init_device_mesh("cpu", (2,)), tiny("gpt2")
+        model.set_attn_implementation("eager")
+        with Monitor(model, when=[0, 1], metrics="average_cosine") as monitor:
+            for step in range(2):
+                ids = shard(step, 0)
+                split = context_parallel(mesh, buffers=[ids], buffer_seq_dims=[1])
+                with split if not step else contextlib.nullcontext(), monitor.step(step):
+                    model(input_ids=ids, labels=ids).loss.backward()
+        return monitor.table, monitor.notes
+
+    (first, notes), _ = in_ranks(act, 2, tmp_path)
+    assert "are split over processes by context_parallel" in notes[0]
+    assert {row["step"] for row in first.where(metric="average_cosine").records()} == {1}
 
 
 def test_the_processes_part_before_the_monitor_ends(tmp_path: Path) -> None:

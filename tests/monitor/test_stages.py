@@ -25,7 +25,7 @@ def alone(count: int, **options: Any) -> tuple[Any, dict[str, torch.Tensor], lis
     return train_stages([0], list(range(count)), divided=count, **options)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_table_is_that_of_one_process(size: int, tmp_path: Path) -> None:
     """Rows, targets, scales of gradients and updates of the embedding table; some stages have one block, or none."""
     expected, weights, _ = alone(2)
@@ -40,6 +40,7 @@ def test_the_table_is_that_of_one_process(size: int, tmp_path: Path) -> None:
             assert torch.equal(value, weights[there]), "training is not changed"
 
 
+@pytest.mark.slow
 def test_replicas_of_a_pipeline_of_which_one_has_no_batch(tmp_path: Path) -> None:
     """Two pipelines of two stages; weights do not move, since sums of gradients are rounded otherwise."""
     expected, *_ = alone(3, lr=0.0)
@@ -55,7 +56,7 @@ def test_replicas_of_a_pipeline_of_which_one_has_no_batch(tmp_path: Path) -> Non
     assert_same(results[0][0], expected)
 
 
-@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+@pytest.mark.parametrize("schedule", ["ScheduleGPipe", pytest.param("Schedule1F1B", marks=pytest.mark.slow)])
 def test_stages_and_schedules_of_torch(schedule: str, tmp_path: Path) -> None:
     """They compute the loss outside the stages, and first run each on tensors without content."""
     expected, *_ = train_pipeline(None)
@@ -81,6 +82,7 @@ def test_stages_that_do_not_know_their_contexts_are_refused(options: dict[str, A
     assert not [row for row in first.records() if row["kind"] == "final"]
 
 
+@pytest.mark.slow
 def test_a_pipeline_without_a_loss_in_its_last_stage_must_say_its_scale(tmp_path: Path) -> None:
     (first, notes), _ = in_ranks(lambda _: train_pipeline("ScheduleGPipe", told=False), 2, tmp_path)
     assert "no stage of the pipeline returned the loss" in notes[0]

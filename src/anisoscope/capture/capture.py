@@ -47,7 +47,15 @@ from anisoscope.models.forward import (
     unwrapped,
     without_wrappers,
 )
-from anisoscope.models.parallel import Piece, piece_of, plain, sharded, together, without_gradients
+from anisoscope.models.parallel import (
+    HeldPositions,
+    piece_of,
+    plain,
+    refuse_context_parallel,
+    sharded,
+    together,
+    without_gradients,
+)
 
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
@@ -330,6 +338,7 @@ class Capture:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.idle is not None and self.idle():
             return
+        refuse_context_parallel()
         self._outer, self._above, self._calls = (args, kwargs), None, {}
         self._unnested.close()
         for part in self._nesting:  # nested tensors have no positions; their rows are the same without
@@ -540,7 +549,7 @@ class Capture:
             )
         return x
 
-    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[Piece | None, Tensor]:
+    def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[HeldPositions | None, Tensor]:
         """The activation of a site as a plain tensor, and which positions it has if other processes have the rest."""
         if not self._spread:
             return None, x

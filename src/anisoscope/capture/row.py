@@ -20,7 +20,7 @@ from anisoscope.capture.padding import read_pixels, trusted, unpadded_cells, wit
 from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
-from anisoscope.models.parallel import Piece
+from anisoscope.models.parallel import HeldPositions
 from anisoscope.models.tokenizer import special_ids as special_tokens
 
 _BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
@@ -170,7 +170,7 @@ class RowSelection:
         segment, count = (None if x is None else x.to(device) for x in (self.segment, self.count))
         return RowSelection(self.take.to(device), self.index, segment, count)
 
-    def within(self, piece: Piece) -> RowSelection:
+    def within(self, piece: HeldPositions) -> RowSelection:
         """The same for an activation that has these positions alone; `index` is that of whole contexts."""
         if self.segment is not None:
             raise AnisoscopeError(
@@ -285,7 +285,7 @@ class Contexts:
     pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
     channels_last: Callable[[Any, torch.Size], bool] | None = None  # whether a four-dimensional site has channels last
     _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
-    _pieces: dict[tuple[int, Piece], tuple[RowSelection, RowSelection]] = field(default_factory=dict)
+    _pieces: dict[tuple[int, HeldPositions], tuple[RowSelection, RowSelection]] = field(default_factory=dict)
 
     @property
     def length(self) -> int | None:
@@ -293,7 +293,7 @@ class Contexts:
         known = None if self.windows is not None else self.tokens if self.tokens is not None else self.real
         return None if known is None else known.shape[1]
 
-    def select_piece(self, piece: Piece, choice: PositionChoice, device: torch.device) -> RowSelection:
+    def select_piece(self, piece: HeldPositions, choice: PositionChoice, device: torch.device) -> RowSelection:
         """The selection for activations of which this process has some positions; cached per pass."""
         whole = self.select(piece.length, choice, device)
         key = (id(whole), piece)

@@ -23,7 +23,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import Report, StepCapture, StepPass
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND
-from anisoscope.models.parallel import Piece
+from anisoscope.models.parallel import HeldPositions
 from anisoscope.numerics.fused import Fused
 
 _GOLDEN = 0.6180339887498949  # golden ratio − 1, whose multiples modulo 1 are evenly spread
@@ -57,7 +57,7 @@ class SampledContexts(Contexts):
             self._taken[key] = RowSelection(take, index)
         return self._taken[key]
 
-    def select_piece(self, piece: Piece, choice: PositionChoice, device: torch.device) -> RowSelection:
+    def select_piece(self, piece: HeldPositions, choice: PositionChoice, device: torch.device) -> RowSelection:
         raise AnisoscopeError(
             "the positions of contexts are split over processes (sequence parallel), of which one would see its own "
             "alone at every step; leave every_step out."

@@ -7,6 +7,7 @@ parallel, some of the positions of every context.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Piece:
+class HeldPositions:
     """The positions of every context, from `start` to before `stop` of `length`, that one of several processes has."""
 
     start: int
@@ -127,7 +128,7 @@ def tensor_rank(model: nn.Module) -> int | None:
     return None if found is None else found.place
 
 
-def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: int, what: str) -> Piece | None:
+def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: int, what: str) -> HeldPositions | None:
     """Which positions of an activation this process has; None if all. An error if that cannot be known.
 
     `length` are the positions of its contexts, if they are known, and `batch` their number.
@@ -143,7 +144,7 @@ def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: in
         return None
     if x.shape[0] == batch and group.known and x.shape[1] * places == length:
         size = x.shape[1]
-        return Piece(group.place * size, (group.place + 1) * size, length, places)
+        return HeldPositions(group.place * size, (group.place + 1) * size, length, places)
     if (x.shape[0] == batch and x.shape[1] < length) or (x.shape[1] == batch and x.shape[0] < length):
         raise _unknown(
             what, f"one has shape {tuple(x.shape)} of {batch} contexts of {length} positions, not 1/{places} of each"
@@ -151,7 +152,7 @@ def piece_of(x: Tensor, group: Together | None, *, length: int | None, batch: in
     return None
 
 
-def _placed_piece(x: Any, *, length: int | None, what: str) -> Piece | None:
+def _placed_piece(x: Any, *, length: int | None, what: str) -> HeldPositions | None:
     """The piece of a DTensor, which says how it is split."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -163,7 +164,7 @@ def _placed_piece(x: Any, *, length: int | None, what: str) -> Piece | None:
         named = ", ".join(map(str, x.placements))
         raise _unknown(what, f"one has placements {named} of shape {tuple(x.shape)}, not positions of every context")
     shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
-    return Piece(offset[1], offset[1] + shape[1], int(x.shape[1]), x.device_mesh.size(number))
+    return HeldPositions(offset[1], offset[1] + shape[1], int(x.shape[1]), x.device_mesh.size(number))
 
 
 def _unknown(what: str, why: str) -> AnisoscopeError:
@@ -195,6 +196,24 @@ def training_ranks(model: nn.Module) -> list[int]:
     return list(range(dist.get_world_size()))
 
 
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental"
+
+
+def refuse_context_parallel() -> None:
+    """Raise an error inside `context_parallel` of torch: each process gets some positions as if they were all."""
+    if not {f"{_CONTEXT_PARALLEL}._attention", f"{_CONTEXT_PARALLEL}._context_parallel"} & sys.modules.keys():
+        return
+    from torch.distributed.tensor import DTensor
+
+    handlers = getattr(DTensor._op_dispatcher, "_custom_op_handlers", {}).values()
+    acting = (torch.nn.functional.scaled_dot_product_attention, *handlers)
+    if any(str(getattr(act, "__module__", "")).startswith(_CONTEXT_PARALLEL) for act in acting):
+        raise AnisoscopeError(
+            "the contexts are split over processes by context_parallel, so that none of them knows whole ones; train "
+            "the measured steps without it, or measure checkpoints with `anisoscope sweep`."
+        )
+
+
 _REHEARSALS = {"_forward_metadata_inference", "_shape_inference"}
 
 
@@ -208,6 +227,14 @@ def rehearsing() -> bool:
         if frame.f_code.co_name in _REHEARSALS and frame.f_globals.get("__name__", "").startswith("torch.distributed"):
             return True
     return False
+
+
+def shapes_of(model: nn.Module) -> str:
+    """A fingerprint of the shapes of all parameters, the same in all processes that train one model; "" if unknown."""
+    if flattened(model):
+        return ""
+    text = ",".join(f"{tuple(parameter.shape)}" for parameter in model.parameters())
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:

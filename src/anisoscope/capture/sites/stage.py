@@ -7,6 +7,7 @@ of blocks is found by what it is, and layers are numbered as in the whole model.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -44,7 +45,7 @@ def find_stage(model: nn.Module, stage: tuple[int, int]) -> Layout:
     stack = make_stack(model, "single", blocks)
     places = {(layer + before, kind): place for (layer, kind), place in stack.places.items()}
     held = range(before + 1 if before else 0, end + 1)
-    whole = {"before": before, "total": total, "held": held}
+    whole: dict[str, Any] = {"before": before, "total": total, "held": held}
     # whether a norm follows the last block is known in the last stage
     stack = replace(stack, places=places, has_norm=stack.has_norm if end == total else True, **whole)
     return Layout(called, (stack,), weight_tables(model))

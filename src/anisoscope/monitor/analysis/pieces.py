@@ -61,10 +61,10 @@ def joined_pieces(parts: Sequence[Seen]) -> Seen:
         found = known.join_all([[one for one, _ in part.test.get(site, [])] for part in each])
         rows.test[site] = [(one, factor) for one, (_, factor) in zip(found, mine, strict=True)]
     rows.passes = []
-    for number, (found, contexts, factor) in enumerate(first.rows.passes):
+    for number, (own_pass, contexts, factor) in enumerate(first.rows.passes):
         same = [part.passes[number][0].sites for part in each if number < len(part.passes)]
-        sites = {site: known.join([own[site] for own in same if site in own]) for site in found.sites}
-        rows.passes.append((replace(found, sites=sites), contexts, factor))
+        sites = {site: known.join([own[site] for own in same if site in own]) for site in own_pass.sites}
+        rows.passes.append((replace(own_pass, sites=sites), contexts, factor))
     if first.bank is not None:
         _feed(first.bank, [part.bank for part in parts if part.bank is not None], known)
     return replace(first, rows=rows)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import averaged_over, together, training_ranks
+from anisoscope.models.parallel import averaged_over, shapes_of, together, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
 from anisoscope.monitor.analysis.pieces import is_split, joined_pieces, only_pieces
@@ -86,6 +86,8 @@ class Ranks:
         self._folder: Path | None = None
         self._members: set[int] = set()  # known to have a monitor
         self._following: dict[int, bool] = {}
+        self._shapes = shapes_of(model)
+        self._others: set[int] = set()  # of those that have one of another model
         self._agreed = 0  # how often `agree` was called
         self._pending: deque[_Pending] = deque()  # of the first process
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
@@ -142,7 +144,8 @@ class Ranks:
             self._folder = _fresh_folder(folder)
             self._store.set(f"{self._key}/folder", str(self._folder))
         else:
-            self._store.set(f"{self._key}/joined/{self.rank}", "every" if self.following else "measured")
+            follows = "every" if self.following else "measured"
+            self._store.set(f"{self._key}/joined/{self.rank}", f"{follows} {self._shapes}")
 
     def agree(self, mine: Any) -> Any:
         """What the first process says, such as which steps are measured already; others wait some seconds for it."""
@@ -213,7 +216,7 @@ class Ranks:
     def follows(self, rank: int) -> bool | None:
         """Whether a process adds to what is recorded at every step; None if it has no monitor yet."""
         if rank not in self._following and self._joined(rank):
-            self._following[rank] = self._store.get(f"{self._key}/joined/{rank}") == b"every"
+            self._following[rank] = self._said(rank)[0] == "every" and rank not in self._others
         return self._following.get(rank)
 
     def end(self, last: Any = None) -> None:
@@ -221,6 +224,11 @@ class Ranks:
         if not self.first:
             self._unsent.append((f"ended.{self.rank}", transport.Parcel.of(last)))
             self._send()
+            if self._folder is None:
+                self.guard.note(
+                    f"rank {self.members[0]} has no monitor of this model, so what rank {self.members[self.rank]} saw "
+                    "is lost; make one in every process, with stage= if each of them holds other blocks"
+                )
         elif self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -261,8 +269,20 @@ class Ranks:
 
     def _joined(self, rank: int) -> bool:
         """Whether this process has a monitor, too."""
-        self._members |= {rank} if rank not in self._members and self._known(f"joined/{rank}") else set()
+        if rank not in self._members and self._known(f"joined/{rank}"):
+            self._members.add(rank)
+            if self.stage is None and self._said(rank)[1] != self._shapes:
+                self._others.add(rank)
+                self.guard.note(
+                    f"rank {self.members[rank]} trains a model with other parameters, so it is left out; say stage= if "
+                    "both are parts of one model"
+                )
         return rank in self._members
+
+    def _said(self, rank: int) -> tuple[str, str]:
+        """What a process said when it joined: whether it follows every step, and the shapes of its parameters."""
+        follows, _, shapes = self._store.get(f"{self._key}/joined/{rank}").decode().partition(" ")
+        return follows, shapes
 
     def _whole(self, one: _Pending, *, late: bool) -> bool:
         """Whether all parts of a step are there that will come."""
@@ -272,7 +292,7 @@ class Ranks:
 
     def _settled(self, one: _Pending, rank: int, there: set[str], *, late: bool) -> bool:
         name = _name(one.seen, rank)
-        if name in there or _missed(one.seen.rows.step, rank) in there:
+        if rank in self._others or name in there or _missed(one.seen.rows.step, rank) in there:
             return True
         if not self._joined(rank):
             return late or time.monotonic() > one.since + _GRACE
@@ -287,6 +307,8 @@ class Ranks:
             device = _device_of(one.seen)
             for rank in range(1, self.size):
                 found = self._take(_name(one.seen, rank), device)
+                if self._joined(rank) and rank in self._others:
+                    continue
                 parts += [] if found is None else [found]
                 missing += [rank] if found is None else []
             if missing:

@@ -74,10 +74,10 @@ class _Known:
             told = [(self._told(one), self._factor(one, factor, missing=missing)) for one, factor in found]
             rows.test[site] = [(one, factor) for one, factor in told if not math.isnan(factor)]
         passes = []
-        for found, contexts, factor in rows.passes:
-            sites = {site: self._told(one) for site, one in found.sites.items()}
+        for each, contexts, factor in rows.passes:
+            sites = {site: self._told(one) for site, one in each.sites.items()}
             factor = self._factor(next(iter(sites.values())), factor, missing=missing) if sites else 1.0
-            passes += [] if math.isnan(factor) else [(replace(found, sites=sites), contexts, factor)]
+            passes += [] if math.isnan(factor) else [(replace(each, sites=sites), contexts, factor)]
         rows.passes = passes
 
     def _told(self, rows: SiteRows) -> SiteRows:
