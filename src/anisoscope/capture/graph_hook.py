@@ -9,8 +9,8 @@ All but `arrived` state that they change a tensor, ORDER, which nobody reads: so
 gradient, and states that it changes the gradient, which stays as it is. All are tagged as unsafe for CUDA graphs, whose
 replays call no Python: with them the compiler leaves the operators outside of what it records.
 
-Where activations are checkpointed inside a graph, its backward pass computes a block again, but for the operators: their
-tickets are saved for it (`_once`).
+Where activations are checkpointed inside a graph, its backward pass computes a block again, but not the operators:
+their tickets are saved for it (`_once`).
 
 Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
 training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
