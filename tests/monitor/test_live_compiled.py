@@ -19,6 +19,13 @@ from support.monitored import LENGTHS, PLAN, compare, probe_of
 from support.tiny_models import tiny
 
 WAYS = [home.whole, home.own_method, home.train_step, home.blocks_compiled, home.blocks_wrapped]
+
+
+def one_fast(first: Any, *others: Any) -> list[Any]:
+    """Cases of which one is tried by `make test`: each takes seconds to compile."""
+    return [first, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
+
+
 Count = Callable[[], tuple[int, int]]
 
 
@@ -33,7 +40,7 @@ def plain() -> Any:
     return followed(home_made()).table
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", one_fast(*WAYS))
 def test_a_model_compiled_inside_the_monitor_gives_the_table_of_eager(how: Any, plain: Any, graphs: Count) -> None:
     model = home_made()
     monitor = followed(model, how)
@@ -43,12 +50,13 @@ def test_a_model_compiled_inside_the_monitor_gives_the_table_of_eager(how: Any, 
     assert breaks == 0 and number <= (2 if "blocks" in how.__name__ else 1)
 
 
-@pytest.mark.parametrize("how", [home.whole, home.train_step, home.blocks_compiled, home.blocks_wrapped])
+@pytest.mark.parametrize("how", one_fast(home.blocks_wrapped, home.whole, home.train_step, home.blocks_compiled))
 def test_a_model_compiled_before_is_seen_with_one_graph_more(how: Any, plain: Any, graphs: Count) -> None:
     compare(followed(home_made(), how, first=True).table, plain, 1e-5)
     assert graphs()[1] == 0 and graphs()[0] <= 3
 
 
+@pytest.mark.slow
 def test_an_output_of_a_graph_compiled_before_is_refused() -> None:
     """Its own hooks run outside of that graph, and the gradient of its output stays inside."""
     with pytest.warns(MonitorWarning, match=r"final is the output of a compiled graph.*compile the whole model inside"):
@@ -56,12 +64,14 @@ def test_an_output_of_a_graph_compiled_before_is_refused() -> None:
     assert not len(monitor.table)
 
 
+@pytest.mark.slow
 def test_a_twin_compiled_earlier_does_not_hide_the_hooks(plain: Any) -> None:
     twin = home.whole(home_made(), backend="aot_eager")
     twin(input_ids=home.ids_of(0), labels=home.ids_of(0))["loss"].backward()
     compare(followed(home_made(), home.whole).table, plain, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"fullgraph": True}, {"dynamic": True, "fullgraph": True}])
 def test_options_of_the_compiler_change_nothing(options: dict[str, Any], graphs: Count) -> None:
     wanted = followed(home_made(), lengths=(9, 7)).table
@@ -101,23 +111,25 @@ def test_our_operators_are_left_out_of_cuda_graphs() -> None:
 # checkpointing
 
 
-@pytest.mark.parametrize("how", [home.as_it_is, home.whole, home.blocks_compiled])
+@pytest.mark.parametrize("how", one_fast(home.whole, home.as_it_is, home.blocks_compiled))
 def test_checkpointed_blocks_count_once(how: Any, plain: Any, graphs: Count) -> None:
     compare(followed(home_made(recompute="no"), how).table, plain, 1e-5)
     assert graphs()[1] == 0
 
 
+@pytest.mark.slow
 def test_a_compiled_graph_takes_the_re_entrant_kind_as_well(plain: Any) -> None:
     compare(followed(home_made(recompute="reentrant"), home.whole).table, plain, 1e-5)
 
 
-@pytest.mark.parametrize("how", [home.as_it_is, home.blocks_compiled])
+@pytest.mark.parametrize("how", one_fast(home.as_it_is, home.blocks_compiled))
 def test_the_re_entrant_kind_is_refused_elsewhere(how: Any) -> None:
     with pytest.warns(MonitorWarning, match=r"re-entrant checkpoint.*use_reentrant"):
         monitor = followed(home_made(recompute="reentrant"), how, strict=False)
     assert not len(monitor.table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["first", "last", "sum"])
 def test_recomputed_micro_batches_are_told_apart(order: str) -> None:
     def table(recompute: str | None, how: Any) -> Any:
@@ -135,6 +147,7 @@ def test_recomputed_micro_batches_are_told_apart(order: str) -> None:
     compare(table("no", home.whole), table(None, home.as_it_is), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradient_checkpointing_of_transformers(whole: bool) -> None:
     def table(recompute: bool, how: Callable[[Any], Any]) -> Any:
@@ -159,18 +172,20 @@ def autocast() -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_autocast_compiled_is_autocast() -> None:
     compare(
         followed(home_made(), home.whole, around=autocast).table, followed(home_made(), around=autocast).table, 1e-5
     )
 
 
-@pytest.mark.parametrize("how", [home.as_it_is, home.whole])
+@pytest.mark.parametrize("how", one_fast(home.as_it_is, home.whole))
 def test_a_scaled_loss_is_unscaled(how: Any, plain: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     compare(followed(home_made(), how, backward=lambda loss: scaler.scale(loss).backward()).table, plain, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_is_noted_and_the_next_one_measured() -> None:
     scales = iter([torch.inf, torch.inf, 1.0, 1.0])
     monitor = followed(home_made(), home.whole, backward=lambda loss: (loss * next(scales)).backward(), strict=False)
@@ -201,7 +216,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("case", FROZEN)
+@pytest.mark.parametrize("case", one_fast("first block", "embedding", "all but the head", "tied"))
 def test_frozen_parts_are_named_and_the_rest_is_measured(case: str) -> None:
     def found(how: Any) -> Monitor:
         FROZEN[case][0](model := home_made())
@@ -227,6 +242,7 @@ def adapted(*, recompute: bool) -> Any:
     return peft.get_peft_model(base, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_an_adapted_model_is_measured_compiled_as_it_is(recompute: bool) -> None:
     def table(how: Callable[[Any], Any], recompute: bool) -> Any:
@@ -246,6 +262,7 @@ def test_an_adapted_model_is_measured_compiled_as_it_is(recompute: bool) -> None
 # what it leaves alone
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_a_training_without_it() -> None:
     def weights(monitored: bool) -> list[Tensor]:
         torch.compiler.reset()
@@ -271,6 +288,7 @@ def test_weights_are_those_of_a_training_without_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights(True), weights(False), strict=True))
 
 
+@pytest.mark.slow
 def test_a_probe_runs_the_compiled_model_as_it_is(plain: Any, graphs: Count) -> None:
     probe = [{"input_ids": home.ids_of(9), "labels": home.ids_of(9)}]
     wanted = followed(home_made(), probe=probe, live=False).table
@@ -280,11 +298,12 @@ def test_a_probe_runs_the_compiled_model_as_it_is(plain: Any, graphs: Count) -> 
     assert graphs_of_training == (0, 0) and graphs()[1] == 0
 
 
+@pytest.mark.slow
 def test_queries_and_keys_of_transformers_break_no_graph(graphs: Count) -> None:
     def table(how: Callable[[Any], Any]) -> Any:
         model: Any = tiny("llama", layers=2).train()
         model.loss_type = "ForCausalLM"
-        with Monitor(model, when=at([0]), metrics="attention", strict=True) as monitor:
+        with Monitor(model, when=at([0]), metrics="average_cosine", strict=True) as monitor:
             called = how(model)
             with monitor.step(0):
                 called(**probe_of("llama")).loss.backward()
@@ -293,3 +312,17 @@ def test_queries_and_keys_of_transformers_break_no_graph(graphs: Count) -> None:
     wanted = table(lambda model: model)
     compare(table(lambda model: torch.compile(model, backend="aot_eager", fullgraph=True)), wanted, 1e-5)
     assert graphs() == (1, 0) and {"query", "key"} <= {row["kind"] for row in wanted.records()}
+
+
+@pytest.mark.parametrize("fullgraph", one_fast(True, False))
+def test_attention_that_a_model_computes_itself_is_read_between_graphs_or_refused(fullgraph: bool) -> None:
+    words = {"metrics": "average_cosine", "plan": None}
+    if not fullgraph:
+        wanted = followed(home_made(), **words).table
+        compare(followed(home_made(), home.whole, **words).table, wanted, 1e-5)
+        assert "query" in {row["kind"] for row in wanted.records()}
+        return
+    with pytest.warns(MonitorWarning, match=r"queries and keys .*fullgraph=True.*leave fullgraph out"):
+        monitor = followed(home_made(), home.whole, options={"fullgraph": True}, strict=False, **words)
+    kinds = {row["kind"] for row in monitor.table.records()}
+    assert "resid" in kinds and "query" not in kinds

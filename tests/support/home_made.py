@@ -49,12 +49,13 @@ class HomeMade(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         x = self.embedding(input_ids) + self.places.weight[: input_ids.shape[1]]
         for block in self.blocks:
             x = block(x) if self.recompute is None else self._again(block, x)
         logits = self.head(self.norm(x))
-        return {"logits": logits, "loss": cross_entropy(logits.flatten(0, 1), labels.flatten())}
+        found = {} if labels is None else {"loss": cross_entropy(logits.flatten(0, 1), labels.flatten())}
+        return {"logits": logits, **found}
 
     def _again(self, block: nn.Module, x: Tensor) -> Tensor:
         found: Tensor = checkpoint(block, x, use_reentrant=self.recompute == "reentrant")  # type: ignore[assignment]

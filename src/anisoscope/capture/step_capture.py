@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import GraphHook, on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import GraphHook, mark_constant, on_gradient, prepare_compile, unbreakable
 from anisoscope.capture.objective import LossReading, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
@@ -176,10 +176,20 @@ def trace_top(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def kept_out(module: nn.Module) -> Iterator[None]:
-    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there."""
-    before = module._compiled_call_impl
-    module._compiled_call_impl = torch.compiler.disable(module._call_impl)  # copies of the module do not have it
+def kept_out(module: nn.Module, refuse: Callable[[], None]) -> Iterator[None]:
+    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there.
+
+    Where that is an error (fullgraph=True) it stays in the graph, its hooks do nothing, and `refuse` is called once.
+    """
+    before, inside, outside = module._compiled_call_impl, module._call_impl, torch.compiler.disable(module._call_impl)
+    refused = mark_constant(lambda: refuse() or True)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and unbreakable() and refused():
+            return inside(*args, **kwargs)
+        return outside(*args, **kwargs)
+
+    module._compiled_call_impl = called  # copies of the module do not have it
     try:
         yield
     finally:
@@ -234,6 +244,14 @@ class StepCapture(Capture, ABC):
         self.drop()
         self.detach()
 
+    def _refuse_graph(self) -> None:
+        self.report(
+            AnisoscopeError(
+                "queries and keys of this model are read outside of graphs, and torch.compile was told to make one "
+                "graph (fullgraph=True); leave fullgraph out, or name metrics and sites without them."
+            )
+        )
+
     def _give_up(self) -> None:
         self.failed = True
         self.drop()
@@ -244,7 +262,7 @@ class StepCapture(Capture, ABC):
         super()._attach()
         read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
         for part in (part for part, traced in read.items() if not traced):
-            self._stack.enter_context(kept_out(part))
+            self._stack.enter_context(kept_out(part, self._refuse_graph))
         self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
