@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.row import KeptRows
+from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.guard import MonitorWarning
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
@@ -62,6 +65,16 @@ def test_an_output_of_a_graph_compiled_before_is_refused() -> None:
     with pytest.warns(MonitorWarning, match=r"final is the output of a compiled graph.*compile the whole model inside"):
         monitor = followed(home_made(), home.own_method, first=True, strict=False)
     assert not len(monitor.table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [False, True])
+def test_more_blocks_than_versions_of_a_code_are_compiled(first: bool) -> None:
+    words: dict[str, Any] = {"options": {"fullgraph": True}, "first": first, "layers": [9, 10], "steps": 1}
+    wanted = followed(home_made(depth=10), layers=[9, 10], steps=1).table
+    for how in (home.blocks_compiled, home.blocks_wrapped):
+        torch.compiler.reset()
+        compare(followed(home_made(depth=10), how, **words).table, wanted, 1e-5)
 
 
 @pytest.mark.slow
@@ -191,6 +204,18 @@ def test_a_step_that_overflows_is_noted_and_the_next_one_measured() -> None:
     monitor = followed(home_made(), home.whole, backward=lambda loss: (loss * next(scales)).backward(), strict=False)
     energies = {row["step"] for row in monitor.table.records() if row["metric"] == "gradient_energy"}
     assert energies == {1} and any("finite" in note for note in monitor.notes), monitor.notes
+
+
+def test_a_site_of_8_bit_floats_is_refused() -> None:
+    class Eight(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(torch.float8_e4m3fn)
+
+    with (
+        pytest.raises(AnisoscopeError, match="8-bit floats"),
+        Capture(model := nn.Sequential(Eight()), [], KeptRows(), modules=["0"]),
+    ):
+        model(torch.ones(2, 3, 4))
 
 
 # parts that do not learn

@@ -151,7 +151,8 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     import torch._dynamo as dynamo  # takes seconds
 
     prepare_compile()
-    marked = [module for module in modules if "forward" not in vars(module)]
+    given = list(modules)
+    marked = [module for module in given if "forward" not in vars(module)]
     _marks[0] += 1
     if sum(dynamo.utils.counters["frames"].values()) and (not marked or _marks[0] >= _VERSIONS):
         _marks[0] = 0
@@ -159,7 +160,8 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     for module in marked:
         module.forward = module.forward
     try:
-        with dynamo.config.patch(wrap_top_frame=True):  # in the graph: all hooks
+        # in the graph: all hooks; blocks that are compiled one by one have a version each
+        with dynamo.config.patch(wrap_top_frame=True, recompile_limit=dynamo.config.recompile_limit + len(given)):
             yield
     finally:
         for module in marked:
@@ -276,7 +278,14 @@ class StepCapture(Capture, ABC):
 
     def _idle(self) -> bool:
         # evaluations inside the step (without gradients) and probes are not the training batch
-        return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
+        if not self.active or not torch.is_grad_enabled() or gradient_pass.probing():
+            return True
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise AnisoscopeError(
+                "the passes of this step are recorded into a CUDA graph, whose replays call no hooks; measure a held-out "
+                "probe= instead, or steps that are not replayed."
+            )
+        return False
 
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         if site not in self.learning or not self.batches:
