@@ -282,8 +282,8 @@ class StepCapture(Capture, ABC):
             return True
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise AnisoscopeError(
-                "the passes of this step are recorded into a CUDA graph, whose replays call no hooks; measure a held-out "
-                "probe= instead, or steps that are not replayed."
+                "the passes of this step are recorded into a CUDA graph, whose replays call no hooks; give a held-out "
+                "probe= instead, or measure steps that are not replayed."
             )
         return False
 
