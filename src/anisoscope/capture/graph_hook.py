@@ -225,10 +225,10 @@ class HookRecord:
 
     def again(self, x: Tensor) -> Tensor:
         """The ticket of the forward pass that is computed again: of several, that with the nearest activation."""
-        mine = [w for w in self.waiting if isinstance(w, Waiting) and w.owner is self]
-        mine = [w for w in mine if not w.done and w.mark is not None and w.mark.shape == _mark(x).shape]
+        mark = _mark(x)
+        mine = [w for w in self.waiting if isinstance(w, Waiting) and w.owner is self and not w.done]
+        mine = [w for w in mine if w.mark.shape == mark.shape]
         if len(mine) > 1:
-            mark = _mark(x)
             mine.sort(key=lambda w: float((w.mark - mark).abs().sum()))
         return torch.tensor(mine[0].ticket if mine else -1)
 
@@ -271,7 +271,7 @@ class Waiting:
     def __init__(self, x: Tensor | None, learns: bool, owner: HookRecord, ticket: int) -> None:
         self.x, self.learns, self.acts = x, learns, list[GradientAct]()
         self.owner, self.ticket, self.done = owner, ticket, False
-        self.mark = _mark(x) if x is not None and learns else None
+        self.mark = _mark(x) if x is not None and learns else torch.empty(0)
 
     def asked(self, x: Tensor, act: GradientAct) -> bool:
         """Wait for the gradient of x; False where none comes, or x is another tensor."""

@@ -184,10 +184,11 @@ def kept_out(module: nn.Module, refuse: Callable[[], None]) -> Iterator[None]:
     Where that is an error (fullgraph=True) it stays in the graph, its hooks do nothing, and `refuse` is called once.
     """
     before, inside, outside = module._compiled_call_impl, module._call_impl, torch.compiler.disable(module._call_impl)
-    refused = mark_constant(lambda: refuse() or True)
+    refused = mark_constant(refuse)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and unbreakable() and refused():
+        if torch.compiler.is_compiling() and unbreakable():
+            refused()
             return inside(*args, **kwargs)
         return outside(*args, **kwargs)
 
@@ -264,7 +265,7 @@ class StepCapture(Capture, ABC):
         super()._attach()
         read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
         for part in (part for part, traced in read.items() if not traced):
-            self._stack.enter_context(kept_out(part, self._refuse_graph))
+            self._stack.enter_context(kept_out(part, lambda: self._refuse_graph()))
         self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
