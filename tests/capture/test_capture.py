@@ -223,18 +223,20 @@ def test_everything_is_taken_off_when_a_pass_breaks(name: str, error: type[BaseE
     assert captured(model, inputs(model, 4), sites).all
 
 
-def test_compiled_models_are_refused_and_their_originals_taken() -> None:
+def test_compiled_models_are_captured_as_they_are() -> None:
     model = tiny("llama")
+    wanted = captured(model, inputs(model, 4))
     compiled: Any = torch.compile(model, backend="eager")
-    with pytest.raises(AnisoscopeError, match="compiled"):
-        find_layout(compiled)
-    with pytest.raises(AnisoscopeError, match="_orig_mod"):
-        Capture(compiled, [], Record(), modules=["*"])
-    assert captured(compiled._orig_mod, inputs(model, 4)).all
+    wrapped: Any = tiny("llama")
+    wrapped.model.layers[1] = torch.compile(wrapped.model.layers[1], backend="eager")
     inside: Any = tiny("llama")
     inside.model.layers[1].compile(backend="eager")
-    with pytest.raises(AnisoscopeError, match=r"model\.layers\.1 is compiled"):
-        find_layout(inside)
+    for other in (compiled, wrapped, inside):
+        other(**inputs(model, 4))
+        found = captured(other, inputs(model, 4))
+        assert [str(rows.site) for rows in found.all] == [str(rows.site) for rows in wanted.all]
+        assert all(torch.equal(one.x, two.x) for one, two in zip(found.all, wanted.all, strict=True))
+    assert type(wrapped.model.layers[1]).__name__ == "OptimizedModule"
 
 
 def test_a_training_loop_calls_the_model_itself() -> None:

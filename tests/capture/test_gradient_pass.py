@@ -238,12 +238,7 @@ def test_a_model_compiled_after_the_hooks_gives_the_same_gradients(backend: str)
     assert_same(live_rows(model, found), wanted)
 
 
-def test_a_model_compiled_before_the_hooks_is_refused() -> None:
-    model = torch.compile(language_model("gpt2"), backend="eager")
-    with pytest.raises(AnisoscopeError, match="compiled"):
-        find_layout(model)  # type: ignore[arg-type]
+def test_a_compiled_model_has_the_sites_of_the_model() -> None:
     plain = language_model("gpt2")
-    layout = find_layout(plain)
-    plain.compile(backend="eager")
-    with pytest.raises(AnisoscopeError, match="compiled"):
-        LiveGradients(plain, layout.sites(), layout=layout)
+    compiled: Any = torch.compile(plain, backend="eager")
+    assert find_layout(compiled).sites() == find_layout(plain).sites()

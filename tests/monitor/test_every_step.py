@@ -331,12 +331,6 @@ def test_both_stacks_of_an_encoder_decoder_are_followed() -> None:
     assert kinds == {(site.stack, site.layer, site.kind) for site in find_layout(model).sites()}
 
 
-def test_a_compiled_model_is_refused() -> None:
-    with pytest.raises(AnisoscopeError, match="compiled"):
-        Monitor(torch.compile(tiny("gpt2")), when=at([0]), metrics="drift", probe=[batch_of("gpt2", 8, 9)],
-                every_step=True)  # type: ignore[arg-type]  # fmt: skip
-
-
 def test_a_monitor_without_it_has_no_trace() -> None:
     with pytest.raises(AnisoscopeError, match="every_step=True"):
         _ = Monitor(tiny("gpt2"), when=at([0]), metrics="drift").trace

@@ -97,6 +97,22 @@ def test_inductor_gives_them_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(found, wanted, 1e-4)
 
 
+def test_moments_that_run_uncompiled_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(fused, "DEVICES", {"cpu"})
+    monkeypatch.setattr("torch._inductor.compile", fails)
+    model, batch = fresh_model("gpt2").eval(), batch_of("gpt2", *LENGTHS)
+    with Monitor(model, when=at([9]), metrics="drift", every_step=16, probe=PROBE, strict=True) as monitor:
+        called = compiled(model)
+        assert not monitor.notes
+        with monitor.step(0):
+            called(**batch).loss.backward()
+        assert any("the compiler failed (RuntimeError: no compiler here)" in note for note in monitor.notes)
+    assert len(monitor.trace)
+
+
 def operators(*names: str) -> tuple[Any, dict[str, int]]:
     """A backend that counts our functions in the graphs it is given."""
     counts = dict.fromkeys(names, 0)

@@ -156,12 +156,6 @@ def test_an_overflow_that_a_loss_scaler_would_skip_stops_no_training(scale: floa
     assert monitor.notes
 
 
-def test_a_compiled_model_is_refused_for_its_training_batch() -> None:
-    compiled = torch.compile(tiny("gpt2"), backend="eager")
-    with pytest.raises(AnisoscopeError, match="compiled"):
-        build(compiled, probe=None)  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 def test_a_probe_works_on_a_compiled_model() -> None:
     model = tiny("gpt2")

@@ -32,6 +32,9 @@ def test_it_is_compiled_for_each_shape_up_to_some(here: None) -> None:
             for found, wanted in zip(act(*tensors), both(*tensors), strict=True):
                 torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
     assert len(act._compiled) == fused._SHAPES and all(value is not None for value in act._compiled.values())
+    assert [note.partition(",")[0] for note in act.notes] == [
+        f"every_step: rows came in more than {fused._SHAPES} shapes"
+    ]
 
 
 def test_where_the_compiler_fails_it_runs_as_it_is(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +49,9 @@ def test_where_the_compiler_fails_it_runs_as_it_is(here: None, monkeypatch: pyte
     for _ in range(3):
         assert all(map(torch.equal, act(x), both(x)))
     assert len(tries) == 1, "and it is tried once"
+    assert len(act.notes) == 1 and "the compiler failed (RuntimeError: no triton here)" in act.notes[0]
 
 
 def test_elsewhere_nothing_is_compiled() -> None:
     act, x = Fused(both), torch.ones(2, 3)
-    assert all(map(torch.equal, act(x), both(x))) and not act._compiled
+    assert all(map(torch.equal, act(x), both(x))) and not act._compiled and not act.notes

@@ -138,8 +138,17 @@ def replaced(space: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 @contextlib.contextmanager
 def around_calls(module: nn.Module, begin: Callable[..., None], end: Callable[..., None]) -> Iterator[None]:
-    """Call `begin` before and `end` after each forward of a module, whatever happens in it."""
-    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+    """Call `begin` before and `end` after each forward of a module, whatever happens in it, but not in a graph."""
+
+    def before(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            begin(*args)
+
+    def after(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            end(*args)
+
+    handles = [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
     try:
         yield
     finally:

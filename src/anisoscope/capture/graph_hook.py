@@ -9,8 +9,9 @@ All but `arrived` state that they change a tensor, ORDER, which nobody reads: so
 gradient, and states that it changes the gradient, which stays as it is. All are tagged as unsafe for CUDA graphs, whose
 replays call no Python: with them the compiler leaves the operators outside of what it records.
 
-Where activations are checkpointed inside a graph, its backward pass computes a block again, but for the operators:
-their tickets are saved for it (`_once`).
+Where activations are checkpointed inside a graph, its backward pass computes a block again, but not the operators:
+their tickets are saved for it (`_once`). Where a whole graph is computed again, as that of a block that was compiled by
+itself, they return the tickets of the forward pass (`again`).
 
 Where hooks only take some rows, the same at all sites of a pass, even one call of Python for each is too much: a
 training that waits for its host gets slower. Their taking is compiled (`GraphRows`): at the first site `choose` returns
@@ -209,7 +210,8 @@ class HookRecord:
 
     def call(self, act: Callable[[], Any], x: Tensor | None, *, grad: bool, learns: bool) -> Tensor:
         """Call an action, which may wait for the gradient of x; the ticket of that."""
-        ticket, before, waiting = next(_tickets), getattr(_current, "waiting", None), Waiting(x, learns)
+        ticket, before = next(_tickets), getattr(_current, "waiting", None)
+        waiting = Waiting(x, learns, self, ticket)
         _current.waiting = waiting
         try:
             with torch.set_grad_enabled(grad):
@@ -220,6 +222,15 @@ class HookRecord:
             _waiting[ticket] = waiting
             self.waiting.append(waiting)
         return torch.tensor(ticket)
+
+    def again(self, x: Tensor) -> Tensor:
+        """The ticket of the forward pass that is computed again: of several, that with the nearest activation."""
+        mark = _mark(x)
+        mine = [w for w in self.waiting if isinstance(w, Waiting) and w.owner is self and not w.done]
+        mine = [w for w in mine if w.mark.shape == mark.shape]
+        if len(mine) > 1:
+            mine.sort(key=lambda w: float((w.mark - mark).abs().sum()))
+        return torch.tensor(mine[0].ticket if mine else -1)
 
     def leave_graph(self) -> None:
         """Hand over what a graph that was broken left behind."""
@@ -257,8 +268,10 @@ class HeldObject:
 class Waiting:
     """Those who wait for the gradient of one activation of one pass."""
 
-    def __init__(self, x: Tensor | None, learns: bool) -> None:
+    def __init__(self, x: Tensor | None, learns: bool, owner: HookRecord, ticket: int) -> None:
         self.x, self.learns, self.acts = x, learns, list[GradientAct]()
+        self.owner, self.ticket, self.done = owner, ticket, False
+        self.mark = _mark(x) if x is not None and learns else torch.empty(0)
 
     def asked(self, x: Tensor, act: GradientAct) -> bool:
         """Wait for the gradient of x; False where none comes, or x is another tensor."""
@@ -267,6 +280,7 @@ class Waiting:
         return comes
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
+        self.x, self.done = None, True
         for act in self.acts:
             act(gradient)
 
@@ -344,6 +358,30 @@ def _nested_graph() -> bool:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return InstructionTranslator.current_tx().output.current_tracer.parent is not None
+
+
+def _mark(x: Tensor) -> Tensor:
+    """A few values of an activation, by which passes are told apart."""
+    return x.detach().flatten()[:: max(1, x.numel() // 64)].clone()
+
+
+def _backward_runs() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def unbreakable() -> bool:
+    """Whether what is traced must be one graph; constant in a graph."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return bool(InstructionTranslator.current_tx().one_graph)
+
+
+def mark_constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function called while a graph is traced, and its result kept as a constant."""
+    from torch._dynamo import assume_constant_result
+
+    marked: Callable[..., Any] = assume_constant_result(function)
+    return marked
 
 
 def _once(operator: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -434,9 +472,10 @@ def prepare_compile() -> None:
 
     A hook that is called between two graphs is not to be one of its own: no gradient would come to it.
     """
-    from torch._dynamo import assume_constant_result, eval_frame
+    from torch._dynamo import eval_frame
 
-    assume_constant_result(_nested_graph)
+    mark_constant(_nested_graph)
+    mark_constant(unbreakable)
     for function in (tap, call, tell, choose, sample):
         torch.compiler.allow_in_graph(function)
     if (skip := getattr(eval_frame, "skip_code", None)) is not None:
@@ -455,7 +494,7 @@ def _call(
     learns: bool,
 ) -> Tensor:
     hook = _hooks.get(number)
-    if hook is None or hook.sleeps():
+    if hook is None or hook.sleeps() or _backward_runs():
         return torch.tensor(-1)
     values = [value.clone() for value in values] if hook.keeps else values
     args, kwargs = _placed(dict(zip(names.split(","), [*values, *sizes], strict=True)) if names else {})
@@ -473,6 +512,8 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
     hook = _hooks.get(number)
     if hook is None or hook.sleeps():
         return torch.tensor(-1)
+    if _backward_runs():
+        return hook.again(x)
     x = x.clone() if hook.keeps else x
     return hook.call(functools.partial(hook.inner, x), x, grad=grad, learns=learns)
 

@@ -312,6 +312,11 @@ class SampledRows(StepCapture):
         words: dict[str, Any] = {"most": self.most, "turn": self.turn, "compiled": in_graph()}
         return SampledContexts(torch.zeros(content.shape[0]), real, tokens, **words)
 
+    @property
+    def fused(self) -> list[Fused]:
+        """What is compiled for it."""
+        return [_spread_over_compiled, *(mask for mask in self._masks.values() if mask is not None)]
+
     def _unpadded(self, stack: Stack) -> Fused | None:
         """`row.unpadded_ids` for the configuration of a stack, compiled; None where it finds nothing."""
         if stack.name not in self._masks:

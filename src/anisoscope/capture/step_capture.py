@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture, Rule, by_rule
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import GraphHook, on_gradient, prepare_compile
+from anisoscope.capture.graph_hook import GraphHook, mark_constant, on_gradient, prepare_compile, unbreakable
 from anisoscope.capture.objective import LossReading, context_count, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
@@ -218,7 +218,8 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     import torch._dynamo as dynamo  # takes seconds
 
     prepare_compile()
-    marked = [module for module in modules if "forward" not in vars(module)]
+    given = list(modules)
+    marked = [module for module in given if "forward" not in vars(module)]
     _marks[0] += 1
     if sum(dynamo.utils.counters["frames"].values()) and (not marked or _marks[0] >= _VERSIONS):
         _marks[0] = 0
@@ -226,7 +227,8 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
     for module in marked:
         module.forward = module.forward
     try:
-        with dynamo.config.patch(wrap_top_frame=True):  # in the graph: all hooks
+        # in the graph: all hooks; blocks that are compiled one by one have a version each
+        with dynamo.config.patch(wrap_top_frame=True, recompile_limit=dynamo.config.recompile_limit + len(given)):
             yield
     finally:
         for module in marked:
@@ -243,10 +245,21 @@ def trace_top(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def kept_out(module: nn.Module) -> Iterator[None]:
-    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there."""
-    before = module._compiled_call_impl
-    module._compiled_call_impl = torch.compiler.disable(module._call_impl)  # copies of the module do not have it
+def kept_out(module: nn.Module, refuse: Callable[[], None]) -> Iterator[None]:
+    """Keep a module, with its hooks, out of the graphs of torch.compile, which are broken there.
+
+    Where that is an error (fullgraph=True) it stays in the graph, its hooks do nothing, and `refuse` is called once.
+    """
+    before, inside, outside = module._compiled_call_impl, module._call_impl, torch.compiler.disable(module._call_impl)
+    refused = mark_constant(refuse)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and unbreakable():
+            refused()
+            return inside(*args, **kwargs)
+        return outside(*args, **kwargs)
+
+    module._compiled_call_impl = called  # copies of the module do not have it
     try:
         yield
     finally:
@@ -301,6 +314,14 @@ class StepCapture(Capture, ABC):
         self.drop()
         self.detach()
 
+    def _refuse_graph(self) -> None:
+        self.report(
+            AnisoscopeError(
+                "queries and keys of this model are read outside of graphs, and torch.compile was told to make one "
+                "graph (fullgraph=True); leave fullgraph out, or name metrics and sites without them."
+            )
+        )
+
     def _give_up(self) -> None:
         self.failed = True
         self.drop()
@@ -311,7 +332,7 @@ class StepCapture(Capture, ABC):
         super()._attach()
         read = {part: traced for reader in self._readers for part, traced in reader.read(self.model).items()}
         for part in (part for part, traced in read.items() if not traced):
-            self._stack.enter_context(kept_out(part))
+            self._stack.enter_context(kept_out(part, lambda: self._refuse_graph()))
         self._stack.enter_context(known_to_compile({module for _, module, _ in self._hooked} | read.keys()))
 
     def _made(self, module: nn.Module, whole: Callable[..., None], act: Callable[..., None], **words: Any) -> Any:
@@ -325,7 +346,14 @@ class StepCapture(Capture, ABC):
 
     def _idle(self) -> bool:
         # evaluations inside the step (without gradients) and probes are not the training batch
-        return not self.active or not torch.is_grad_enabled() or gradient_pass.probing()
+        if not self.active or not torch.is_grad_enabled() or gradient_pass.probing():
+            return True
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise AnisoscopeError(
+                "the passes of this step are recorded into a CUDA graph, whose replays call no hooks; give a held-out "
+                "probe= instead, or measure steps that are not replayed."
+            )
+        return False
 
     def _watch(self, site: Site, activation: Tensor, rows_of: Callable[[Tensor], Tensor]) -> None:
         if site not in self.learning or not self.batches:

@@ -187,6 +187,12 @@ class EveryStep:
         """Whether it has seen a step."""
         return self._newest >= 0
 
+    @property
+    def notes(self) -> list[str]:
+        """What runs uncompiled in a compiled training, and why."""
+        groups = [fused for group in (*self._replaced, *self._groups) for fused in (group._trace, group._derive)]
+        return list(dict.fromkeys(note for fused in (*self._rows.fused, *groups) for note in fused.notes))
+
     def lost(self) -> list[str]:
         return self._rows.lost()
 

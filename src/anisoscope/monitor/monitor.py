@@ -562,6 +562,7 @@ class Monitor:
         """What was left out, and why."""
         study = self.instruments.study
         beside = [*(study.notes if study is not None else ()), *self.instruments.setup.notes]
+        beside += self.every.notes if self.every is not None else []
         return [*self.guard.notes, *self.instruments.notes, *beside]
 
     def save(self, folder: Path, *, wait: bool = True) -> None:

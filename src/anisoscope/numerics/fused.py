@@ -20,7 +20,7 @@ _SHAPES = 4  # compiled for at most so many combinations of shapes
 class Fused:
     """A function of tensors, without side effects and branches on values; compiled for the first shapes it sees.
 
-    Where the compiler fails, for further shapes, and on other devices it runs as it is.
+    Where the compiler fails, for further shapes, and on other devices it runs as it is; `notes` says so of the former.
 
     >>> Fused(lambda x: (x + 1,))(torch.ones(2))
     (tensor([2., 2.]),)
@@ -29,6 +29,7 @@ class Fused:
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
         self.function = function
         self._compiled: dict[Any, Callable[..., Any] | None] = {}  # None: runs as it is
+        self.notes: list[str] = []
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if tensors[0].device.type not in DEVICES:
@@ -36,6 +37,7 @@ class Fused:
         key = tuple((x.shape, x.stride(), x.dtype, x.device) for x in tensors)
         if key not in self._compiled:
             if len(self._compiled) >= _SHAPES:
+                self._note(f"rows came in more than {_SHAPES} shapes")
                 return self.function(*tensors)
             self._compiled[key] = self._compile(tensors)
         compiled = self._compiled[key]
@@ -54,6 +56,12 @@ class Fused:
                 traced = make_fx(lambda *given: self.function(*given))(*tensors)  # without its defaults
                 compiled: Callable[..., Any] = inductor(traced, list(tensors), options={"triton.cudagraphs": False})
                 compiled(*tensors)  # kernels are made when they first run
-        except Exception:  # no compiler, no triton, or a compiler's own error, which can be anything
+        except Exception as error:  # no compiler, no triton, or a compiler's own error, which can be anything
+            said = str(error).strip().splitlines()
+            self._note(f"the compiler failed ({type(error).__name__}: {said[0][:160] if said else ''})")
             return None
         return compiled
+
+    def _note(self, why: str) -> None:
+        note = f"every_step: {why}, so a part of it runs uncompiled, with the same numbers and more time on the host"
+        self.notes += [note] if note not in self.notes else []
