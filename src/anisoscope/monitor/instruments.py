@@ -49,8 +49,8 @@ from anisoscope.tangent.tables import weight_gradients
 from anisoscope.tangent.tangent_study import TangentStudy
 
 PACKED = (
-    "sequences are packed into one row without padding, which counts as one context: with few rows in a step all can be "
-    "in one half; pack rows of one length (packing_strategy='wrapped' in TRL), or give a held-out probe="
+    "sequences are packed into one row without padding, which counts as one context: with few rows in a step all may "
+    "be in one half; pack rows of one length (packing_strategy='wrapped' in TRL), or give a held-out probe="
 )
 OWN_LOSS = (
     "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
