@@ -22,6 +22,15 @@ LEFT = {
     "hf-trainer": "runs/trainer",
     "lightning": "runs/lightning",
     "checkpoints": "runs/swept",
+    "accelerate": "runs/accelerate",
+    "trl": "runs/dpo-monitor",
+    "torchtitan": "runs/mesh",
+}
+NEEDS = {
+    "lightning": ["lightning"],
+    "accelerate": ["accelerate"],
+    "trl": ["trl", "peft", "datasets"],
+    "trackers": ["tensorboard"],
 }
 
 
@@ -36,10 +45,8 @@ def run_blocks(text: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_of_a_how_to_page_runs(page: Path, tmp_path: Path) -> None:
-    if page.stem == "lightning":
-        pytest.importorskip("lightning")
-    if page.stem == "trackers":
-        pytest.importorskip("tensorboard")
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
     run_blocks(page.read_text(encoding="utf-8"), tmp_path)
     if page.stem in LEFT:
         assert (tmp_path / LEFT[page.stem] / "table.parquet").is_file()

@@ -38,17 +38,17 @@ def test_a_trainer_of_transformers() -> None:
 
 
 def test_a_loop_of_accelerate() -> None:
-    alone = run("monitor_accelerate.py", needs="accelerate")
+    alone = run("trainers/monitor_accelerate.py", needs="accelerate")
     assert alone[-1][1] > 2 * alone[0][1], "it learns"
-    assert_close(run("monitor_accelerate.py", needs="accelerate", processes=2), alone)
+    assert_close(run("trainers/monitor_accelerate.py", needs="accelerate", processes=2), alone)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 def test_a_trainer_of_lightning(kind: str) -> None:
     """Lightning deals the contexts in another order to two processes, so that only the first step can be the same."""
     alone, several = (
-        run("monitor_lightning.py", needs="lightning"),
-        run("monitor_lightning.py", kind, needs="lightning"),
+        run("trainers/monitor_lightning.py", needs="lightning"),
+        run("trainers/monitor_lightning.py", kind, needs="lightning"),
     )
     assert [step for step, _ in several] == [step for step, _ in alone]
     assert several[-1][1] > 2 * several[0][1], "it learns"
@@ -61,14 +61,14 @@ def test_a_trainer_of_lightning(kind: str) -> None:
 )
 def test_a_loop_on_a_device_mesh(processes: int, words: list[str]) -> None:
     assert_close(
-        run("monitor_device_mesh.py", *words, needs="transformers", processes=processes),
-        run("monitor_device_mesh.py", needs="transformers"),
+        run("trainers/monitor_device_mesh.py", *words, needs="transformers", processes=processes),
+        run("trainers/monitor_device_mesh.py", needs="transformers"),
     )
 
 
 def test_post_training() -> None:
     pytest.importorskip("peft")
-    found = run("post_training.py", needs="trl")
+    found = run("trainers/post_training.py", needs="trl")
     assert [step for step, _ in found] == [f"{stage} step {i:2d}" for stage in ("sft", "dpo") for i in (0, 8, 16)]
 
 

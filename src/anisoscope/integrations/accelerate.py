@@ -40,7 +40,7 @@ class AcceleratorMonitor(FollowerCallback):
         kind = getattr(self.accelerator.distributed_type, "value", "")
         if kind == "DEEPSPEED" or (kind == "FSDP" and not getattr(self.accelerator, "is_fsdp2", False)):
             refuse_sharded(self.model, "DeepSpeed" if kind == "DEEPSPEED" else "the first FSDP")
-        given = {} if self._follower.options.get("optimizer") is not None else {"optimizer": self._optimizer}
+        given: dict[str, Any] = {} if self._follower.options.get("optimizer") else {"optimizer": self._optimizer}
         self._follower.begin(self.model, step=self.step, total=self._follower.options.get("total_steps"), **given)
         if self._optimizer is not None:  # what is measured is the state before an update
             self._hook = self._optimizer.register_step_pre_hook(lambda *_: self._follower.close_step())

@@ -1,7 +1,7 @@
 """Watch a model learn in a loop of accelerate, with gradient accumulation; on one process or on several.
 
-python examples/monitor_accelerate.py
-accelerate launch --cpu --num_processes 2 examples/monitor_accelerate.py
+python examples/trainers/monitor_accelerate.py
+accelerate launch --cpu --num_processes 2 examples/trainers/monitor_accelerate.py
 """
 
 from __future__ import annotations

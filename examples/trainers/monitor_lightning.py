@@ -1,8 +1,8 @@
 """Watch a model learn in Lightning's Trainer, with a loss of its own; on one process or on several.
 
-python examples/monitor_lightning.py
-python examples/monitor_lightning.py ddp      # two processes, each with a copy of the model
-python examples/monitor_lightning.py sharded  # two processes that share the parameters (FSDP2)
+python examples/trainers/monitor_lightning.py
+python examples/trainers/monitor_lightning.py ddp      # two processes, each with a copy of the model
+python examples/trainers/monitor_lightning.py sharded  # two processes that share the parameters (FSDP2)
 """
 
 from __future__ import annotations

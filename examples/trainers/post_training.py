@@ -1,6 +1,6 @@
 """From a base model through fine-tuning (TRL's SFTTrainer) to preferences (DPOTrainer), watched and then swept.
 
-python examples/post_training.py
+python examples/trainers/post_training.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watch a home-made loop with a device mesh: FSDP2, tensor parallel, compiled blocks, accumulation, its own loss.
 
-python examples/monitor_device_mesh.py
-torchrun --nproc-per-node 2 examples/monitor_device_mesh.py            # two shards of the data
-torchrun --nproc-per-node 4 examples/monitor_device_mesh.py --tensor 2  # two shards, each of two processes
+python examples/trainers/monitor_device_mesh.py
+torchrun --nproc-per-node 2 examples/trainers/monitor_device_mesh.py            # two shards of the data
+torchrun --nproc-per-node 4 examples/trainers/monitor_device_mesh.py --tensor 2  # two shards, each of two processes
 """
 
 from __future__ import annotations
