@@ -99,6 +99,7 @@ def test_groups_keep_their_order_and_every_process_has_the_table(tmp_path: Path)
     assert_same(named, expected, tolerance=1e-12)
 
 
+@pytest.mark.slow
 def test_several_passes_and_several_models(tmp_path: Path) -> None:
     """A file of rows is read by the first process; memory for one layer at a time."""
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32))
@@ -111,6 +112,7 @@ def test_several_passes_and_several_models(tmp_path: Path) -> None:
     assert_same(first, expected, tolerance=1e-12, least=20)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_one_process_goes_on_in_several(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
 

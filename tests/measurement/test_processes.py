@@ -189,6 +189,17 @@ def test_nobody_has_a_batch(tmp_path: Path) -> None:
         assert second == f"rank 0 failed, and with it all 2 processes: {first}"
 
 
+def test_the_same_batches_in_all_processes_are_noted(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"metrics": ["drift"], "sites": "resid"}
+    first, second = in_two((0,), (0, 1), folder=tmp_path, **options)
+    assert first.about["models"][0]["notes"] == [
+        "ranks 0, 1 were given the same first batch, and its contexts count 2 times; give each process batches of its "
+        "own"
+    ]
+    assert second.about == first.about
+    assert not in_two((0,), (1,), folder=tmp_path, **options)[0].about["models"][0]["notes"], "the counter-test"
+
+
 def test_a_large_bank_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_PIECE", 1000)
     expected = measured(0, 1, metrics=["drift"], sites="resid")

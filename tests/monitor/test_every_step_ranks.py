@@ -60,8 +60,7 @@ def follow(
     return monitor.trace, monitor.table, monitor.notes, [p.detach().clone() for p in whole]
 
 
-@pytest.mark.parametrize("wrap", [ddp, fsdp])
-@pytest.mark.parametrize("taken", [4096, 20], ids=["all rows", "a sample"])
+@pytest.mark.parametrize(("wrap", "taken"), [(ddp, 4096), (fsdp, 20), pytest.param(ddp, 20, marks=pytest.mark.slow)])
 def test_the_trace_is_that_of_one_process(wrap: Wrap, taken: int, tmp_path: Path) -> None:
     """Of the same passes in turn, also the sampled rows are the same; DDP and FSDP2 average the losses."""
     expected, table, _, weights = follow(lambda _: [0, 1], divided=2, every_step=taken)
@@ -137,6 +136,7 @@ def test_second_moments_that_are_too_large_come_at_measured_steps(tmp_path: Path
     }
 
 
+@pytest.mark.slow
 def test_many_small_files_give_the_same(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(step_sums, "_BATCH", 1)
     monkeypatch.setattr(step_sums, "_LOOK", 0.0)

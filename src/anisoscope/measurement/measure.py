@@ -196,8 +196,7 @@ def _evaluated(
         found = peers.merged(bank, setup.notes)
         if found is None:
             return peers.agree(Table.from_records([]))
-        bank, told = found
-        setup.notes[:] = dict.fromkeys(note for notes in told for note in notes)
+        bank, setup.notes[:] = found
         if (setup.captured or not setup.layout) and not bank.sites:
             raise AnisoscopeError(f"none of {peers.size} processes was given a batch; give batches to one at least.")
     records, counts = evaluate_pass(bank, requests, setup, progress=signing(peers, progress))

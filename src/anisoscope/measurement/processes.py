@@ -68,7 +68,7 @@ class Processes:
         _made[members[0]] += 1
         self._store: Any = dist.distributed_c10d._get_default_store() if store is None else store
         self._agreed = self._sent = 0  # how often `agree` and `merged` were called
-        self._signed = 0.0
+        self._signed, self._opened = 0.0, b""  # when it gave a sign, and a digest of its first batch
         self.sign()
 
     @classmethod
@@ -125,6 +125,7 @@ class Processes:
         """
         rest = iter(batches)
         first = next(rest, None)
+        self._opened = b"" if first is None else _digest(first)
         every = rest if first is None else chain([first], rest)
         if not self.sharded:
             return first, every
@@ -180,22 +181,32 @@ class Processes:
         found: Value = pickle.loads(self._take(name, of=0))
         return found
 
-    def merged(self, bank: Bank, told: Any) -> tuple[Bank, list[Any]] | None:
-        """In the first process the bank of all and what each told; None in the others, whose bank is sent."""
+    def merged(self, bank: Bank, notes: list[str]) -> tuple[Bank, list[str]] | None:
+        """In the first process the bank and the notes of all; None in the others, whose bank is sent."""
         self._sent += 1
         if not self.first:
-            sent = (bank if self.counts else None, told)
+            sent = (bank if self.counts else None, notes, self._opened if self.counts else b"")
             self._put(f"bank/{self._sent}/{self.rank}", _packed(sent), readers=1)
             return None
-        everything = [told]
+        every, opened = list(notes), {0: self._opened}
         for rank in range(1, self.size):
             packed = self._take(f"bank/{self._sent}/{rank}", of=rank)
-            other, words = _unpacked(packed, _device_of(bank))
+            other, more, opened[rank] = _unpacked(packed, _device_of(bank))
             del packed
             bank = bank if other is None else bank.merge(other)
-            everything.append(words)
+            every += more
             self.sign()
-        return bank, everything
+        return bank, list(dict.fromkeys([*every, *self._repeated(opened)]))
+
+    def _repeated(self, opened: Mapping[int, bytes]) -> Iterator[str]:
+        """A note on processes whose first batch, of these digests, is the same."""
+        for digest in dict.fromkeys(filter(None, opened.values())):
+            same = [rank for rank, other in opened.items() if other == digest]
+            if len(same) > 1:
+                yield (
+                    f"ranks {self._named(same)} were given the same first batch, and its contexts count {len(same)} "
+                    "times; give each process batches of its own"
+                )
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

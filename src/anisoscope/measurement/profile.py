@@ -472,8 +472,7 @@ class ModelPasses:
         found = self.peers.merged(work.bank, self.setup.notes)
         if found is None:
             return False
-        work.bank, told = found
-        self.setup.notes[:] = dict.fromkeys(note for notes in told for note in notes)
+        work.bank, self.setup.notes[:] = found
         return True
 
     def _remaining(self, work: _Pass) -> Iterator[Batch]:

@@ -218,10 +218,21 @@ class StepSums:
         return sorted({one.key for one in self._mine}.union(*self._theirs.values()))
 
     def _read(self) -> None:
-        """Read the files of the others."""
+        """Read the files of the others.
+
+        A folder that is listed while files come may show a later one and not an earlier one: a second list has all
+        that came before the last of the first.
+        """
         names = self.ranks.names()
+        newest: dict[int, str] = {}
         for name in sorted(name for name in names if name.startswith("sums.")):
+            newest[int(name.split(".")[1])] = name
+        ended = any(name.startswith("ended.") for name in names)
+        later = self.ranks.names() if newest or ended else set()
+        for name in sorted(name for name in later if name.startswith("sums.")):
             rank = int(name.split(".")[1])
+            if name > newest.get(rank, "") and f"ended.{rank}" not in names:
+                continue
             found = self.ranks.taken(name)
             if found is not None:
                 given, self._reached[rank] = found
