@@ -103,6 +103,8 @@ def _locked(
                 why = f"{type(error).__name__}: {error}"
                 request.note(f"unfinished; what was measured is in {folder}, without a report ({why})")
         raise
+    for text in (RunFolder.open(folder).about().get("executor") or {}).get("retried", ()):
+        request.note(text)
     if request.report:
         begin_drawing()
     if judge is not None:

@@ -110,7 +110,7 @@ class LocalProcesses:
 def _nameless_main() -> Iterator[None]:
     """A new process does not run the script that began this one: the work of jobs is in modules."""
     main = sys.modules["__main__"].__dict__
-    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    hidden: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
     main["__spec__"] = None
     try:
         yield
