@@ -6,7 +6,7 @@ Seeds whose series end at different steps are compared at the last step that all
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +93,7 @@ def evaluate_claims(
         return verdicts
     offered = alternatives(table, proxy=proxy, rank=rank, fit=fit)
     before = {place(verdict): deciding(verdict) for verdict in verdicts}
-    others = [(a, v) for a in offered for declared in chosen for v in _changed(declared, series, a, before)]
+    others = [(a, verdict) for a in offered for verdict in _changed(chosen, series, a, before)]
     refit = [{model: replace(run, fit="refit", _cache={}) for model, run in study.items()} for study in series]
     lost = {other.claim for alternative, other in others if alternative.kind != "fit" and late_fit(other) == "refit"}
     alike = [v for declared in chosen if declared.name in lost for v in _verdicts(declared, refit)]
@@ -101,22 +101,20 @@ def evaluate_claims(
 
 
 def _changed(
-    declared: Claim, series: list[Study], alternative: Alternative, before: Mapping[Place, Any]
-) -> list[Verdict]:
-    """The verdicts of a claim under an alternative, where it changes what the claim reads; `before`: what decided.
+    chosen: Sequence[Claim], series: list[Study], alternative: Alternative, before: Mapping[Place, Any]
+) -> Iterator[Verdict]:
+    """The verdicts of claims under an alternative, where it changes what they read; `before`: what decided.
 
     A reading of something that a claim only describes does not count, unless a number that decides has changed.
     """
-    if not alternative.concerns & set(declared.metrics):
-        return []
-    under = [{model: run.under(alternative) for model, run in study.items()} for study in series]
-    main = {declared.metrics[0], *alternative.directions}
-    kept = []
-    for verdict in _verdicts(declared, under):
-        touched = {name for study in under for run in _runs(study, verdict.subject) for name in run.touched}
-        if touched & main or (touched and deciding(verdict) != before.get(place(verdict))):
-            kept.append(verdict)
-    return kept
+    shared = [{model: run.under(alternative) for model, run in study.items()} for study in series]
+    for declared in (claim for claim in chosen if alternative.concerns & set(claim.metrics)):
+        under = [{model: replace(run, touched=set()) for model, run in study.items()} for study in shared]
+        main = {declared.metrics[0], *alternative.directions}
+        for verdict in _verdicts(declared, under):
+            touched = {name for study in under for run in _runs(study, verdict.subject) for name in run.touched}
+            if touched & main or (touched and deciding(verdict) != before.get(place(verdict))):
+                yield verdict
 
 
 def _kinds(declared: Claim, series: list[Study]) -> list[str]:

@@ -38,6 +38,7 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
         from anisoscope.claims.catalogue import papers
         from anisoscope.commands.drawing import study_summary
         from anisoscope.commands.pipeline import run_study
+        from anisoscope.training.gpu_sharing import share_gpu
         from anisoscope.view.console import print_run_end
 
         if getattr(config, "measures_published", False):
@@ -49,6 +50,8 @@ def _command(entry: StudyEntry) -> Callable[..., None]:
             make = partial(plan_study, entry.name, config, jobs=jobs)
             plans.show_plan(make, chosen, device=getattr(config, "device", "cpu"))
             return
+        if entry.jobs_help:  # it trains arms, on a GPU side by side
+            share_gpu(getattr(config, "device", "cpu"))
         preset = getattr(config, "preset", "")
         name = f"{entry.name}-{preset}" if preset else entry.name
         with requested(out, name, resume=resume, log_to=log_to) as request:

@@ -66,6 +66,7 @@ def train(
     """Train a small encoder or decoder from scratch, measured while it learns; ends with a report."""
     from anisoscope.claims.catalogue import papers
     from anisoscope.commands.pipeline import run_train
+    from anisoscope.training.gpu_sharing import share_gpu
     from anisoscope.view.console import print_run_end
     from anisoscope.view.terminal.screen import print_path
 
@@ -90,6 +91,8 @@ def train(
         check_watch(watch, config)
         plans.show_plan(partial(plan_train, config, watch), chosen, device=config.device)
         return
+    if monitor != "none" and config.background is not False:
+        share_gpu(config.device)
     with requested(out, f"train-{config.arm}", resume=resume, log_to=log_to) as request:
         run = run_train(config, watch, request)
     if run.page is None:

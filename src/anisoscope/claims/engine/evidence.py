@@ -115,10 +115,20 @@ class Run:
         return replace(self, alternative=joined, touched=set(), _cache={})
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """The cached result of `compute` for this key: several claims read the same rows."""
+        """The cached result of `compute` for this key: several claims read the same rows.
+
+        What the alternative changed in it is cached, too, for claims that find it there.
+        """
         if key not in self._cache:
-            self._cache[key] = compute()
-        return self._cache[key]
+            before = set(self.touched)
+            self.touched.clear()
+            try:
+                self._cache[key] = compute(), frozenset(self.touched)
+            finally:
+                self.touched.update(before)
+        found, touched = self._cache[key]
+        self.touched.update(touched)
+        return found
 
     def of(self, metric: str) -> Query:
         """All rows of a metric, for all seeds."""

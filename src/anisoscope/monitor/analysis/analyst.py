@@ -36,6 +36,8 @@ _SHARE = 4  # of the host's free memory, one part in so many may hold steps that
 _MOST = 64  # messages that wait: each is a file until the other process takes it
 _PATIENCE = 5.0  # seconds between looks whether the process was stopped, and until one that does not end is killed
 _KNOWN = {"anisoscope", "torch", "transformers", "tokenizers", "numpy", *sys.stdlib_module_names}  # can be imported
+# where processes use a GPU at the same time (MPS) the training goes first, and most of the GPU is for it alone
+_BEHIND = {"CUDA_MPS_CLIENT_PRIORITY": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
 _START = """
 import signal, sys
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
@@ -235,6 +237,7 @@ def _started(line: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         path = [os.fspath(entry) for entry in sys.path if os.path.isabs(entry)]
     code = _START.format(path=path, line=line.fileno())
     files: dict[str, Any] = {"pass_fds": [line.fileno()], "stdin": subprocess.DEVNULL, "stderr": errors}
+    files["env"] = _BEHIND | dict(os.environ)
     return subprocess.Popen([sys.executable, "-c", code], cwd=os.path.dirname(sys.executable) or None, **files)
 
 
