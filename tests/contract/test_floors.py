@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"torch": "2.11"}  # tested on a GPU machine: it has no build for CPUs
-TOOLS = ("docs", "notebook")  # extras that the library does without: their floors are the versions of constraints.txt
+# extras that the library does without: their floors are the versions of constraints.txt
+TOOLS = ("docs", "notebook", "tensorboard", "wandb", "mlflow", "trackio", "trackers")
 
 
 def _padded(version: str) -> tuple[int, ...]:

@@ -156,9 +156,10 @@ def test_an_active_run_of_wandb_keeps_every_row_of_the_user_and_stays_open(wandb
     tracker.write(rows_at(5), 5)  # the user logs nothing in between
     tracker.finish({"status": "complete"})
     assert wandb.run is mine, "it is the user's to close"
+    mine.log({"train/loss": 4.0}, step=4)  # what the user logs afterwards is not lost either
     mine.finish()
     history = _history(_records(tmp_path))
-    assert {row["_step"]: row["train/loss"] for row in history if "train/loss" in row} == dict(enumerate(range(4)))
+    assert {row["_step"]: row["train/loss"] for row in history if "train/loss" in row} == dict(enumerate(range(5)))
     assert _sent(history) == pytest.approx({step: cosine(step, 2) for step in range(6)})
 
 

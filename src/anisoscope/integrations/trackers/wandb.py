@@ -2,11 +2,12 @@
 
 W&B counts the rows of a run and drops what is logged at an earlier count. Results of a measured step may come some
 steps late, so they have an axis of their own, `anisoscope/step`, and never move the count of a run that the user
-opened: they join the user's next row, and wait for it if they must.
+opened: they join the user's next row, and wait for it, or for the end of that run, if they must.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -74,7 +75,10 @@ class WandbTracker(Tracker):
         if self._ours:
             self._run.log(row)
             return
-        self._waiting.append(row)
+        if self._waiting and self._waiting[-1][_AXIS] == row[_AXIS]:
+            self._waiting[-1] |= row
+        else:
+            self._waiting.append(row)
         while self._waiting:
             count, axis = int(self._run.step), self._waiting[0][_AXIS]
             if self._joined[0] == count and self._joined[1] != axis:
@@ -84,14 +88,27 @@ class WandbTracker(Tracker):
 
     def _close(self, status: str) -> None:
         run, self._run = self._run, None
-        if run is None:
-            return
-        if self._waiting:  # the user logged less often than steps were measured
-            run.log({}, commit=True)
-        for row in self._waiting:
-            run.log(row)
-        if self._ours:
+        if run is not None and self._ours:
             run.finish(exit_code=0 if status == "complete" else 1)
+        elif run is not None and self._waiting:  # the user logged less often than steps were measured
+            _at_its_end(run, list(self._waiting))
+
+
+def _at_its_end(run: Any, rows: list[dict[str, Any]]) -> None:
+    """Log rows when the user's run ends, since the user may still log with steps of their own."""
+
+    def log() -> None:
+        with contextlib.suppress(Exception):  # the end of a run of the user is not disturbed
+            run.log({}, commit=True)
+            for row in rows:
+                run.log(row)
+
+    try:
+        from wandb.sdk.wandb_run import TeardownHook, TeardownStage
+
+        run._teardown_hooks.append(TeardownHook(log, TeardownStage.EARLY))
+    except (ImportError, AttributeError):  # a W&B of another version
+        log()
 
 
 def _key_known(wandb: Any) -> bool:
