@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture.sites import block as parts
-from anisoscope.capture.sites.layout import Layout, make_stack, refuse_compiled, weight_tables
+from anisoscope.capture.sites.layout import Layout, make_stack, weight_tables
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import unwrapped
+from anisoscope.models.forward import original, unwrapped, without_wrappers
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -31,8 +31,13 @@ def check_stage(stage: tuple[int, int]) -> None:
 
 def find_stage(model: nn.Module, stage: tuple[int, int]) -> Layout:
     """The layout of a model that has blocks of a larger one: `stage` is how many come before it, and are in all."""
-    refuse_compiled(model)
+    model = original(model)
     check_stage(stage)
+    with without_wrappers(model):
+        return _stage_layout(model, stage)
+
+
+def _stage_layout(model: nn.Module, stage: tuple[int, int]) -> Layout:
     before, total = stage
     called, path = type(unwrapped(model)).__name__, _block_list(model)
     blocks = [f"{path}.{name}" for name, _ in model.get_submodule(path).named_children()]
