@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import anisoscope
-from anisoscope.measurement import processes
 from anisoscope.measurement import profile as profiling
+from anisoscope.measurement.workers import processes
 from anisoscope.results.query import Table
 from support.forked import command_line
 from support.ranks import assert_same, in_ranks

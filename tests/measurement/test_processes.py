@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement import processes
 from anisoscope.measurement.measure import measure
+from anisoscope.measurement.workers import processes
 from anisoscope.results.query import Table
 from support.ranks import assert_same, ddp, fsdp, in_ranks, plain, shard, tensor_parallel
 from support.tiny_models import tiny

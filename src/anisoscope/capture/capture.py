@@ -16,24 +16,35 @@ from anisoscope.capture import row
 from anisoscope.capture.attention_reader import AttentionReader
 from anisoscope.capture.graph_hook import do_nothing
 from anisoscope.capture.row import (
+    Arguments,
     Batch,
     Contexts,
     Index,
-    ModuleCalls,
     PositionChoice,
     Rows,
     RowSelection,
+    Rule,
+    Ruled,
     Scores,
     Sink,
+    by_rule,
+    for_sinks,
 )
 from anisoscope.capture.sites import layout as layouts
 from anisoscope.capture.sites.block import Place
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass, find_layout
-from anisoscope.capture.sites.named_module import PackedSequence, arranged, find_packed, named_sites, unpacked
+from anisoscope.capture.sites.named_module import (
+    ModuleCalls,
+    PackedSequence,
+    arranged,
+    find_packed,
+    named_sites,
+    unpacked,
+)
 from anisoscope.capture.sites.site import CALLED_KINDS, PER_HEAD, Site
+from anisoscope.capture.sites.stage import refuse_nameless
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import (
-    CONTENT,
     MEDIA,
     all_logits,
     by_name,
@@ -42,6 +53,7 @@ from anisoscope.models.forward import (
     find_tensor,
     first_tensor,
     forward,
+    module_at,
     original,
     uncompiled,
     unwrapped,
@@ -52,6 +64,7 @@ from anisoscope.models.parallel import (
     piece_of,
     plain,
     refuse_context_parallel,
+    refuse_split_module,
     sharded,
     together,
     without_gradients,
@@ -60,27 +73,8 @@ from anisoscope.models.parallel import (
 _OUTSIDE = {"embed", "resid", "final", "cls"}  # kinds of sites between blocks
 _DECODED = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "encoder_outputs")
 
-Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
-"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data; or missing arguments."""
 Watch = Callable[[Site, Tensor, Callable[[Tensor], Tensor]], None]
 """(site, the activation itself, how its gradient is cut into the same rows), while the forward pass runs."""
-
-
-Arguments = dict[str, Any]
-Ruled = tuple[Arguments, Tensor | None]
-
-
-def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: Arguments) -> Ruled:
-    """Apply a user's rule to a forward pass: returns additional arguments, and which positions are data (or None)."""
-    found = rule(args, kwargs) if rule is not None else {}
-    if isinstance(found, Mapping):
-        return dict(found), None
-    if isinstance(found, Tensor):
-        return {}, found.bool()
-    raise AnisoscopeError(
-        f"rows= returned a {type(found).__name__}; expected a bool tensor [contexts, positions], True where a position "
-        "is data, or a dict such as {'attention_mask': …, 'input_ids': …}."
-    )
 
 
 class Capture:
@@ -92,9 +86,8 @@ class Capture:
     Ids and mask are read from the arguments of the model's forward, so that a training loop may call the model itself;
     special-token flags and groups come from a `Batch` passed to `run`. `modules` selects modules of any `nn.Module` by
     path or pattern; `rows` returns the mask (or mask and ids) for a model whose arguments do not contain it, and
-    `special_ids` are the special tokens where a batch has no flags. `watch` is
-    called with each activation, with its graph, after its rows went to the sink; while `idle()` is true nothing is
-    captured.
+    `special_ids` are the special tokens where a batch has no flags. `watch` is called with each activation, with its
+    graph, after its rows went to the sink; while `idle()` is true nothing is captured.
     """
 
     def __init__(
@@ -221,12 +214,10 @@ class Capture:
         return {name for name, running in self._passes.items() if running.counted}
 
     def _raise_unseen(self) -> None:
-        unseen = self.unseen
-        if not unseen:
+        if not (unseen := self.unseen):
             return
-        names = ", ".join(site.name or str(site) for site in unseen[:6]) + (
-            f" and {len(unseen) - 6} more" if len(unseen) > 6 else ""
-        )
+        more = f" and {len(unseen) - 6} more" if len(unseen) > 6 else ""
+        names = ", ".join(site.name or str(site) for site in unseen[:6]) + more
         hint = "the modules were not called"
         if all(site.kind in CALLED_KINDS for site in unseen):
             hint = 'its attention shows no queries and keys; load the model with attn_implementation="eager" or "sdpa"'
@@ -237,7 +228,7 @@ class Capture:
         if self._whole():
             return []
         there = {(path, id(module)) for path, module, _ in self._registered()}
-        there = {(path, number) for path, number in there if id(_module_at(self.model, path)) == number}
+        there = {(path, number) for path, number in there if id(module_at(self.model, path)) == number}
         return list(dict.fromkeys(path or "the model" for path, m, _ in self._hooked if (path, id(m)) not in there))
 
     def _whole(self) -> bool:
@@ -472,9 +463,8 @@ class Capture:
 
     def _show(self, scores: Scores) -> None:
         self._seen.add(scores.site)
-        if scores.index.keep.numel():
-            with _plain(scores.query.device):
-                self.sink.scores(scores)
+        with for_sinks(scores.query.device):
+            self.sink.scores(scores) if scores.index.keep.numel() else None
 
     def _emit_part(self, running: StackPass, kind: str, place: Place, x: Tensor) -> None:
         """Emit the rows of a part of a block, multiplied by the scale that the block applies before adding them."""
@@ -522,52 +512,47 @@ class Capture:
         if contexts is None:
             return
         self._seen.add(site)
-        whole = packed is None and x.dim() >= 4
+        length, whole = 0 if contexts.tokens is None else contexts.tokens.shape[1], packed is None and x.dim() >= 4
         if self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return
         if packed is not None:
-            contexts = replace(contexts, real=unpacked(packed, length=_length(contexts))[1], _cache={})
+            contexts = replace(contexts, real=unpacked(packed, length=length)[1], _cache={})
         module, given = self.model.get_submodule(site.name), contexts
 
         def placed(x: Tensor) -> Tensor:
             x = self._unsplit(x, given, site)
             if packed is not None:
-                return unpacked(packed, x, length=_length(given))[0]
+                return unpacked(packed, x, length=length)[0]
             return row.positioned(arranged(x, module, given.batch), given, site)
 
         x = placed(x)
         selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)
         if selection.index.keep.numel():
-            with _plain(x.device):
-                number = self._calls.setdefault(site, ModuleCalls(site.name)).add(selection.rows(x), selection.index)
+            calls = self._calls.setdefault(site, ModuleCalls(site.name))
+            with for_sinks(x.device):
+                number = calls.add(selection.rows(x), selection.index)
             if number is not None and self.watch is not None:
-                calls = self._calls[site]
                 self.watch(site, activation, lambda g: calls.spread(selection.gradients(placed(g)), number))
 
     def _unsplit(self, x: Tensor, contexts: Contexts, site: Site) -> Tensor:
         """The activation of a named module as a plain tensor; an error if other processes have positions of it."""
         piece, x = self._piece(x, contexts, site)
-        if piece is not None:
-            raise AnisoscopeError(
-                f"the activations of {site} are split over processes by positions, which can be joined at the layers "
-                "of a transformer, not at modules that were named; leave modules= out, or train without the split."
-            )
+        refuse_split_module(piece, site.name)
         return x
 
     def _piece(self, x: Tensor, contexts: Contexts, site: Site) -> tuple[HeldPositions | None, Tensor]:
         """The activation of a site as a plain tensor, and which positions it has if other processes have the rest."""
         if not self._spread:
             return None, x
-        size: dict[str, Any] = {"length": contexts.length, "batch": contexts.batch}
-        return piece_of(x, self._together, what=str(site), **size), plain(x, what=str(site))
+        sizes: dict[str, Any] = {"length": contexts.length, "batch": contexts.batch, "what": str(site)}
+        return piece_of(x, self._together, **sizes), plain(x, what=str(site))
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:
-        with _plain(x.device):
-            rows = selection.rows(x)
-        self._keep(site, rows, selection.index)
+        with for_sinks(x.device):
+            self._keep(site, selection.rows(x), selection.index)
 
     def _keep(self, site: Site, rows: Tensor, index: Index) -> None:
-        with _plain(rows.device):
+        with for_sinks(rows.device):
             self.sink.rows(Rows(site, rows, index))
 
     def _unpooled(self, contexts: Contexts, *, whole: bool, known: bool) -> bool:
@@ -594,11 +579,8 @@ class Capture:
         batch, (more, real) = self._batch, ruled
         arguments = row.with_masks(arguments, outer, batch.inputs if batch is not None else {}) | more
         decoding = stack.name == "decoder"
-        if stack.before and not any(isinstance(arguments.get(n), Tensor) for n in CONTENT if n != "inputs_embeds"):
-            raise AnisoscopeError(
-                f"a stage that begins after block {stack.before} was not given input_ids, so that nothing says which "
-                "contexts its rows are of; hand them to its forward under that name, or give rows=."
-            )
+        if stack.before:
+            refuse_nameless(arguments, stack.before)
         real, above = None if real is None else real.cpu(), self._above if decoding else None
         contexts, notes = row.read_contexts(arguments, config=stack.config, real=real, above=above)
         self._note(*notes)
@@ -616,24 +598,3 @@ class Capture:
     def _channels_last(self, site: Site, shape: torch.Size) -> bool:
         stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
         return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
-
-
-def _length(contexts: Contexts) -> int:
-    return 0 if contexts.tokens is None else contexts.tokens.shape[1]
-
-
-def _module_at(model: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path; None where there is none any more."""
-    try:
-        return original(model.get_submodule(path))
-    except AttributeError:
-        return None
-
-
-@contextlib.contextmanager
-def _plain(device: torch.device) -> Iterator[None]:
-    """Call a sink without inference mode, gradients and autocast, so that it can keep and modify its tensors."""
-    half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), full:
-        yield

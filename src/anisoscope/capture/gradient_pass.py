@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from anisoscope.capture.capture import Capture, Rule
+from anisoscope.capture.capture import Capture
 from anisoscope.capture.objective import CLOSE, ContextObjective, moved_by_one, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
-from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Rule, Scores, Sink
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError

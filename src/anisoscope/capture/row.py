@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -24,6 +24,11 @@ from anisoscope.models.parallel import HeldPositions
 from anisoscope.models.tokenizer import special_ids as special_tokens
 
 _BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
+
+Rule = Callable[[tuple[Any, ...], dict[str, Any]], Tensor | Mapping[str, Any]]
+"""(args, kwargs) of the model's forward -> bool [B, T], True where a position is data; or missing arguments."""
+Arguments = dict[str, Any]
+Ruled = tuple[Arguments, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -203,68 +208,6 @@ class RowSelection:
     @staticmethod
     def _summed(flat: Tensor, segment: Tensor, count: Tensor) -> Tensor:
         return flat.new_zeros((count.numel(), *flat.shape[1:])).index_add_(0, segment, flat)
-
-
-class ModuleCalls:
-    """The rows of all calls of one module in one pass: a context's positions go on from call to call."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.notes = name, list[str]()
-        self._parts: list[tuple[Tensor, Index]] = []
-        self._order: Tensor | None = None  # of the joined rows
-
-    def add(self, rows: Tensor, index: Index) -> int | None:
-        """Add the rows of a call and return its number; None, with a note, if they have another shape than before."""
-        if self._parts and self._parts[0][0].shape[1:] != rows.shape[1:]:
-            self.notes.append(
-                f"{self.name} is called several times in a pass, with outputs of different widths: rows of the width "
-                f"of its first call ({self._parts[0][0].shape[1]}) are measured"
-            )
-            return None
-        self._parts.append((rows, index))
-        return len(self._parts) - 1
-
-    def joined(self) -> tuple[Tensor, Index]:
-        """The rows of all calls and what they are; of maps and of several calls none is at a first position, 0."""
-        if len(self._parts) == 1:
-            rows, index = self._parts[0]
-            return rows, index if index.first is not None else replace(index, position=index.position + 1)
-        self.notes.append(
-            f"{self.name} is called {len(self._parts)} times in a pass: the rows of all its calls are measured together"
-        )
-        indices, starts = [index for _, index in self._parts], [0]
-        for index in indices:
-            starts.append(starts[-1] + index.length)
-        length = starts.pop()
-        keep = [
-            i.keep // i.length * length + start + i.keep % i.length for i, start in zip(indices, starts, strict=True)
-        ]
-        position = [index.position + start + 1 for index, start in zip(indices, starts, strict=True)]
-        joined: dict[str, Any] = {
-            name: torch.cat([getattr(index, name) for index in indices]) for name in ("context", "token")
-        }
-        joined |= {"keep": torch.cat(keep), "position": torch.cat(position)}
-        joined["first"] = None  # of several calls none is the beginning of a text
-        valid = [getattr(index, "valid", None) for index in indices]
-        if any(flags is not None for flags in valid):  # of rows that were sampled
-            pairs = zip(indices, valid, strict=True)
-            joined["valid"] = torch.cat(
-                [torch.ones_like(i.keep, dtype=torch.bool) if v is None else v for i, v in pairs]
-            )
-        rows, index = torch.cat([rows for rows, _ in self._parts]), replace(indices[0], length=length, **joined)
-        if len(index.context):  # rows of a context stand together
-            self._order = index.keep.argsort()
-            return rows[self._order.to(rows.device)], index.taken(self._order)
-        return rows, index
-
-    def spread(self, gradient: Tensor, number: int) -> Tensor:
-        """The gradient of the rows of one call, with zeros for those of the others."""
-        if len(self._parts) == 1:
-            return gradient
-        sizes = [len(rows) for rows, _ in self._parts]
-        before = sum(sizes[:number])
-        found = nn.functional.pad(gradient, (0, 0, before, sum(sizes) - before - sizes[number]))
-        return found if self._order is None else found[self._order.to(found.device)]
 
 
 @dataclass
@@ -620,3 +563,25 @@ def _widths(part: nn.Module) -> set[int]:
     sizes = [getattr(part, name, None) for name in names]
     sizes += [getattr(part, "normalized_shape", (None,))[-1]]
     return {size for size in sizes if isinstance(size, int)}
+
+
+def by_rule(rule: Rule | None, args: tuple[Any, ...], kwargs: Arguments) -> Ruled:
+    """Apply a user's rule to a forward pass: returns additional arguments, and which positions are data (or None)."""
+    found = rule(args, kwargs) if rule is not None else {}
+    if isinstance(found, Mapping):
+        return dict(found), None
+    if isinstance(found, Tensor):
+        return {}, found.bool()
+    raise AnisoscopeError(
+        f"rows= returned a {type(found).__name__}; expected a bool tensor [contexts, positions], True where a position "
+        "is data, or a dict such as {'attention_mask': …, 'input_ids': …}."
+    )
+
+
+@contextlib.contextmanager
+def for_sinks(device: torch.device) -> Iterator[None]:
+    """Call a sink without inference mode, gradients and autocast, so that it can keep and modify its tensors."""
+    half = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    full = torch.autocast(device.type, enabled=False) if half else contextlib.nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), full:
+        yield

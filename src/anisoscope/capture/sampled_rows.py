@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import row
-from anisoscope.capture.capture import Arguments, Rule, Ruled
 from anisoscope.capture.graph_hook import Chosen, GraphRows, in_graph, rows_at
-from anisoscope.capture.row import Contexts, Index, PositionChoice, Rows, RowSelection
+from anisoscope.capture.row import Arguments, Contexts, Index, PositionChoice, Rows, RowSelection, Rule, Ruled
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import Report, StepCapture, StepPass

@@ -24,11 +24,11 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass, row
-from anisoscope.capture.capture import Capture, Rule, by_rule
+from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
 from anisoscope.capture.graph_hook import GraphHook, mark_constant, on_gradient, prepare_compile, unbreakable
 from anisoscope.capture.objective import LossReading, context_count, read_loss
-from anisoscope.capture.row import PositionChoice, Rows, Scores, Sink
+from anisoscope.capture.row import PositionChoice, Rows, Rule, Scores, Sink, by_rule
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.token_loss import TokenWeight, shifted_log_probabilities, watch_tokens

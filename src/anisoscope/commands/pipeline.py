@@ -21,8 +21,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.config import ExecutorConfig, chosen
 from anisoscope.execution.job import Executor
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.measurement.processes import Processes, in_all
 from anisoscope.measurement.profile import Profiler
+from anisoscope.measurement.workers.processes import Processes, in_all
 from anisoscope.option import Progress, check_values, python_options, refuse_arguments
 from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.lock import writing

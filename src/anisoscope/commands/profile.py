@@ -36,7 +36,7 @@ def profile(
         plans.show_plan(make, chosen, device=config.device)
         return
     from anisoscope.commands.pipeline import run_profile, share_profile
-    from anisoscope.measurement.processes import in_all, joined
+    from anisoscope.measurement.workers.processes import in_all, joined
     from anisoscope.metrics.catalogue import registry
     from anisoscope.view.console import print_profile_end
 

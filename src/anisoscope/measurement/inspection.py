@@ -18,7 +18,7 @@ from anisoscope.capture.verification import verify
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, COUNTED, Bank, Plan, Setup, applies, make_plan
 from anisoscope.measurement.feed import Feed, ShapeReader, SiteShape, forward_failed, no_text
-from anisoscope.measurement.processes import local_size
+from anisoscope.measurement.workers.processes import local_size
 from anisoscope.metrics.engine.estimation import NEIGHBOUR_BATCH
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, modalities_of

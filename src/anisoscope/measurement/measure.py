@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Capture, Rule
-from anisoscope.capture.row import Batch, Index, Rows, Scores, Sink
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.row import Batch, Index, Rows, Rule, Scores, Sink
 from anisoscope.capture.sites.layout import pool_fits, weight_rows
 from anisoscope.capture.sites.site import EVERY, Site, flow_order, names_of
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Setup, make_plan, prepare
 from anisoscope.measurement.evaluation import evaluate_pass
-from anisoscope.measurement.processes import Processes, in_all, signing
+from anisoscope.measurement.workers.processes import Processes, in_all, signing
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import input_device, original, trained_module

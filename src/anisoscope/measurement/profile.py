@@ -7,26 +7,21 @@ batch by batch, saves it from time to time, and finally evaluates the metrics on
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
-import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
-from anisoscope.capture.row import Batch, Rows, Scores
+from anisoscope.capture.row import Batch
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.crew import Crew
@@ -34,21 +29,21 @@ from anisoscope.execution.job import Executor
 from anisoscope.measurement import bank as banks
 from anisoscope.measurement.bank import ATTENTION_KINDS, Bank, Plan, Setup, applies, make_plan, prepare
 from anisoscope.measurement.config import ProfileConfig as ProfileConfig
-from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass, mean_spectrum
+from anisoscope.measurement.evaluation import Records, evaluate_bank, evaluate_pass
 from anisoscope.measurement.feed import Feed, fitting, make_feed
 from anisoscope.measurement.inspection import MIB, Entry, PassPlan, available, describe, plan_passes, rows_bytes
 from anisoscope.measurement.measure import LOADING, Tee, capture_batches, feed_rows, feed_tables
-from anisoscope.measurement.model_job import ModelTask, refuse_failed, results_of
-from anisoscope.measurement.processes import Processes, Value, placed
+from anisoscope.measurement.saved_rows import RowWriter, save_arrays
 from anisoscope.measurement.targets import wrong_text
+from anisoscope.measurement.workers.model_job import ModelTask, refuse_failed, results_of
+from anisoscope.measurement.workers.processes import Processes, Value, placed
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.metrics.engine.metric import HEAD_KINDS, WEIGHT_KINDS, Request
 from anisoscope.models.load import Loaded, load_model
 from anisoscope.models.source import parse_model, stored_rows
-from anisoscope.numerics.hashing import row_hash
 from anisoscope.numerics.neighbours import nearest
 from anisoscope.option import Progress, refuse_idle
-from anisoscope.results.folder import RunFolder, replace_file, slug
+from anisoscope.results.folder import RunFolder, slug
 from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest, outcome
 from anisoscope.results.query import Table
 
@@ -59,7 +54,6 @@ OF_MODELS = (
     *("group_by", "pool", "special", "first", "tokenizer", "save_rows", "device_map", "dtype", "halves"),
     *("attention_rows", "trust_remote_code", "random_init", "device", "memory_mb"),
 )
-KEPT_ROWS = 1024  # sampled rows of each site that stay in the run folder, for CKA and comparisons
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
 _MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
 _MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
@@ -538,88 +532,3 @@ def _whole_batch(work: _Pass) -> Iterator[None]:
             signal.signal(number, handler or signal.SIG_DFL)
         if received:  # also where the batch failed
             signal.raise_signal(received[0])
-
-
-def save_arrays(folder: RunFolder, key: str, bank: Bank) -> None:
-    """Save spectra, and the sampled rows with the smallest hashes together with their keys."""
-    arrays: dict[str, Tensor] = {}
-    for site, stats in bank.sites.items():
-        spectrum = mean_spectrum(stats)
-        if spectrum is not None:
-            arrays[f"{site}/spectrum"] = spectrum
-        if stats.sample is not None and len(stats.sample) and not stats.heads:
-            arrays[f"{site}/rows"] = stats.sample.rows[:KEPT_ROWS].float()
-            arrays[f"{site}/keys"] = stats.sample.label("hash")[:KEPT_ROWS]
-    folder.write_arrays(key, {name: array.detach().cpu().numpy() for name, array in arrays.items()})
-
-
-_BYTES = {"F32": 4, "F64": 8}
-_DTYPES = {torch.float32: "F32", torch.float64: "F64"}
-
-
-@dataclass
-class RowWriter:
-    """Saves every row (`--save-rows`): raw files per site during the run, which `finish` turns into safetensors.
-
-    Each file holds `rows` (n×d, or n×H×d) and `context`, `position`, `token`, `hash` (n).
-    """
-
-    folder: Path
-    counts: dict[str, int] = field(default_factory=dict)  # rows written, by site
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
-
-    def rows(self, rows: Rows) -> None:
-        name, x, index = str(rows.site), rows.x.detach().cpu(), rows.index
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.shapes[name], self.kinds[name] = list(x.shape[1:]), _DTYPES[x.dtype]
-        keys = torch.stack([index.context, index.position, index.token, row_hash(index.context, index.position)]).cpu()
-        # the first rows overwrite what a killed run left
-        mode = "ab" if name in self.counts else "wb"
-        for part, tensor in (("rows", x), ("keys", keys.T)):
-            with self._raw(name, part).open(mode) as file:
-                file.write(tensor.contiguous().numpy().tobytes())
-        self.counts[name] = self.counts.get(name, 0) + len(x)
-
-    def scores(self, scores: Scores) -> None:
-        """Attention scores are not saved."""
-
-    def state(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(getattr(self, name)) for name in ("counts", "shapes", "kinds")}
-
-    @classmethod
-    def resume(cls, folder: Path, state: dict[str, dict[str, Any]]) -> RowWriter:
-        """Continue after an interruption: rows written after the last save are truncated."""
-        out = cls(folder, **{name: dict(part) for name, part in state.items()})
-        for name, count in out.counts.items():
-            size = _BYTES[out.kinds[name]] * int(np.prod(out.shapes[name]))
-            for part, width in (("rows", size), ("keys", 32)):
-                with out._raw(name, part).open("r+b") as file:
-                    file.truncate(count * width)
-        return out
-
-    def finish(self) -> None:
-        for name in self.counts:
-            replace_file(self.folder / f"{name}.safetensors", partial(self._write, name=name))
-        for name in self.counts:
-            for part in ("rows", "keys"):
-                self._raw(name, part).unlink()
-
-    def _raw(self, name: str, part: str) -> Path:
-        return self.folder / f".{name}.{part}.raw"
-
-    def _write(self, path: Path, name: str) -> None:
-        """Write one safetensors file: 8-byte header length, JSON header, the raw rows and the four keys."""
-        n = self.counts[name]
-        size = self._raw(name, "rows").stat().st_size
-        header = {"rows": {"dtype": self.kinds[name], "shape": [n, *self.shapes[name]], "data_offsets": [0, size]}}
-        for number, key in enumerate(("context", "position", "token", "hash")):
-            start = size + number * n * 8
-            header[key] = {"dtype": "I64", "shape": [n], "data_offsets": [start, start + n * 8]}
-        encoded = json.dumps(header).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        keys = np.fromfile(self._raw(name, "keys"), dtype="<i8").reshape(n, 4)
-        with path.open("wb") as out, self._raw(name, "rows").open("rb") as rows:
-            out.write(struct.pack("<Q", len(encoded)) + encoded)
-            shutil.copyfileobj(rows, out, 16 << 20)
-            out.write(np.ascontiguousarray(keys.T).tobytes())

@@ -370,3 +370,11 @@ def _token_modality(config: Any, tokenizer: Any) -> Modality:
     vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
     words = [word for word in vocabulary if word not in special and not _PLACEHOLDERS.fullmatch(word)]
     return CHARACTERS if words and sum(len(word) == 1 for word in words) > 0.9 * len(words) else TEXT
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path; None where there is none any more."""
+    try:
+        return original(model.get_submodule(path))
+    except AttributeError:
+        return None

@@ -174,6 +174,15 @@ def _unknown(what: str, why: str) -> AnisoscopeError:
     )
 
 
+def refuse_split_module(piece: HeldPositions | None, name: str) -> None:
+    """Raise an error if other processes have some of the positions of a module that was named."""
+    if piece is not None:
+        raise AnisoscopeError(
+            f"the activations of {name} are split over processes by positions, which can be joined at the layers of a "
+            "transformer, not at modules that were named; leave modules= out, or train without the split."
+        )
+
+
 def plain(x: Any, *, shape: torch.Size | None = None, what: str) -> Tensor:
     """What this process has of an activation, or of its gradient, for which `shape` is that of the activation here."""
     if any(placement.is_partial() for placement in getattr(x, "placements", ())):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import gradient_pass
-from anisoscope.capture.capture import Capture, Rule, by_rule
+from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradient_pass import (
     IGNORED,
     ContextLosses,
@@ -27,7 +27,7 @@ from anisoscope.capture.gradient_pass import (
     untouched,
 )
 from anisoscope.capture.objective import ContextObjective, Objective, OwnLoss, context_count, find_objective
-from anisoscope.capture.row import Batch, PositionChoice, Sink, original_contexts
+from anisoscope.capture.row import Batch, PositionChoice, Rule, Sink, by_rule, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LossScale, MicroBatch, live_pass

@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.capture import Rule
 from anisoscope.capture.gradient_pass import LossRule, TargetWeights
-from anisoscope.capture.row import PositionChoice
+from anisoscope.capture.row import PositionChoice, Rule
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.stage import find_stage

@@ -16,7 +16,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.measurement.profile import KEPT_ROWS
+from anisoscope.measurement.saved_rows import KEPT_ROWS
 from anisoscope.metrics.catalogue import parse_requests
 from anisoscope.models.source import SHAPE
 from anisoscope.monitor.instruments import stream_kinds

@@ -6,15 +6,16 @@ of blocks is found by what it is, and layers are numbered as in the whole model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from anisoscope.capture.sites import block as parts
 from anisoscope.capture.sites.layout import Layout, make_stack, weight_tables
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import original, unwrapped, without_wrappers
+from anisoscope.models.forward import CONTENT, original, unwrapped, without_wrappers
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -73,3 +74,12 @@ def _block_list(model: nn.Module) -> str:
             f"{type(unwrapped(model)).__name__} has {named}; put them into one."
         )
     return lists[0]
+
+
+def refuse_nameless(arguments: Mapping[str, Any], before: int) -> None:
+    """Raise an error if nothing tells a stage that begins after so many blocks which contexts it is given."""
+    if not any(isinstance(arguments.get(name), Tensor) for name in CONTENT if name != "inputs_embeds"):
+        raise AnisoscopeError(
+            f"a stage that begins after block {before} was not given input_ids, so that nothing says which contexts "
+            "its rows are of; hand them to its forward under that name, or give rows=."
+        )
