@@ -69,7 +69,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt requirements-real.txt | $(VENV)/bin
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(PIP) -e ".[docs]"
+	$(PIP) -e ".[docs]" trl deepspeed  # the last two are trainings of others, which slow tests monitor
 	touch $@
 
 # the tools of the tests are not floors: they are as in constraints.txt
