@@ -43,7 +43,7 @@ def fails(*_: Any, **__: Any) -> Any:
 
 
 def install(fault: str, patch: pytest.MonkeyPatch) -> None:
-    places: dict[str, tuple[Any, str]] = {"memory": (TangentStudy, "measure"), "hook": (LiveGradients, "rows")}
+    places: dict[str, tuple[Any, str]] = {"memory": (TangentStudy, "alone"), "hook": (LiveGradients, "rows")}
     places |= {"gradient hook": (MicroBatch, "receive"), "saving": (saved_state, "state_of")}
     if fault in places:
         patch.setattr(*places[fault], fails)

@@ -110,7 +110,7 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
         size,
         tmp_path,
     )
-    assert not notes
+    assert notes == ["query, key are left out: heads are split over tensor-parallel processes"]
     assert_same(first, expected, tolerance=1e-4, nothing=1e-5)
 
 

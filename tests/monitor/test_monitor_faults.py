@@ -235,7 +235,7 @@ def broken_code(*_: Any, **__: Any) -> Any:
 
 
 PLACES: list[tuple[Any, str, tuple[str, ...]]] = [
-    (TangentStudy, "measure", ("live", "probe")),
+    (TangentStudy, "alone", ("live", "probe")),
     (Instruments, "bank", ("live", "probe")),
     (Instruments, "seen", ("live", "probe")),
     (Analysis, "measure", ("live", "probe")),
@@ -270,7 +270,7 @@ CASES = [(owner, name, mode) for owner, name, modes in PLACES for mode in modes]
 def test_an_error_anywhere_inside_is_noted_and_passes(
     owner: Any, name: str, mode: str, tmp_path: Path, plain: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = out_of_memory if name in ("measure", "run", "receive") else broken_code
+    fault = out_of_memory if name in ("alone", "measure", "run", "receive") else broken_code
     works, now = getattr(owner, name), {"step": 0}
 
     def disturb(step: int, model: Any) -> None:
@@ -311,7 +311,7 @@ def test_a_strict_monitor_raises_for_a_full_disk_and_cleared_hooks(
 
 
 def test_warnings_that_are_errors_stop_nothing(plain: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TangentStudy, "measure", out_of_memory)
+    monkeypatch.setattr(TangentStudy, "alone", out_of_memory)
     with warnings.catch_warnings():
         warnings.simplefilter("error", MonitorWarning)
         losses, _ = trained(**MODES["live"], live=True)
@@ -319,7 +319,7 @@ def test_warnings_that_are_errors_stop_nothing(plain: list[float], monkeypatch: 
 
 
 def test_a_kind_of_fault_is_noted_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TangentStudy, "measure", out_of_memory)
+    monkeypatch.setattr(TangentStudy, "alone", out_of_memory)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         _, monitor = trained(**MODES["live"], live=True)
@@ -376,7 +376,7 @@ def test_an_interrupt_inside_a_hook_is_an_interrupt(monkeypatch: pytest.MonkeyPa
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for owner, name in ((LiveGradients, "rows"), (MicroBatch, "receive"), (TangentStudy, "measure")):
+    for owner, name in ((LiveGradients, "rows"), (MicroBatch, "receive"), (TangentStudy, "alone")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, interrupted)
             with pytest.raises(KeyboardInterrupt):

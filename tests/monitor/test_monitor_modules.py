@@ -234,12 +234,13 @@ def test_a_probe_of_the_training_batch_sees_what_its_hooks_see(kind: str) -> Non
 
 
 def test_the_scale_of_a_single_batch_is_of_no_account_and_that_of_several_must_be_known() -> None:
-    def energies(parts: list[slice], factor: float = 1.0, **said: Any) -> dict[str, float]:
+    def energies(parts: list[slice], factor: float = 1.0, smoothing: float = 0.3, **said: Any) -> dict[str, float]:
         model, (x,), names = _models()["plain"]
         monitor = Monitor(model, modules=names[:3], metrics="tangent", plan=PLAN, when=at([0]), strict=True)
         with monitor, monitor.step(0, **said):
             for part in parts:
-                (factor * nn.functional.cross_entropy(model(x[part]), LABELS[part])).backward()
+                loss = nn.functional.cross_entropy(model(x[part]), LABELS[part], label_smoothing=smoothing)
+                (factor * loss).backward()
         return _energies(monitor)
 
     whole, uneven = [slice(None)], [slice(8), slice(8, None)]
@@ -249,6 +250,7 @@ def test_the_scale_of_a_single_batch_is_of_no_account_and_that_of_several_must_b
         energies(uneven)
     assert energies(uneven, loss="mean") == pytest.approx(wanted, rel=1e-5), "a mean over its contexts"
     assert energies(uneven, loss="sum") != pytest.approx(wanted, rel=1e-2), "it matters"
+    assert energies(uneven, smoothing=0.0) == pytest.approx(energies(whole, smoothing=0.0), rel=1e-5), "read"
 
 
 def test_modules_that_are_not_there_or_not_called_are_told_by_name() -> None:

@@ -321,13 +321,14 @@ def test_pieces_of_which_nobody_knows_where_they_belong_are_refused() -> None:
         piece(3, 6, 8, length=None)
 
 
-def test_heads_of_a_tensor_parallel_model_are_refused(tmp_path: Path) -> None:
-    def act(_: int) -> str:
-        with pytest.raises(AnisoscopeError, match="some of the heads only") as error:
-            train(lambda _: [0], architecture="llama", wrap=tensor_parallel, metrics="attention", plan=None)
-        return str(error.value)
-
-    assert all("query" in said for said in in_ranks(act, 2, tmp_path))
+def test_heads_of_a_tensor_parallel_model_are_left_out(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"architecture": "llama", "metrics": "attention", "plan": None}
+    (first, _, notes), _ = in_ranks(lambda _: train(lambda _: [0], wrap=tensor_parallel, **options), 2, tmp_path)
+    assert any("left out: heads are split over tensor-parallel processes" in note for note in notes), notes
+    kinds = {row["kind"] for row in first.records()}
+    assert "resid" in kinds and not kinds & {"query", "key", "scores"}
+    alone = {row["kind"] for row in train(lambda _: [0], **options)[0].records()}
+    assert {"query", "key", "scores"} <= alone
 
 
 def test_contexts_that_torch_splits_are_refused(tmp_path: Path) -> None:

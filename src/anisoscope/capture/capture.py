@@ -477,11 +477,7 @@ class Capture:
         if site not in self._wanted or contexts is None:
             return
         self._seen.add(site)
-        if x.is_floating_point() and x.dtype.itemsize == 1:
-            raise AnisoscopeError(
-                f"site {site} holds 8-bit floats ({x.dtype}), whose scale is kept elsewhere; measure sites between its "
-                "layers, where activations have 16 bits or more."
-            )
+        row.refuse_eight_bits(x, site)
         if site.kind == "cls" and not (contexts.prefix or contexts.suffix):  # no class token; a note explains it
             return
         whole = x.dim() == 4 and site.kind not in PER_HEAD  # a feature map has no class token
@@ -512,6 +508,7 @@ class Capture:
         if contexts is None:
             return
         self._seen.add(site)
+        row.refuse_eight_bits(x, site)
         length, whole = 0 if contexts.tokens is None else contexts.tokens.shape[1], packed is None and x.dim() >= 4
         if self._unpooled(contexts, whole=whole, known=bool(running.stack.blocks)):
             return

@@ -524,6 +524,15 @@ def with_ids(arguments: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]
     return {**arguments, "input_ids": ids} if lacking and ids.shape == embeds.shape[:2] else arguments  # type: ignore[union-attr]
 
 
+def refuse_eight_bits(x: Tensor, site: Site) -> None:
+    """Raise an error for an activation in 8-bit floats, which mean nothing without their scale."""
+    if x.is_floating_point() and x.dtype.itemsize == 1:
+        raise AnisoscopeError(
+            f"site {site.name or site} holds 8-bit floats ({x.dtype}), whose scale is kept elsewhere; measure sites "
+            "between its layers, where activations have 16 bits or more."
+        )
+
+
 def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
     """An activation as [B, T, …], from flattened rows, a feature map, or one row per context."""
     batch, length = contexts.batch, None if contexts.real is None else contexts.real.shape[1]

@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.trackers.catalogue import trackers
 from anisoscope.integrations.trackers.host import HostTracker, Log
 from anisoscope.models.forward import original
-from anisoscope.models.parallel import sharded
+from anisoscope.models.parallel import flattened, sharded
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule
 from anisoscope.results.query import Table
@@ -225,11 +225,11 @@ def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def refuse_sharded(model: nn.Module, how: str) -> None:
-    """Raise an error for a model that is spread over processes in a way that cannot be read; FSDP2 can."""
-    if not sharded(model):
+    """Raise an error for a model that is spread over processes in a way that a callback cannot read; FSDP2 can."""
+    if flattened(model) or not sharded(model):
         raise AnisoscopeError(
-            f"the model is spread over processes by {how}, whose weights and activations cannot be read; use FSDP2 "
-            "(fsdp_version 2, or fully_shard) or DDP, or measure checkpoints with `anisoscope sweep`."
+            f"the model is spread over processes by {how}, which this callback cannot read; use FSDP2 (fsdp_version 2, "
+            "or fully_shard) or DDP, anisoscope.Monitor in a loop of your own, or `anisoscope sweep` for checkpoints."
         )
 
 

@@ -141,7 +141,8 @@ def _read(
         opened = next(rest, None)
         rest = rest if opened is None else chain([opened], rest)
     else:
-        _leave_split_out(setup, peers, chosen=chosen)
+        if len(peers.same) > 1:
+            leave_split_out(setup, chosen=chosen)
         opened, rest = peers.first_batch(batches)
     if not chosen and opened is not None:  # keep the default sites that this model can capture
         with around(opened):
@@ -159,17 +160,19 @@ def _read(
         shard_again(model)
 
 
-def _leave_split_out(setup: Setup, peers: Processes, *, chosen: bool) -> None:
-    """Remove from the setup what tensor-parallel processes have parts of; an error if it was asked for by name."""
-    split = [site for site in setup.captured if site.kind in ATTENTION_KINDS] if len(peers.same) > 1 else []
+def leave_split_out(setup: Setup, *, chosen: bool = False) -> None:
+    """Remove from the setup what tensor-parallel processes have parts of; an error if nothing else was asked for."""
+    split = [site for site in setup.captured if site.kind in ATTENTION_KINDS]
     if not split:
         return
     kinds = ", ".join(dict.fromkeys(site.kind for site in sorted(split, key=flow_order)))
-    why = "heads are split over tensor-parallel processes"
-    if chosen:
-        raise AnisoscopeError(f"{kinds} cannot be measured here: {why}; measure a checkpoint in one process.")
+    if chosen or len(split) == len(setup.captured):
+        raise AnisoscopeError(
+            f"the model is tensor-parallel, so that a process may have some of the heads only, of which {kinds} would "
+            "be measured; ask for metrics of the stream, or measure a checkpoint in one process."
+        )
     setup.captured[:] = [site for site in setup.captured if site not in split]
-    setup.notes.append(f"{kinds} are left out: {why}")
+    setup.notes.append(f"{kinds} are left out: heads are split over tensor-parallel processes")
 
 
 def _dealt(peers: Processes, batches: Iterator[Any], lent: Any, *, sink: Tee) -> Iterator[Any]:

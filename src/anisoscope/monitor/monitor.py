@@ -35,7 +35,7 @@ from anisoscope.capture.sites.stage import find_stage
 from anisoscope.capture.step_capture import LiveGradients, LossScale, trace_top
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
-from anisoscope.measurement.measure import joined_sinks
+from anisoscope.measurement.measure import joined_sinks, leave_split_out
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.models.forward import trained_module, unwrapped
 from anisoscope.monitor import saved_state
@@ -181,6 +181,8 @@ class Monitor:
         stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
         where: dict[str, Any] = {"layers": layers, "more": more_sites(metrics), "layout": self.layout}
         setup = prepare(self.model, requests, sites=stream, **where)
+        if self.ranks is not None and self.ranks.together is not None:
+            leave_split_out(setup)
         self.watch = EmbeddingWatch(self.model, optimizer, model, shield=self._shield)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}

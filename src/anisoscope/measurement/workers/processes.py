@@ -168,7 +168,7 @@ class Processes:
         """Say that this process is alive and at work; an error if another one has failed."""
         if time.monotonic() > self._signed + _SIGN:
             self._signed = time.monotonic()
-            self._add(f"sign/{self.rank}", 1)
+            self._raise_by(f"sign/{self.rank}", 1)
             self._raise_failure()
 
     def agree(self, mine: Value) -> Value:
@@ -265,7 +265,7 @@ class Processes:
         with _reachable():
             self._store.set(f"{self._key}/{name}", value)
 
-    def _add(self, name: str, number: int) -> int:
+    def _raise_by(self, name: str, number: int) -> int:
         """Add to a count; returns the new one."""
         with _reachable():
             return int(self._store.add(f"{self._key}/{name}", number))
@@ -303,7 +303,7 @@ class Processes:
         start, last = since
         if time.monotonic() < start + _SIGN:
             return since
-        signs = self._add(f"sign/{rank}", 0)
+        signs = self._raise_by(f"sign/{rank}", 0)
         if signs != last:
             self.sign()  # also for those who wait for this one
             return time.monotonic(), signs
@@ -332,7 +332,7 @@ class Processes:
         parts = []
         for number in range(count):
             parts.append(self._wait(f"{name}/{number}", of=of))
-            if self._add(f"{name}/{number}/read", 1) == readers:
+            if self._raise_by(f"{name}/{number}/read", 1) == readers:
                 self._delete(f"{name}/{number}")
                 self._delete(f"{name}/{number}/read")
             self.sign()
