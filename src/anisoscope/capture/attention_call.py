@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from anisoscope.capture.graph_hook import HookRecord, observer, trace_call
 from anisoscope.models.forward import MASKED
+from anisoscope.numerics.linalg import has_float64
 
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divide")
@@ -474,7 +475,9 @@ def _trace(
 ) -> None:
     """Have the call told by an operator in the graph of torch.compile, which is not broken by it."""
     if scaling is not None and not isinstance(scaling, Tensor):  # numbers are symbols where shapes are dynamic
-        scaling = torch.scalar_tensor(scaling, dtype=torch.float64)
+        kind = torch.float64 if has_float64(query.device) else torch.float32
+        # beside the queries: on the host it would have a C++ compiler called for a graph that is on a device
+        scaling = torch.scalar_tensor(scaling, dtype=kind, device=query.device)
     given = {"query": query, "key": key, "attention_mask": attention_mask, "position_bias": position_bias}
     causal, capped = None if is_causal is None else bool(is_causal), softcap is not None or s_aux is not None
     given |= {"scaling": scaling, "sliding_window": sliding_window}
