@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from anisoscope.capture import graph_hook
+from anisoscope.capture import graph_hook, sampled_rows
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.numerics import fused
@@ -103,6 +103,8 @@ def test_moments_that_run_uncompiled_are_noted(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(fused, "DEVICES", {"cpu"})
     monkeypatch.setattr("torch._inductor.compile", fails)
+    anew = fused.Fused(sampled_rows._spread_over)  # it is one for the whole process
+    monkeypatch.setattr(sampled_rows, "_spread_over_compiled", anew)
     model, batch = fresh_model("gpt2").eval(), batch_of("gpt2", *LENGTHS)
     with Monitor(model, when=at([9]), metrics="drift", every_step=16, probe=PROBE, strict=True) as monitor:
         called = compiled(model)
