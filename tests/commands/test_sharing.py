@@ -238,3 +238,10 @@ def test_the_client_of_the_hub_uploads_and_downloads_a_dataset(run: Path, pushed
         "second/report.html",
     } <= set(hub.files)
     assert f'Table.read("hub:{REPO}")' in hub.files["README.md"].decode()
+
+
+@pytest.mark.parametrize("marks", ["begin", "end", "end begin", "begin begin end"])
+def test_marks_that_are_no_pair_are_refused_and_no_text_is_lost(marks: str) -> None:
+    text = "".join(f"<!-- anisoscope card: {word} -->\nmine\n" for word in marks.split())
+    with pytest.raises(AnisoscopeError, match="leave one pair in order, or none"):
+        placed(text, "new", "card")

@@ -14,7 +14,7 @@ import torch
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models import placement
 from anisoscope.models import tokenizer as tokenizers
-from anisoscope.models.source import load_rows
+from anisoscope.models.source import load_rows, parse_model
 from anisoscope.models.tokenizer import ByteTokenizer, NoTokenizer, special_ids
 from support.loaded import BERT, GPT2, load, same_weights, saved
 
@@ -224,6 +224,13 @@ def adapter(tmp_path: Path, *, head: bool) -> tuple[Path, Any]:
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter", adapted.eval()
+
+
+def test_files_of_a_training_beside_an_adapter_are_not_its_weights(tmp_path: Path) -> None:
+    folder, _ = adapter(tmp_path, head=False)
+    for name in ("monitor.pt", "monitor-1.pt", "optimizer.pt", "notes_of_mine.pt"):
+        torch.save({}, folder / name)
+    assert parse_model(str(folder)).kind == "peft"
 
 
 @pytest.mark.parametrize("head", [True, False])

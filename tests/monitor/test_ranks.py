@@ -19,6 +19,7 @@ from anisoscope.models.parallel import HeldPositions, Together, piece_of
 from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.query import Table
+from anisoscope.tangent.plan import TangentPlan
 from support.ranks import (
     PLAN,
     STEPS,
@@ -441,3 +442,22 @@ def test_a_monitor_made_too_early_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(desk, "several", lambda: next(known))
     with pytest.raises(AnisoscopeError, match="initialised after this monitor was made"):
         train(lambda _: [0])
+
+
+def test_a_loss_of_any_kind_is_measured_with_one_batch_in_each_process(tmp_path: Path) -> None:
+    """Processes train on the mean of their losses: gradients are those of each loss as it is."""
+
+    def act(rank: int, parts: list[slice]) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+        x, y = torch.randn(128, 8), torch.randn(128, 4)
+        few: dict[str, Any] = {"permuted": False, "balanced": False, "standardised": False, "frozen": False}
+        plan = TangentPlan(rank=4, proxies=("pca",), draws=19, **few)
+        monitor = Monitor(net, modules=["0"], metrics="tangent", plan=plan, when=[0], strict=True, name="m")
+        with monitor, monitor.step(0):
+            nn.functional.mse_loss(net(x[parts[rank]]), y[parts[rank]]).backward()
+        found = monitor.table.where(metric="gradient_energy", control=None, group="", proxy="pca").records()
+        return [row["value"] for row in found]
+
+    two, none = in_ranks(lambda rank: act(rank, [slice(64), slice(64, None)]), 2, tmp_path)
+    assert two == pytest.approx(act(0, [slice(None)]), rel=1e-6) and two and not none

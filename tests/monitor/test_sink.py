@@ -92,9 +92,8 @@ def test_a_sink_that_raises_is_dropped_and_noted_once_and_the_training_goes_on(m
     assert failing.calls[-1] == method, "it is not called again"
     assert counting.calls.count("write") == 4  # two steps, and what was logged of each
     words = [note for note in monitor.notes if "the sink Failing failed" in note]
-    assert words == [
-        f"the sink Failing failed in {method} and was dropped (ConnectionError: the server does not answer)"
-    ]
+    said = f"the sink Failing failed in {method} and was dropped (ConnectionError: the server does not answer)"
+    assert len(words) == 1 and words[0].endswith(said)
     assert words[0] in json.loads((tmp_path / "run" / "run.json").read_text())["warnings"]
 
 

@@ -214,3 +214,11 @@ def test_a_table_shows_what_it_holds() -> None:
     assert len(many.splitlines()) == 13 and "steps 0 … 999 (1,000)" in many
     assert repr(Table.from_records([])) == "Table: 0 rows"
     assert max(map(len, repr(Table.from_records([row(0, 1, 1.0, model="x" * 500)] * 2)).splitlines())) < 160
+
+
+def test_a_table_without_rows_has_no_rows_of_any_variant() -> None:
+    """Such as in all processes but the first of a training, where the same script reads it."""
+    nothing = Table.from_records([])
+    assert not len(nothing.where(metric="gradient_enrichment", proxy="pca", control=None, group=""))
+    with pytest.raises(AnisoscopeError, match="unknown column 'proxi'"):
+        nothing.where(proxi="pca")

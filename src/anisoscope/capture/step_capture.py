@@ -128,26 +128,24 @@ class LossScale:
     tokens: int | None
     scale: float
 
-    def factors(
-        self, batches: Sequence[MicroBatch], *, step: int, alone: bool, elsewhere: bool = False
-    ) -> tuple[list[float], bool]:
+    def factors(self, batches: Sequence[MicroBatch], *, step: int, elsewhere: bool = False) -> tuple[list[float], bool]:
         """The factor of each micro-batch, and whether gradients are left as they are: those of the training's own loss.
 
         That is done for all of them or for none, since they are compared with each other. NaN if it is known
         `elsewhere`, in another stage of a pipeline.
         """
-        if self._as_they_are(batches, alone=alone):
+        if not elsewhere and self._as_they_are(batches):
             return [1.0 / self.scale] * len(batches), True
         unknown = [elsewhere and batch.seed is None for batch in batches]
         found = zip(batches, unknown, strict=True)
         return [math.nan if unknown else self.factor(batch, step=step) for batch, unknown in found], False
 
-    def _as_they_are(self, batches: Sequence[MicroBatch], *, alone: bool) -> bool:
+    def _as_they_are(self, batches: Sequence[MicroBatch]) -> bool:
         unreadable = [batch for batch in batches if batch.gradients and not self.readable(batch)]
         if self.loss == "own":
             return bool(unreadable)
-        # of a single batch a common factor changes no share
-        single = self.loss == "auto" and alone and len(batches) == 1
+        # of a single batch a common factor changes no share; several processes train on the mean of their losses
+        single = self.loss == "auto" and len(batches) == 1
         return single and bool(unreadable) and unreadable[0].unread is None
 
     @staticmethod

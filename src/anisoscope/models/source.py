@@ -35,7 +35,7 @@ CHECKPOINT = re.compile(
 _PICKLED = re.compile("pickle|Python objects")
 _EXPECTED = "expected floating-point rows of shape (rows, width)"
 # files that a trainer writes beside the weights of a model
-TRAINER_FILES = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states).*")
+TRAINER_FILES = re.compile(r"(optimi[sz]er|scheduler|scaler|training_args|rng_state|random_states|monitor(-\d+)?$).*")
 # Common names of architectures that have another name in transformers.
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "byt5": ("t5", {"vocab_size": 384, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
@@ -225,7 +225,9 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
         )
     files = [file for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)]
     weights = {file.name for file in files if not TRAINER_FILES.fullmatch(file.stem)}
-    if (path / "adapter_config.json").exists() and all(name.startswith("adapter_") for name in weights):
+    adapted = any(name.startswith("adapter_") for name in weights) and not (path / "config.json").exists()
+    adapted |= all(name.startswith("adapter_") for name in weights)
+    if (path / "adapter_config.json").exists() and adapted:
         return ModelSource(spec, "peft", name, path=path)
     if (path / "config.json").exists():
         return ModelSource(spec, "folder", name, path=path, overrides=overrides)
@@ -241,8 +243,8 @@ def _local_source(path: Path, spec: str, overrides: dict[str, Any]) -> ModelSour
     elif not hint and any(name.endswith(STATE_SUFFIXES) for name in found):
         hint = " A module of no library cannot be loaded from its weights: build it and call anisoscope.measure."
     raise AnisoscopeError(
-        f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, adapter_config.json or single "
-        f".gguf file.{hint}"
+        f"the folder {str(path)!r} is not a model: it holds {shown}, but no config.json, no adapter_config.json with "
+        f"its weights, and no single .gguf file.{hint}"
     )
 
 

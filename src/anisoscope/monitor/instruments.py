@@ -236,7 +236,7 @@ class Instruments:
         if self.study is None:
             return [1.0] * len(learned), False
         staged = any(stack.total for stack in self.layout.stacks)
-        return scale.factors(learned, step=step, alone=alone, elsewhere=staged and not alone and scale.loss == "auto")
+        return scale.factors(learned, step=step, elsewhere=staged and not alone and scale.loss == "auto")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

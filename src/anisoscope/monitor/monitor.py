@@ -346,7 +346,8 @@ class Monitor:
         return about | {"folder": folder, "resumed": self.resumed}
 
     def _send(self, method: str, *args: Any) -> None:
-        self.instruments.notes += send(self.sinks, method, *args)
+        for note in send(self.sinks, method, *args):
+            self.guard.note(note)
 
     def _finish(self) -> None:
         """Add records that need the whole training: frozen proxies of an open window, the spread over time."""

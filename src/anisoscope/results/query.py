@@ -209,6 +209,8 @@ class Table:
         """
         if name in SCHEMA.names or name in (known := self.columns):
             return
+        if name in USUAL_KEYS and not len(self):  # nothing was measured, or another process has the results
+            return
         if not absent:
             raise unknown_name("column", name, known)
         if name not in USUAL_KEYS and difflib.get_close_matches(name, [*known, *USUAL_KEYS], n=1, cutoff=0.75):

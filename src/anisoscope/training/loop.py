@@ -149,6 +149,7 @@ def _run(
                     trainer.run(stop)
             finally:
                 record.note_measuring(step_monitor)
+        record.note_faults(step_monitor)
         trainer.checkpoints.tidy(config.steps)  # the last state of the monitor is there now
 
 

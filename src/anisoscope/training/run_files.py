@@ -188,6 +188,11 @@ class TrainingRecord:
         if (seconds := getattr(monitor, "seconds", None)) is not None:
             self.about["monitor_seconds"] = round(self._measured + seconds, 2)
 
+    def note_faults(self, monitor: Any) -> None:
+        """Record what the monitor could not do, such as reach a tracker."""
+        told = getattr(getattr(monitor, "guard", None), "notes", ())
+        self.about["warnings"] += [note for note in told if note not in self.about["warnings"]]
+
     def end(self, error: BaseException | None = None) -> None:
         """Record how the run ended."""
         if error is None and (self.folder.path / "table.parquet").is_file():

@@ -70,8 +70,9 @@ def test_a_training_and_a_sweep_of_its_checkpoints_log_their_steps(tmp_path: Pat
     pytest.importorskip("tensorboard")
     watch = {"when": "0,5,12", "contexts": 16}
     run = tmp_path / "run"
-    train(tiny(), run, monitor="average_cosine", watch=watch, report=False, log_to="tensorboard")
+    train(tiny(), run, monitor="average_cosine", watch=watch, report=False, log_to=["tensorboard", Broken()])
     assert _steps(run / "tensorboard") == [0, 5, 12]
+    assert "the sink Broken failed in write and was dropped" in (run / "run.json").read_text()
     assert _steps(run / "tensorboard", "anisoscope/loss") == [0, 5]
     out, words = tmp_path / "sweep", {"metrics": "average_cosine", "tokens": 256, "context": 16, "report": False}
     table = sweep(run / "checkpoints", out=out, log_to=[f"tensorboard:{tmp_path / 'tb'}", Broken()], **words)

@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from anisoscope.errors import AnisoscopeError
 from anisoscope.results.manifest import gravest_first, is_grave
 from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Query, Row, Table
@@ -213,6 +214,12 @@ def placed(text: str, section: str, name: str) -> str:
     """
     begin, end = (f"<!-- anisoscope {name}: {word} -->" for word in ("begin", "end"))
     block = f"{begin}\n{section.rstrip()}\n{end}\n"
+    marks = re.findall(f"{re.escape(begin)}|{re.escape(end)}", text)
+    if marks not in ([], [begin, end]):
+        raise AnisoscopeError(
+            f"the text has the marks {begin} and {end} {marks.count(begin)} and {marks.count(end)} times, so it is not "
+            "clear what lies between them; leave one pair in order, or none."
+        )
     found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}\n?", text, flags=re.DOTALL)
     if found is not None:
         return text[: found.start()] + block + text[found.end() :]
