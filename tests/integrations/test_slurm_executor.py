@@ -30,6 +30,7 @@ def _path_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_is_submitted_again(tmp_path: Path) -> None:
     tasks: list[dict[str, Any]] = [{"value": 1, "killed": True}, {"value": 2, "refused": True}]
     with Crew(SlurmCluster(2, options=LOCAL), tmp_path / "jobs") as crew:

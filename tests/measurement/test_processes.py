@@ -115,6 +115,7 @@ def test_a_process_that_fails_ends_all_with_its_reason(tmp_path: Path) -> None:
     assert second.startswith("GPT2LMHeadModel fails on a batch")
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_in_a_pass_that_communicates(tmp_path: Path) -> None:
     """Of a sharded model: the others wait in a collective until it has ended, and then know why."""
 
@@ -168,6 +169,7 @@ def test_a_sharded_model_cannot_be_measured_alone(tmp_path: Path) -> None:
     assert "which no process can run alone" in first
 
 
+@pytest.mark.slow
 def test_tensor_parallel_processes_with_different_batches_are_refused(tmp_path: Path) -> None:
     def act(rank: int) -> str:
         try:

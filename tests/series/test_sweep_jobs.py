@@ -70,6 +70,7 @@ def test_frozen_proxies_and_comparisons_between_neighbours_are_those_of_one_proc
 
 
 @pytest.mark.skipif(not FORKS, reason="needs processes that begin as copies")
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_in_one_process_or_with_jobs(shelf: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     act = partial(sweep, str(shelf), out=out, **GRADIENTS)
@@ -127,6 +128,7 @@ def test_a_local_worker_that_is_killed_in_the_middle_changes_nothing(
     assert len(notes) == 1 and notes[0].endswith("its process ended with code -9")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_lost_too_often_leaves_its_checkpoint_out_until_the_sweep_is_resumed(
     shelf: Path, tmp_path: Path
 ) -> None:
