@@ -31,7 +31,7 @@ def occupied(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parent = os.getppid()
     words = {"pid": parent, "began": psutil.Process(parent).create_time(), "command": "anisoscope train"}
-    (folder / LOCK).write_text(json.dumps({**locks._this_process(), **words, "since": "2026-01-01T10:00:00"}))
+    (folder / LOCK).write_text(json.dumps({**locks.this_process(), **words, "since": "2026-01-01T10:00:00"}))
 
 
 @pytest.mark.parametrize("verb", ["profile", "train", "sweep", "tangent", "study"])

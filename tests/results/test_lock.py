@@ -40,7 +40,7 @@ class Holder:
 
 
 def forged(folder: Path, **words: Any) -> None:
-    mine = locks._this_process() | {"command": "anisoscope train", "since": "2026-01-01T00:00:00"}
+    mine = locks.this_process() | {"command": "anisoscope train", "since": "2026-01-01T00:00:00"}
     (folder / LOCK).write_text(json.dumps(mine | words))
 
 

@@ -246,6 +246,24 @@ def shapes_of(model: nn.Module) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def few_parameters(model: nn.Module, *, most: int = 16, each: int = 4) -> Tensor | None:
+    """A few numbers of parameters that learn, the same in all processes that train one model; None if they are split.
+
+    >>> few_parameters(nn.Linear(8, 2)).shape
+    torch.Size([6])
+    """
+    learned = [p.detach() for p in model.parameters() if p.requires_grad and p.numel()]
+    if sharded(model) or not learned:
+        return None
+    some = learned[:: -(-len(learned) // most)]
+    return torch.cat([p[(0,) * (p.dim() - 1)][:each].to(some[0].device, torch.float32) for p in map(_lined, some)])
+
+
+def _lined(parameter: Tensor) -> Tensor:
+    """A parameter with one dimension or more."""
+    return parameter[None] if parameter.dim() == 0 else parameter
+
+
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if type(module).__name__.startswith("FSDP") and _is_two(module))
 

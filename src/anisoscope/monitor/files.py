@@ -13,7 +13,7 @@ from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.sink import MonitorStore
 from anisoscope.results.folder import replace_file
 from anisoscope.results.query import Table
-from anisoscope.tangent.row_map import RowMap, write_map
+from anisoscope.tangent.row_map import OpenRows, RowMap, write_map
 
 WRITE = "write results; they wait in memory for the next step"
 
@@ -92,6 +92,17 @@ class MonitorFiles:
         if self.reach():
             with self.guard.catching(WRITE):
                 self.store.flush()
+
+    @property
+    def saved(self) -> bool:
+        """Whether everything that was given to be written is on disk; also if there is no folder."""
+        return self.store is None or self.store.flushed
+
+    def keep_map(self, step: int, rows: OpenRows, tokenizer: Any) -> None:
+        """Keep the rows of a step for the map."""
+        if self.map is not None:
+            with self.guard.catching("keep rows for the map"):
+                self.map.keep(step, rows, tokenizer=tokenizer)
 
     def drop_window(self) -> None:
         """Delete the moments of a window that is closed."""

@@ -68,7 +68,7 @@ from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.tangent.proxy import StepRows
-from anisoscope.tangent.row_map import RowMap
+from anisoscope.tangent.row_map import OpenRows, RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 
@@ -167,6 +167,7 @@ class Monitor:
         self.name = name or type(unwrapped(self.model)).__name__
         self.seed, self.tokenizer, self.counts = seed, tokenizer, counts
         self.ranks = Ranks.here(self.name, self.guard, model, stage)
+        row_map = row_map and out is not None and probe is not None
         if self.ranks is not None and not self.ranks.first:  # the first process has the results of all
             out, sinks, every_step = None, (), every_step if self.ranks.leads else False
         if self.ranks is not None:
@@ -196,7 +197,8 @@ class Monitor:
         if self.ranks is not None and self.probe is not None:
             self.probe.deal(*self.ranks.dealt)
         rows_taken = ROWS if every_step is True else int(every_step)
-        self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
+        with self._in_all():
+            self._open(out, resume=resume, row_map=row_map, rows_taken=rows_taken)
         self.sinks, self.background, self.temporal = list(sinks), background, TemporalSpread()
         self.results = StepResults(self.files, self.instruments, self.studies, self._send, self._columns, self.depths)
         self.desk.results = self.results
@@ -205,6 +207,10 @@ class Monitor:
         self.seconds = 0.0
         self._entered, self._fresh, self._ended, self._owner = False, True, False, 0  # the process that entered it
         self._steps = self._due = 0  # seen by this process, and those of them that were to be measured
+
+    def _in_all(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what may fail in the first of several processes: then it fails in all of them."""
+        return contextlib.nullcontext() if self.ranks is None else self.ranks.beginning()
 
     def _shield(self, act: Callable[..., Any]) -> Callable[..., Any]:
         return self.guard.hook("follow the embedding table", act)
@@ -254,7 +260,7 @@ class Monitor:
             words["report"] = partial(self.guard.caught, "follow every step")
             with self.guard.reaching("read the steps recorded before"):
                 self.every = EveryStep(self.model, sites, layout=self.layout, taken=rows_taken, **words)
-        if row_map and folder is not None and self.probe is not None:
+        if row_map:  # other processes give their rows to the first
             self.map = RowMap(sites=sites, folder=folder)
         self._hooks = [hooks for hooks in (self.live, self.every) if hooks is not None]
         parts: dict[str, Any] = {"store": store, "every": self.every, "map": self.map}
@@ -266,7 +272,8 @@ class Monitor:
         if self._entered or self._ended:
             raise AnisoscopeError("this monitor was entered before; it follows one training: make one for each.")
         try:
-            self._begin()
+            with self._in_all():
+                self._begin()
         except BaseException:
             for hooks in self._hooks:
                 hooks.__exit__()
@@ -278,17 +285,19 @@ class Monitor:
 
     def _begin(self) -> None:
         self._owner, device = os.getpid(), next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        folder = None if self.store is None else self.store.folder.path / "state"
-        self.desk.begin(device, background=self.background, folder=folder)
+        where: dict[str, Any] = {"folder": None if self.store is None else self.store.folder.path / "state"}
+        where["options"] = {} if self.store is None else self.store.options
+        self.desk.begin(device, background=self.background, **where)
         with self.guard.reaching("read the run in its folder, which is left alone"):
             self._resume()
-            if self._resuming:
-                self.resumed = self.desk.agree(self.done, self.resumed)
         if note := self.files.begin():
             self.instruments.note(note)
         with self.guard.reaching("write run.json"):
             self._describe("running")
         self._send("start", self._manifest())
+        self.guard.call("go on with what a killed run left", saved_state.finish_left, self)
+        if self._resuming:
+            self.resumed = self.desk.agree(self.done, self.resumed)
         self.watch.attach()
         for hooks in self._hooks:
             hooks.__enter__()
@@ -314,6 +323,7 @@ class Monitor:
         self._entered, self._ended, self.guard.place = False, True, "the end"
         self.guard.strict &= kind is None  # an error of the training is not replaced by one of ours
         try:
+            self.guard.call("tell the other processes", self.desk.closing)
             for detach in (self.watch.detach, *(hooks.__exit__ for hooks in self._hooks)):
                 self.guard.call("take its hooks off", detach)
             self.collect(wait=True)
@@ -469,11 +479,18 @@ class Monitor:
             self.seconds += time.perf_counter() - start
 
     def _analyse(
-        self, rows: StepRows, bank: Bank | None, study: str = "study", *, described: bool = False, shown: int = 0
+        self,
+        rows: StepRows,
+        bank: Bank | None,
+        study: str = "study",
+        *,
+        described: bool = False,
+        shown: int = 0,
+        mapped: OpenRows | None = None,
     ) -> Future[Found]:
         """Have a step analysed."""
         seen = self.instruments.seen(rows, bank, study)
-        seen.described, seen.saved, seen.shown = described, self.store is not None, shown
+        seen.described, seen.saved, seen.shown, seen.mapped = described, self.store is not None, shown, mapped
         return self.desk.analyse(seen)
 
     def _measure_probe(self, step: int) -> Future[Found]:
@@ -488,10 +505,7 @@ class Monitor:
             raise
         finally:
             self.watch.paused = False
-        if self.map is not None:
-            with self.guard.catching("keep rows for the map"):
-                self.map.close(step, tokenizer=self.tokenizer)
-        return self._analyse(rows, bank, described=True)
+        return self._analyse(rows, bank, described=True, mapped=None if self.map is None else self.map.taken())
 
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
@@ -526,6 +540,7 @@ class Monitor:
         self.done.add(opened.step)
         self.watch.remember(opened.step)
         opened.state = saved_state.state_of(self, opened.step) if self.store is not None else {}
+        self.desk.close_step(opened.step, opened.state)
         self.results.expect(opened)
 
     def collect(self, *, wait: bool = False) -> None:

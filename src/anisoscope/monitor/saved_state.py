@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.monitor.analysis.parts import left_steps, remove_left
+from anisoscope.monitor.open_step import OpenStep
 
 Monitor = Any  # that of monitor.monitor, which uses these functions
 
@@ -45,6 +47,34 @@ def restore(monitor: Monitor, state: dict[str, Any]) -> None:
     if monitor.map is not None and state.get("map") is not None:
         monitor.map.load(state["map"])
     monitor.seconds = state["seconds"]
+
+
+def finish_left(monitor: Monitor) -> None:
+    """Have the steps analysed that a killed run left to be, and go on after them; of a new run they are deleted."""
+    store = monitor.store
+    if store is None or not monitor.desk.first:
+        return
+    folder, found = store.folder.path / "state", list[int]()
+    for left in left_steps(folder, store.options) if store.resume else ():
+        if left.step in monitor.done or left.step <= monitor.resumed:
+            continue
+        monitor.desk.at_work()
+        opened = OpenStep(left.step, due=True, state=left.state)
+        for part in monitor.desk.go_on(left):
+            opened.expect("analyse a step that was left", part)
+        monitor.done.add(left.step)
+        monitor.results.expect(opened)
+        monitor.results.collect(wait=True)
+        found.append(left.step)
+    if found and monitor.files.saved:
+        state = store.newest()
+        restore(monitor, state)
+        monitor.resumed = state["step"]
+        named = ", ".join(map(str, found))
+        monitor.instruments.note(f"step {named}: analysed after a restart from what a killed run had left")
+    if monitor.files.saved:
+        remove_left(folder)
+    monitor.collect()
 
 
 def save(monitor: Monitor, folder: Path, *, wait: bool) -> None:

@@ -77,7 +77,7 @@ class MonitorStore:
     def __init__(self, out: str | Path, *, resume: bool, about: dict[str, Any], waits: bool = False) -> None:
         path, self._key = _places(Path(out))
         self.folder, self.resume, self.about = RunFolder(path), resume, about
-        self._options = _flat(json.loads(json.dumps(about, default=str)))
+        self.options = _flat(json.loads(json.dumps(about, default=str)))
         self._files: dict[Path, Callable[[Path], Any]] = {}  # how to write what is in memory anyway, should it be lost
         self._waiting: dict[Path, Callable[[Path], Any] | None] = {}  # what is not written yet; None: to be deleted
         self._ours: set[Path] = set()  # results and states of this run
@@ -167,6 +167,11 @@ class MonitorStore:
         for _, old in sorted(self._states().items())[:-3]:  # keep three: a training may resume from an older checkpoint
             old.unlink()
 
+    @property
+    def flushed(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._waiting and self.lock is not None
+
     def describe(self, status: str, model: Mapping[str, Any], **more: Any) -> None:
         """Write run.json, unless the folder is that of `anisoscope train`, which writes its own."""
         old = self.folder.about()
@@ -199,7 +204,7 @@ class MonitorStore:
         for files in (self._files, self._waiting):
             for old in filter(_is_state, list(files)):
                 del files[old]
-        state = {**state, "about": self._options}
+        state = {**state, "about": self.options}
         name = f"step-{step if number is None else number:09d}.pt"
         self._put(self.folder.path / "state" / name, lambda path: torch.save(state, path))
 
@@ -252,7 +257,7 @@ class MonitorStore:
             return None
         found: dict[str, Any] = torch.load(states[max(states)], map_location="cpu", weights_only=True)
         # results of different options must not be mixed in one table
-        current, stored = self._options, found.get("about") or {}
+        current, stored = self.options, found.get("about") or {}
         for key in {**current, **stored} if current and stored else ():
             if key != "total_steps" and stored.get(key) != current.get(key):  # a training may be extended
                 raise AnisoscopeError(

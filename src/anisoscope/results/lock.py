@@ -102,8 +102,19 @@ def is_written(folder: Path) -> bool:
     return owner is not None and not _gone(owner, folder)
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
+    """What tells this process from every other, for `has_ended`."""
     return _identity(os.getpid())
+
+
+def has_ended(process: Mapping[str, Any]) -> bool | None:
+    """Whether a process has ended; None if it is, or was, on another machine, where that cannot be known."""
+    mine = this_process()
+    near = (process.get("host"), process.get("space")) == (mine["host"], mine["space"])
+    if not near or not isinstance(process.get("pid"), int):
+        return None
+    began = _began(process["pid"])
+    return began is None or abs(began - float(process.get("began") or 0)) >= 2.0
 
 
 @functools.cache
@@ -141,17 +152,14 @@ def _read_owner(path: Path) -> dict[str, Any] | None:
 
 
 def _is_mine(owner: Mapping[str, Any] | None) -> bool:
-    mine = _this_process()
+    mine = this_process()
     return owner is not None and all(owner.get(name) == mine[name] for name in mine)
 
 
 def _gone(owner: Mapping[str, Any], folder: Path) -> str:
     """Why the writer that holds a lock counts as gone; empty if it is there."""
-    mine = _this_process()
-    if (owner.get("host"), owner.get("space")) == (mine["host"], mine["space"]) and isinstance(owner.get("pid"), int):
-        began = _began(owner["pid"])
-        same = began is not None and abs(began - float(owner.get("began") or 0)) < 2.0
-        return "" if same else "its process is gone"
+    if (ended := has_ended(owner)) is not None:
+        return "its process is gone" if ended else ""
     with contextlib.suppress(OSError):
         silent = _clock(folder) - (folder / LOCK).stat().st_mtime
         return "" if silent < SILENT else f"no sign of life for {silent / 60:.0f} minutes"
@@ -190,7 +198,7 @@ def _claim(folder: Path) -> str:
     """Write the lock of a folder; returns a note where one that was left behind had to be taken over."""
     path, since = folder / LOCK, datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else ""
-    mine = json.dumps({**_this_process(), "command": command, "since": since})
+    mine = json.dumps({**this_process(), "command": command, "since": since})
     note = ""
     try:
         folder.mkdir(parents=True, exist_ok=True)

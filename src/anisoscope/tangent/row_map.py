@@ -12,6 +12,7 @@ and the share of an axis is λ / tr C. Notation: n rows of a step, d width, S st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,26 @@ def map_sites(sites: Iterable[Site]) -> list[Site]:
         few = [blocks[0], blocks[max(0, len(blocks) // 2 - 1)], blocks[-1]] if blocks else []
         chosen |= dict.fromkeys(s for s in in_stack if s.kind not in ("resid", "stage") or s in few)
     return list(chosen)
+
+
+@dataclass(frozen=True)
+class OpenRows:
+    """The rows of one step that one process has seen, before those of others are added; `groups` are names."""
+
+    groups: list[str]
+    sites: dict[Site, Sample]
+
+    def merge(self, other: OpenRows) -> OpenRows:
+        """The rows of both; one that both have, of contexts that they compute together, counts once."""
+        groups = list(dict.fromkeys([*self.groups, *other.groups]))
+        numbers = torch.tensor([groups.index(name) for name in other.groups], dtype=torch.int64)
+        sites = dict(self.sites)
+        for site, sample in other.sites.items():
+            sample = sample.relabel("group", numbers)
+            if site in sites and len(sample):
+                sample = sample.select(~torch.isin(sample.label("hash"), sites[site].label("hash")))
+            sites[site] = sites[site].merge(sample) if site in sites else sample
+        return OpenRows(groups, sites)
 
 
 class RowMap:
@@ -106,6 +127,17 @@ class RowMap:
         self._steps[step] = kept
         self._unsaved.add(step)
         self.save()
+
+    def taken(self) -> OpenRows:
+        """The rows since the last step, which `keep` takes, here or in another process."""
+        opened, self._open = self._open, {}
+        return OpenRows(list(self.groups), opened)
+
+    def keep(self, step: int, opened: OpenRows, *, tokenizer: Any = None) -> None:
+        """The same as `close`, of rows that were `taken`."""
+        joined = OpenRows(list(self.groups), {}).merge(opened)
+        self.groups, self._open = joined.groups, joined.sites
+        self.close(step, tokenizer=tokenizer)
 
     def parts(self, step: int) -> dict[str, Any] | None:
         """The rows of one step, for the map of another process; None if it has none."""
@@ -163,11 +195,12 @@ class RowMap:
     def steps(self) -> list[int]:
         return sorted(self._steps)
 
-    def state(self) -> dict[str, Any]:
-        """The state for resuming; rows saved in the folder are not part of it."""
-        unsaved = {step: kept for step in self.steps if step in self._unsaved and (kept := self._steps[step])}
+    def state(self, last: int | None = None) -> dict[str, Any]:
+        """The state for resuming, after the step `last` if given; rows saved in the folder are not part of it."""
+        steps = [step for step in self.steps if last is None or step <= last]
+        unsaved = {step: kept for step in steps if step in self._unsaved and (kept := self._steps[step])}
         inside = {step: [(key(s), k) for s, k in kept.items()] for step, kept in unsaved.items()}
-        return {"steps": self.steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
+        return {"steps": steps, "groups": list(self.groups), "words": dict(self.words), "inside": inside}
 
     def load(self, state: Mapping[str, Any]) -> RowMap:
         """Restore a state; steps whose rows are missing are left out."""

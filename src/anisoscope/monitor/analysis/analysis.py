@@ -22,6 +22,7 @@ from anisoscope.tangent.change import StepAlone
 from anisoscope.tangent.concepts import card_sites, cards
 from anisoscope.tangent.energy import Record, holm_records, placed
 from anisoscope.tangent.proxy import Label, StepRows
+from anisoscope.tangent.row_map import OpenRows
 from anisoscope.tangent.tables import TypeFit, input_role, table_records, weight_records
 from anisoscope.tangent.tangent_study import TangentStudy
 
@@ -55,6 +56,8 @@ class Seen:
     shown: int = 0  # the sum of the hashes of its contexts
     together: tuple[int, ...] = ()  # the processes that look at the same contexts, if there are several
     stage: tuple[int, int] | None = None  # of a pipeline: blocks before those of this process, and in all
+    mapped: OpenRows | None = None  # rows for the map, which is kept in the training process
+    parameters: Tensor | None = None  # a few numbers of them, the same in all processes that train one model
 
     @property
     def on_host(self) -> bool:

@@ -15,6 +15,8 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
 from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
+from anisoscope.monitor.analysis.merging import joined_parts
+from anisoscope.monitor.analysis.parts import LeftStep
 from anisoscope.monitor.analysis.ranks import Ranks, several
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.guard import FaultGuard
@@ -38,10 +40,12 @@ class Desk:
         """Whether results come here: in the only process, or in the first of several."""
         return self.ranks is None or self.ranks.first
 
-    def begin(self, device: torch.device, *, background: bool | None, folder: Path | None) -> None:
-        """Ready for steps of a model on this device; parts of other processes go into the folder, if there is one."""
+    def begin(
+        self, device: torch.device, *, background: bool | None, folder: Path | None, options: dict[str, Any]
+    ) -> None:
+        """Ready for steps of a model on this device; parts of all processes go into the folder, if there is one."""
         if self.ranks is not None:
-            self.ranks.begin(folder)
+            self.ranks.begin(folder, options)
         elif several() and self._alone:
             raise AnisoscopeError(
                 "torch.distributed was initialised after this monitor was made, which does not know of the other "
@@ -56,7 +60,21 @@ class Desk:
     def _submit(self, seen: Seen) -> Future[Found]:
         self._take_over()
         self.shown = (self.shown + seen.shown) % (1 << 64)
+        if (mapped := seen.mapped) is not None:
+            seen.mapped = None
+            self.results.files.keep_map(seen.rows.step, mapped, self.analyst.analysis.tokenizer)
         return self.analyst.submit(seen)
+
+    def close_step(self, step: int, state: dict[str, Any]) -> None:
+        """All was given that this process saw of a step; the state after it is kept with that until it has results."""
+        if self.ranks is not None:
+            self.guard.call(_JOIN, self.ranks.close_step, step, state)
+
+    def go_on(self, left: LeftStep) -> list[Future[Found]]:
+        """Have a step analysed that a killed run left behind."""
+        with self.guard.at(f"step {left.step}"):
+            whole = [joined_parts(parts, self.guard.note, missing=left.missing) for parts in left.parts.values()]
+        return [self._submit(seen) for seen in whole]
 
     def ask(self, name: str, *args: Any, **options: Any) -> Any:
         """The result of a method of the analysis, after all steps given so far."""
@@ -73,6 +91,18 @@ class Desk:
         if self.ranks is not None:
             self.guard.call(_JOIN, partial(self.ranks.poll, wait=wait))
         self.results.collect(wait=wait)
+        if self.ranks is not None and self.results.files.saved:
+            self.guard.call(_JOIN, self.ranks.settle, self.results.waiting)
+
+    def at_work(self) -> None:
+        """Something is analysed, for which the other processes may wait."""
+        if self.ranks is not None:
+            self.ranks.at_work()
+
+    def closing(self) -> None:
+        """The training has ended, and results are saved."""
+        if self.ranks is not None:
+            self.ranks.closing()
 
     def agree(self, done: set[int], resumed: int) -> int:
         """Have all processes take the steps that the first has measured as `done`; and the step it resumes from."""
@@ -116,5 +146,6 @@ class Desk:
     def close(self, last: Callable[[], Any]) -> None:
         """Leave the other processes with what is to be said last, and end the analysis, whatever it does."""
         if self.ranks is not None:
-            self.guard.call("leave the other processes", lambda ranks: ranks.end(last()), self.ranks)
+            saved = self.results.files.saved and not self.results.waiting
+            self.guard.call("leave the other processes", lambda ranks: ranks.end(last(), saved=saved), self.ranks)
         self.analyst.close()

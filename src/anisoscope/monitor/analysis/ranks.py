@@ -4,48 +4,54 @@ Nothing is communicated by hooks or among the collectives of the training, which
 batch, would leave waiting. Parts are files: the first process makes a folder and tells its name through the store of
 torch.distributed; each of the others writes a part for every measured step, and goes on. The first one merges a step
 when all parts are there. A part that cannot come any more – its process has ended, or is at a later step – is noted.
-Contexts decide by their content where rows belong, so that the merged step is that of one process with all contexts.
+At their end the others wait, for as long as the first is at work on it, until it has saved the results of all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import shutil
-import tempfile
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.bank import Bank
-from anisoscope.models.parallel import averaged_over, shapes_of, together, training_ranks
+from anisoscope.models.parallel import averaged_over, few_parameters, shapes_of, together, training_ranks
 from anisoscope.monitor.analysis import transport
-from anisoscope.monitor.analysis.analysis import Found, Seen, TableSeen
-from anisoscope.monitor.analysis.pieces import is_split, joined_pieces, only_pieces
-from anisoscope.monitor.analysis.stages import join_stages
+from anisoscope.monitor.analysis.analysis import Found, Seen
+from anisoscope.monitor.analysis.merging import joined_parts
+from anisoscope.monitor.analysis.parts import (
+    ANALYSING,
+    CLOSING,
+    TRAINING,
+    PartFolder,
+    missed_name,
+    part_name,
+    state_name,
+)
+from anisoscope.monitor.analysis.pieces import only_pieces
 from anisoscope.monitor.guard import FaultGuard
+from anisoscope.results.lock import has_ended, this_process
 from anisoscope.tangent.proxy import StepRows
 
 Submit = Callable[[Seen], Future[Found]]
-_NOTHING = object()
-_GRACE = 10.0  # seconds after a step in which a process may still say that it has a monitor
+_GRACE = 10.0  # seconds in which a process may still say that it has a monitor, and the first one that it ends
+_HURRY = 2.0  # the latter if the training has failed here
+_CLOSING = 600.0  # seconds for which the first process may be at work on one thing while others wait at their end
+_FAREWELL = 3.0  # seconds for which the first process waits until others have heard why it cannot begin
 _PATIENCE = 30.0  # seconds at the end for the parts of others
 _LIMIT = 120.0  # seconds after a step in which its parts may come, while the training goes on
 _POLL = 0.02  # seconds between looks while waiting
 _MOST = 16  # parts that are kept for a folder that is not known yet
-_PREFIX = "anisoscope-ranks-"
+_SAME = 1e-4  # relative difference of parameters from which on they are of different models
 _made: Counter[str] = Counter()  # monitors of this process by name: the same number in all processes
 
 
@@ -83,9 +89,10 @@ class Ranks:
         _made[name] += 1
         # keys and values that all processes share; no collective, so that nobody waits
         self._store: Any = dist.distributed_c10d._get_default_store()
-        self._folder: Path | None = None
-        self._members: set[int] = set()  # known to have a monitor
-        self._following: dict[int, bool] = {}
+        self._model = model
+        self._folder: PartFolder | None = None
+        self._begun, self._absent = 0, False  # how often `beginning` was called; whether the first has no monitor
+        self._members: dict[int, dict[str, Any]] = {}  # what those said that are known to have a monitor
         self._shapes = shapes_of(model)
         self._others: set[int] = set()  # of those that have one of another model
         self._agreed = 0  # how often `agree` was called
@@ -138,44 +145,118 @@ class Ranks:
         """Whether this process analyses the steps and has the results."""
         return not self.rank
 
-    def begin(self, folder: Path | None) -> None:
-        """Tell the others where parts go: within this folder, which all machines must see, or one of this machine."""
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Around what may fail in the first process alone, such as a folder that is in use: then it fails in all."""
+        self._begun += 1
+        done = f"begun/{self._begun}"
+        try:
+            yield
+        except Exception as error:
+            if self.first:
+                self._fail(error)
+            raise
         if self.first:
-            self._folder = _fresh_folder(folder)
-            self._store.set(f"{self._key}/folder", str(self._folder))
+            self._tell(done, "1")
+        elif not self._absent:
+            self._absent = not self._awaited(done)
+            self._raise_failure()
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the others why this process cannot begin; and be there until they know, as a launcher ends them then."""
+        said = str(error).strip() or type(error).__name__
+        self._tell("failed", said)
+        until = time.monotonic() + _FAREWELL
+        while time.monotonic() < until and not all(self._known(f"heard/{rank}") for rank in range(1, self.size)):
+            time.sleep(_POLL)
+
+    def _raise_failure(self) -> None:
+        if not self.first and self._known("failed"):
+            self._tell(f"heard/{self.rank}", "1")
+            raise AnisoscopeError(self._store.get(f"{self._key}/failed").decode())
+
+    def begin(self, folder: Path | None, options: Mapping[str, Any] | None = None) -> None:
+        """Tell the others where parts go: within this folder, which all machines must see, or one of this machine.
+
+        `options` are those that a run shares with one that goes on with it.
+        """
+        if self.first:
+            self._folder = PartFolder.made(folder, size=self.size, options=options)
+            self._folder.say(TRAINING)
+            self._tell("folder", str(self._folder.path))
         else:
-            follows = "every" if self.following else "measured"
-            self._store.set(f"{self._key}/joined/{self.rank}", f"{follows} {self._shapes}")
+            about = {"follows": self.following, "shapes": self._shapes, "process": this_process()}
+            self._tell(f"joined/{self.rank}", json.dumps(about))
 
     def agree(self, mine: Any) -> Any:
         """What the first process says, such as which steps are measured already; others wait some seconds for it."""
         self._agreed += 1
         name = f"agreed/{self._agreed}"
         if self.first:
-            self._store.set(f"{self._key}/{name}", json.dumps(mine))
+            self._tell(name, json.dumps(mine))
             return mine
-        until = time.monotonic() + _GRACE
-        while not self._known(name) and time.monotonic() < until:
+        return json.loads(self._store.get(f"{self._key}/{name}")) if self._awaited(name) else mine
+
+    def _awaited(self, name: str) -> bool:
+        """Whether the first process says this, and has not failed; within some seconds in which it does nothing."""
+        start, idle = time.monotonic(), 0.0
+        while not self._known(name) and not self._known("failed") and idle < _GRACE:
+            if time.monotonic() > start + _CLOSING:
+                break
             time.sleep(_POLL)
-        return json.loads(self._store.get(f"{self._key}/{name}")) if self._known(name) else mine
+            self._find_folder()
+            idle += _POLL if self._folder is None or self._folder.first().get("state") != ANALYSING else 0.0
+        return self._known(name)
+
+    def _find_folder(self) -> None:
+        if self._folder is None and self._known("folder"):
+            self._folder = PartFolder(Path(self._store.get(f"{self._key}/folder").decode()))
 
     def missed(self, step: int) -> None:
         """Say that this process has nothing of a step, so that nobody waits for it."""
         if not self.first:
-            self._unsent.append((_missed(step, self.rank), transport.Parcel.of(None)))
-            self._send()
+            self.post(missed_name(step, self.rank), None)
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
-        seen = self.share(seen)
+        seen = replace(self.share(seen), parameters=few_parameters(self._model) if self.stage is None else None)
+        name = part_name(seen.rows.step, seen.study, self.rank)
         if self.first:
+            self._keep(name, seen)
             self._pending.append(one := _Pending(seen, submit))
             return one.future
-        self._unsent.append((_name(seen, self.rank), transport.Parcel.of(seen)))
-        self._send()
+        self.post(name, seen)
         future: Future[Found] = Future()
         future.set_result(Found())
         return future
+
+    def close_step(self, step: int, state: Mapping[str, Any]) -> None:
+        """Keep the state of the first process after a step, to which it has added all that it saw."""
+        if self.first and state:
+            self._keep(state_name(step), dict(state))
+
+    def _keep(self, name: str, value: Any) -> None:
+        """Write what the first process itself has, should it be killed before there are results."""
+        if self._folder is not None and self._folder.kept:
+            with self.guard.catching("keep its part of the step until there are results"):
+                self._folder.put(name, value)
+                self._folder.written(name)
+
+    def settle(self, waiting: set[int]) -> None:
+        """Delete the parts of all steps whose results are on disk: all but those that are waiting."""
+        if self.first and self._folder is not None:
+            self._folder.forget(waiting)
+            self._folder.say(TRAINING)
+
+    def at_work(self) -> None:
+        """Say that the first process analyses something, for which others may wait."""
+        if self.first and self._folder is not None:
+            self._folder.say(ANALYSING)
+
+    def closing(self) -> None:
+        """Say that the first process saves its results, and does so until it removes the folder."""
+        if self.first and self._folder is not None:
+            self._folder.say(CLOSING)
 
     def poll(self, *, wait: bool = False) -> None:
         """Have the steps analysed whose parts are all there; with `wait` all of them."""
@@ -185,11 +266,7 @@ class Ranks:
             look(wait=wait)
         until = time.monotonic() + _PATIENCE
         while self._pending:
-            try:
-                whole = self._whole(self._pending[0], late=time.monotonic() > until)
-            except OSError:  # somebody deleted the folder: no part can come
-                whole = True
-            if whole:
+            if self._whole(self._pending[0], late=time.monotonic() > until):
                 self._analyse(self._pending.popleft())
             elif not wait:
                 return
@@ -204,61 +281,88 @@ class Ranks:
     def names(self) -> set[str]:
         """What has come, in the first process."""
         assert self._folder is not None
-        try:
-            return {path.name for path in self._folder.iterdir()}
-        except OSError:  # somebody deleted the folder: nothing can come
-            return set()
+        return self._folder.names()
 
     def taken(self, name: str) -> Any:
         """What has come under a name, which is deleted."""
-        return self._take(name, "cpu")
+        assert self._folder is not None
+        return self._folder.take(name)
 
     def follows(self, rank: int) -> bool | None:
         """Whether a process adds to what is recorded at every step; None if it has no monitor yet."""
-        if rank not in self._following and self._joined(rank):
-            self._following[rank] = self._said(rank)[0] == "every" and rank not in self._others
-        return self._following.get(rank)
+        if not self._joined(rank):
+            return None
+        return bool(self._members[rank]["follows"]) and rank not in self._others
 
-    def end(self, last: Any = None) -> None:
-        """Nothing more comes from this process but what it says last, for `last_of_all`."""
-        if not self.first:
-            self._unsent.append((f"ended.{self.rank}", transport.Parcel.of(last)))
-            self._send()
-            if self._folder is None:
-                self.guard.note(
-                    f"rank {self.members[0]} has no monitor of this model, so what rank {self.members[self.rank]} saw "
-                    "is lost; make one in every process, with stage= if each of them holds other blocks"
-                )
-        elif self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    def gone(self, rank: int) -> bool:
+        """Whether a process that had a monitor is known to have ended, so that nothing comes any more."""
+        return self._joined(rank) and bool(has_ended(self._members[rank]["process"]))
+
+    def end(self, last: Any = None, *, saved: bool = True) -> None:
+        """Nothing more comes from this process but what it says last, for `last_of_all`.
+
+        The first one removes the parts, if all results are `saved`; the others wait until it does.
+        """
+        if self.first:
+            if self._folder is not None:
+                self._folder.leave() if self._folder.kept and not saved else self._folder.remove()
+            return
+        self.post(f"ended.{self.rank}", last)
+        if self._folder is None:
+            self.guard.note(
+                f"rank {self.members[0]} has no monitor of this model, so what rank {self.members[self.rank]} saw "
+                "is lost; make one in every process, with stage= if each of them holds other blocks"
+            )
+        else:
+            self._await_first(self._folder)
+
+    def _await_first(self, folder: PartFolder) -> None:
+        """Wait until the first process has saved everything: a launcher ends all of them if one fails as it exits.
+
+        Not for one that is gone, nor for long for one that trains on, which may itself wait for this process.
+        """
+        grace = _GRACE if sys.exception() is None else _HURRY
+        trained, since, before = 0.0, time.monotonic(), dict[str, Any]()
+        while said := folder.first():
+            now = time.monotonic()
+            since, before = (since, before) if said == before else (now, said)
+            trained += _POLL if said["state"] == TRAINING else 0.0
+            if trained > grace or now > since + _CLOSING:
+                return
+            time.sleep(_POLL)
+        if before and not before["kept"]:
+            folder.remove()  # the first process is gone, and its results with it
 
     def last_of_all(self, mine: Any) -> list[Any]:
         """What all processes say last, in their order; of one that does not end in time nothing."""
-        assert self._folder is not None
         until, found = time.monotonic() + _PATIENCE, [mine]
         for rank in range(1, self.size):
-            path = self._folder / f"ended.{rank}"
-            while not path.exists() and time.monotonic() < until and self._joined(rank):
+            name = f"ended.{rank}"
+            while name not in self.names() and time.monotonic() < until and self._joined(rank) and not self.gone(rank):
                 time.sleep(_POLL)
-            found += [] if (said := self._take(path.name, "cpu")) is None else [said]
+            found += [] if (said := self.taken(name)) is None else [said]
         return found
 
     def _send(self) -> None:
         """Write what is to be sent, once the folder is known; without one the first process has no monitor yet."""
-        if self._folder is None and self._known("folder"):
-            self._folder = Path(self._store.get(f"{self._key}/folder").decode())
+        self._find_folder()
         if self._folder is None:
             del self._unsent[:-_MOST]  # the first process may have no monitor at all
             return
-        if not self._folder.is_dir() and self._unsent:
+        if not self._folder.path.is_dir() and self._unsent:
             self._unsent.clear()
             self.guard.note(
-                f"{self._folder} is gone, or not seen here, so rank {self.members[self.rank]} adds nothing; on several "
-                "machines give an out= that all of them see"
+                f"{self._folder.path} is gone, or not seen here, so rank {self.members[self.rank]} adds nothing; on "
+                "several machines give an out= that all of them see"
             )
         while self._unsent:
             name, parcel = self._unsent.pop(0)  # not tried again where the disk is full: its contexts are missing
-            parcel.save(self._folder / name)
+            self._folder.put(name, parcel)
+
+    def _tell(self, name: str, value: str) -> None:
+        """Say something to all processes, unless the store is gone with them."""
+        with contextlib.suppress(Exception):
+            self._store.set(f"{self._key}/{name}", value)
 
     def _known(self, name: str) -> bool:
         """Whether some process has said this; False where the store is gone, with the processes of the training."""
@@ -270,86 +374,73 @@ class Ranks:
     def _joined(self, rank: int) -> bool:
         """Whether this process has a monitor, too."""
         if rank not in self._members and self._known(f"joined/{rank}"):
-            self._members.add(rank)
-            if self.stage is None and self._said(rank)[1] != self._shapes:
-                self._others.add(rank)
-                self.guard.note(
-                    f"rank {self.members[rank]} trains a model with other parameters, so it is left out; say stage= if "
-                    "both are parts of one model"
+            self._members[rank] = json.loads(self._store.get(f"{self._key}/joined/{rank}"))
+            if self.stage is None and self._members[rank]["shapes"] != self._shapes:
+                self._leave_out(
+                    rank, "trains a model with other parameters", "say stage= if both are parts of one model"
                 )
         return rank in self._members
 
-    def _said(self, rank: int) -> tuple[str, str]:
-        """What a process said when it joined: whether it follows every step, and the shapes of its parameters."""
-        follows, _, shapes = self._store.get(f"{self._key}/joined/{rank}").decode().partition(" ")
-        return follows, shapes
+    def _leave_out(self, rank: int, why: str, hint: str) -> None:
+        self._others.add(rank)
+        self.guard.note(f"rank {self.members[rank]} {why}, so it is left out; {hint}")
 
     def _whole(self, one: _Pending, *, late: bool) -> bool:
         """Whether all parts of a step are there that will come."""
         assert self._folder is not None
-        there = {path.name for path in self._folder.iterdir()}
+        if not self._folder.path.is_dir():  # somebody deleted it: no part can come
+            return True
+        there = self.names()
         return all(self._settled(one, rank, there, late=late) for rank in range(1, self.size))
 
     def _settled(self, one: _Pending, rank: int, there: set[str], *, late: bool) -> bool:
-        name = _name(one.seen, rank)
-        if rank in self._others or name in there or _missed(one.seen.rows.step, rank) in there:
+        step = one.seen.rows.step
+        name = part_name(step, one.seen.study, rank)
+        if rank in self._others or name in there or missed_name(step, rank) in there:
             return True
         if not self._joined(rank):
             return late or time.monotonic() > one.since + _GRACE
         late = late or time.monotonic() > one.since + _LIMIT
         begun = [other.partition(".")[0] for other in there if other.endswith(f".{rank}")]
-        return late or any(step > name.partition(".")[0] for step in begun)  # "ended" comes after all numbers
+        # "ended" comes after all numbers; of a process that is gone a last part may have come meanwhile, which is read
+        return late or any(other > name.partition(".")[0] for other in begun) or self.gone(rank)
 
     def _analyse(self, one: _Pending) -> None:
         """Merge the parts of a step, and have it analysed."""
+        assert self._folder is not None
+        self.at_work()
+        step = one.seen.rows.step
         try:
             parts, missing = [one.seen], []
-            device = _device_of(one.seen)
             for rank in range(1, self.size):
-                found = self._take(_name(one.seen, rank), device)
+                found = self._folder.read(part_name(step, one.seen.study, rank), _device_of(one.seen))
+                if found is not None and not (self._joined(rank) and rank in self._others):
+                    self._refuse_other_weights(rank, one.seen.parameters, found.parameters)
                 if self._joined(rank) and rank in self._others:
                     continue
                 parts += [] if found is None else [found]
                 missing += [rank] if found is None else []
-            if missing:
-                named = ", ".join(str(self.members[rank]) for rank in missing)
-                alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
-                with self.guard.at(f"step {one.seen.rows.step}"):
+            with self.guard.at(f"step {step}"):
+                if missing:
+                    named = ", ".join(str(self.members[rank]) for rank in missing)
+                    alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
                     self.guard.note(f"rank {named} {alone}gave nothing, so its contexts are missing")
-            parts = self._whole_contexts(parts, one.seen.rows.step)
-            if self.stage is not None:
-                join_stages(parts, missing=bool(missing))
-            self._follow(one.submit(merged(parts)), one.future)
+                whole = joined_parts(parts, self.guard.note, missing=bool(missing))
+            self._follow(one.submit(whole), one.future)
         except Exception as error:
             one.future.set_exception(error)
 
-    def _whole_contexts(self, parts: Sequence[Seen], step: int) -> list[Seen]:
-        """The parts, with those of processes that have positions of the same contexts joined; a note if one is gone."""
-        groups: dict[Any, list[Seen]] = {}
-        for number, part in enumerate(parts):
-            groups.setdefault(part.together or number, []).append(part)
-        found = []
-        for key, group in groups.items():
-            if not any(map(is_split, group)):
-                found += group
-            elif len(group) == len(group[0].together):
-                found.append(joined_pieces(group))
-            else:
-                found.append(replace(only_pieces(group[0]), rows=StepRows(step), bank=None))
-                with self.guard.at(f"step {step}"):
-                    self.guard.note(f"ranks {', '.join(map(str, key))} share contexts, so all of theirs are missing")
-        return found
-
-    def _take(self, name: str, device: str) -> Any:
-        """The part of this name, which is deleted."""
-        assert self._folder is not None
-        path = self._folder / name
-        try:
-            file = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return None
-        path.unlink()  # the memory stays until nothing looks at it
-        return transport.unpack(file, os.fstat(file).st_size, device=device)
+    def _refuse_other_weights(self, rank: int, mine: Tensor | None, theirs: Tensor | None) -> None:
+        """Leave a process out whose model has the same shapes and other numbers: it trains one of its own."""
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return
+        mine, theirs = mine.double().cpu(), theirs.double().cpu()
+        if float((mine - theirs).norm()) > _SAME * float(mine.norm()):
+            self._leave_out(
+                rank,
+                f"has other weights than rank {self.members[0]}",
+                "to train several models at once, give each its own init_process_group, or none",
+            )
 
     @staticmethod
     def _follow(inner: Future[Found], outer: Future[Found]) -> None:
@@ -360,87 +451,7 @@ class Ranks:
         inner.add_done_callback(ended)
 
 
-def _name(seen: Seen, rank: int) -> str:
-    return f"{seen.rows.step:012d}.{seen.study}.{rank}"
-
-
-def _missed(step: int, rank: int) -> str:
-    return f"{step:012d}.nothing.{rank}"
-
-
-def _fresh_folder(folder: Path | None) -> Path:
-    """A new folder for parts within this one, where that can be, else a temporary one; what a killed run left goes."""
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.glob(f"{_PREFIX}*"):
-                shutil.rmtree(old, ignore_errors=True)
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder)).absolute()
-        except OSError:  # which is noted when results are written there
-            pass
-    return Path(tempfile.mkdtemp(prefix=_PREFIX)).absolute()
-
-
 def _device_of(seen: Seen) -> str:
     """The device of the rows of a step, on which those of others go."""
     rows = [part.x for parts in seen.rows.fit.values() for part in parts]
     return str(rows[0].device) if rows else "cpu"
-
-
-def merged(parts: Sequence[Seen]) -> Seen:
-    """What several processes saw of one step, as if one had seen it; of the model's own tensors those of the first."""
-    first = parts[0]
-    rows = _joined_rows([part.rows for part in parts])
-    banks = [part.bank for part in parts if part.bank is not None]
-    bank = reduce(Bank.merge, banks) if banks else None
-    weights: dict[Site, Tensor] = dict(first.weights)
-    for part in parts[1:]:
-        for site, found in part.weights.items():
-            weights[site] = weights[site] + found.to(weights[site].device) if site in weights else found
-    readers = next((part.readers for part in parts if part.readers), {})
-    table = None if first.table is None else _joined_table(first.table, [p.table for p in parts[1:] if p.table])
-    told: dict[str, Any] = {"described": first.described, "saved": first.saved, "shown": sum(p.shown for p in parts)}
-    return Seen(rows, bank, first.study, first.constants, table, readers, weights, **told, stage=first.stage)
-
-
-def _joined_rows(parts: Sequence[StepRows]) -> StepRows:
-    """The rows of several processes: batches take turns, as samplers deal them and as one process would read them."""
-    out = StepRows(parts[0].step)
-    for part in parts:
-        out.add_loss(part.loss, part.tokens, part.weighted_loss)
-        out.unreached |= part.unreached
-    for site in dict.fromkeys(site for part in parts for site in part.fit):
-        out.fit[site] = _in_turn([part.fit.get(site, []) for part in parts])
-    for site in dict.fromkeys(site for part in parts for site in part.test):
-        out.test[site] = _in_turn([part.test.get(site, []) for part in parts])
-    for name in ("weights", "embedded", "by_context", "passes"):
-        setattr(out, name, _in_turn([getattr(part, name) for part in parts]))
-    return out
-
-
-def _in_turn(lists: Sequence[list[Any]]) -> list[Any]:
-    """The first of each list, then the second of each.
-
-    >>> _in_turn([[1, 4], [2], [3, 5]])
-    [1, 2, 3, 4, 5]
-    """
-    return [x for turn in zip_longest(*lists, fillvalue=_NOTHING) for x in turn if x is not _NOTHING]
-
-
-def _joined_table(first: TableSeen, others: Sequence[TableSeen]) -> TableSeen:
-    """The embedding table of the first process, with updates of the types that any of them has read."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for name, types, change in (update for table in (first, *others) for update in table.updates):
-        found.setdefault(name, []).append((types, change))
-    read = [table.read.cpu() for table in (first, *others) if table.read is not None]
-    updates = []
-    for name, parts in found.items():
-        rows = torch.cat([change.to(parts[0][1].device) for _, change in parts])
-        types, place = torch.cat([types for types, _ in parts]).unique(return_inverse=True)
-        where = torch.empty_like(types).scatter_(0, place, torch.arange(len(place)))
-        kept = torch.stack(read).any(0)[types] if read else torch.ones_like(types, dtype=torch.bool)
-        if read and len(types) < first.size:  # a process that holds some of the rows gave none, as after a restart
-            continue
-        if bool(kept.any()):
-            updates.append((name, types[kept], rows[where[kept].to(rows.device)]))
-    return TableSeen(first.size, first.width, first.output, first.tied, first.since, updates)

@@ -57,6 +57,11 @@ class StepResults:
         """Steps whose analysis is not finished."""
         return sum(isinstance(one, OpenStep) and not one.ready for one in self._waiting)
 
+    @property
+    def waiting(self) -> set[int]:
+        """Steps whose results are not kept yet."""
+        return {one.step for one in self._waiting if isinstance(one, OpenStep)}
+
     def then(self, act: Callable[[], None]) -> None:
         """Call this once the results of all steps so far are kept."""
         self._waiting.append(act)
@@ -99,6 +104,8 @@ class StepResults:
             inside = {} if self.newest is None else self.newest[1]
             self.newest = states, _inside(states, {**inside, step: window})
         after = opened.state | {"done": sorted(s for s in self.done if s <= step)} | states
+        if self.files.map is not None:  # it has the rows of all processes only now
+            after["map"] = self.files.map.state(step)
         self.keep(step, opened.records, after=(after, window) if known else None)
 
     def _describe(self, step: int, found: Found) -> None:

@@ -223,23 +223,22 @@ class StepSums:
         A folder that is listed while files come may show a later one and not an earlier one: a second list has all
         that came before the last of the first.
         """
+        ended = {rank for rank in self._theirs if self.ranks.gone(rank)}  # before the list: all of theirs is in it
         names = self.ranks.names()
+        ended |= {rank for rank in self._theirs if f"ended.{rank}" in names}
         newest: dict[int, str] = {}
         for name in sorted(name for name in names if name.startswith("sums.")):
             newest[int(name.split(".")[1])] = name
-        ended = any(name.startswith("ended.") for name in names)
         later = self.ranks.names() if newest or ended else set()
         for name in sorted(name for name in later if name.startswith("sums.")):
             rank = int(name.split(".")[1])
-            if name > newest.get(rank, "") and f"ended.{rank}" not in names:
+            if name > newest.get(rank, "") and rank not in ended:
                 continue
             found = self.ranks.taken(name)
             if found is not None:
                 given, self._reached[rank] = found
                 self._theirs[rank].update(given)
-        for rank in self._theirs:
-            if f"ended.{rank}" in names:
-                self._reached[rank] = _END
+        self._reached |= dict.fromkeys(ended, _END)
 
     def _merge(self, *, late: bool, wait: bool) -> None:
         for key in self._keys():
