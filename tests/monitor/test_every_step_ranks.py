@@ -111,7 +111,7 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
         tmp_path,
     )
     assert notes == ["query, key are left out: heads are split over tensor-parallel processes"]
-    assert_same(first, expected, tolerance=1e-4, nothing=1e-5)
+    assert_same(first, expected, tolerance=2e-5, nothing=1e-5)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_leaves_what_was_followed(tmp_path: Path, monke
                 os.kill(os.getpid(), 9)
             return [rank]
 
-        return follow(mine)
+        return follow(mine, lr=0.0)  # nobody averages gradients, and yet they train one model
 
     (first, _, notes, _), killed = in_ranks(act, 2, tmp_path)
     assert killed is None

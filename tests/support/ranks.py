@@ -136,6 +136,28 @@ def sequence_parallel(model: Any, *, sharded: bool = False, local: bool = True, 
     return fully_shard(model, mesh=mesh["dp"]) if sharded else model
 
 
+def exact(model: Any, *, still: bool = False) -> nn.Module:
+    """A llama whose norms and loss keep its precision, where transformers goes through float32.
+
+    With `still` its blocks add nothing, so that rows have the same bits however they are split.
+    """
+
+    def norm(self: Any, x: Tensor) -> Any:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    def loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    for module in model.modules():
+        if type(module).__name__ == "LlamaRMSNorm":
+            module.forward = norm.__get__(module)
+    model.loss_function = loss
+    with torch.no_grad():
+        for name, parameter in model.named_parameters() if still else ():
+            parameter.mul_(0.0 if any(part in name for part in _ROWS) else 1.0)
+    return model  # type: ignore[no-any-return]
+
+
 def split_width(model: Any) -> nn.Module:
     """As `tensor_parallel`, and what the final norm gives is split by coordinates."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -161,12 +183,13 @@ def train(
     architecture: str = "gpt2",
     leave: bool = False,
     paused: Path | None = None,
+    dtype: torch.dtype = torch.float32,
     batch: Callable[[int, int], dict[str, Tensor]] = whole_batch,
     **options: Any,
 ) -> tuple[Table | None, list[Tensor], list[str]]:
     """Train on the shards `mine(step)`; gradients are averaged `by_hand`, by the wrapper, or not at all."""
     torch.manual_seed(0)
-    model = tiny(architecture)
+    model = tiny(architecture).to(dtype)
     wrapped = wrap(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=lr, foreach=False)  # parameters of several meshes
     words: dict[str, Any] = {"when": at(range(STEPS)), "plan": PLAN, "counts": COUNTS, "optimizer": optimizer}
