@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -234,7 +235,9 @@ def test_what_the_first_cannot_begin_with_is_told_by_all(failing: str, tmp_path:
 
     first, second, third = in_ranks(act, 3, tmp_path)
     assert first == second == third
-    assert ("holds a monitored run; say resume=True" if failing == "made" else "monitored with seed = 0, not 1") in first
+    assert (
+        "holds a monitored run; say resume=True" if failing == "made" else "monitored with seed = 0, not 1"
+    ) in first
 
 
 # -- trainings that are no one training --------------------------------------------------------------------------------
@@ -269,3 +272,63 @@ def test_two_monitors_of_one_model_at_once(tmp_path: Path) -> None:
     assert not notes
     assert_same(one, two, least=1)
     assert {row["contexts"] for row in one.records()} == {32}
+
+
+# -- kills at any time -------------------------------------------------------------------------------------------------
+
+
+def _killed_after(seconds: float, victim: int, out: Path, folder: Path) -> bool:
+    """Kill one of two processes some time after they began, and end the other as torchrun does; whether it lived."""
+    began = folder / "began"
+    began.unlink(missing_ok=True)
+
+    def act(rank: int) -> None:
+        if rank == victim:
+            began.write_text(str(os.getpid()))
+        with contextlib.suppress(RuntimeError):  # of gloo, in the other one
+            train(lambda _: [rank], wrap=ddp, out=out, resume=out.exists(), plan=PLAN, probe=probe())
+
+    starter = os.fork()
+    if not starter:
+        os.setpgid(0, 0)
+        with contextlib.suppress(BaseException):
+            in_ranks(act, 2, folder)
+        os._exit(0)
+    while not began.exists() or not began.read_text():
+        time.sleep(0.001)
+    time.sleep(seconds)
+    lived = True
+    try:
+        os.kill(int(began.read_text()), signal.SIGKILL)
+        time.sleep(0.1)
+    except ProcessLookupError:
+        lived = False
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(starter, signal.SIGKILL)
+    os.waitpid(starter, 0)
+    return lived
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_is_killed_again_and_again(victim: int, tmp_path: Path) -> None:
+    """At a time that has nothing to do with what it does: the run that goes on ends with the table of one process."""
+    expected = train(lambda _: [0, 1], divided=2, plan=PLAN, probe=probe())[0]
+    assert expected is not None
+    out, generator = tmp_path / "run", torch.Generator().manual_seed(victim)
+    start = time.monotonic()
+    in_ranks(lambda rank: train(lambda _: [rank], wrap=ddp, out=tmp_path / "w", plan=PLAN, probe=probe()), 2, tmp_path)
+    whole = time.monotonic() - start
+    killed = [
+        _killed_after(whole * float(torch.rand((), generator=generator)), victim, out, tmp_path) for _ in range(8)
+    ]
+    assert any(killed), "the counter-test"
+    (table, *_), _ = in_ranks(
+        lambda rank: train(lambda _: [rank], wrap=ddp, out=out, resume=out.exists(), plan=PLAN, probe=probe()),
+        2,
+        tmp_path,
+    )
+    assert_same(table, expected)
+    assert_same(Table.read(out), expected)
+    assert _map(out) == _map(tmp_path / "w")
+    assert not list((out / "state").glob(f"{PREFIX}*"))

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
 from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
 from anisoscope.tangent.proxy import StepRows
-from anisoscope.tangent.row_map import OpenRows, RowMap
+from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
 
 
@@ -399,7 +400,12 @@ class Monitor:
         elif number is not None:
             self._follow(number)
         if self._ended or number is None or number <= self.resumed:
+            unfollowed = not self._ended and number is not None and self.watch.before is None
+            if unfollowed:
+                self.guard.call("look at the step", self._snapshot, number)
             yield self
+            if unfollowed and number == self.resumed:  # another process than the first, whose state was not kept
+                self.guard.call("follow the embedding table", self.watch.remember, number)
             return
         opened = self._begin_step(number)
         try:
@@ -423,8 +429,7 @@ class Monitor:
         opened, guard = OpenStep(step), self.guard
         self._steps += 1
         with guard.catching("look at the step"):
-            if self.total_steps is not None:
-                self.watch.snapshot(step, self.total_steps, self.temporal)
+            self._snapshot(step)
             opened.due = bool(self.when(step)) and step not in self.done
         self._due += opened.due
         if opened.due:
@@ -442,6 +447,10 @@ class Monitor:
         if self.every is not None and self.every in self._hooks:
             guard.call("follow every step", self.every.begin, step)
         return opened
+
+    def _snapshot(self, step: int) -> None:
+        if self.total_steps is not None:
+            self.watch.snapshot(step, self.total_steps, self.temporal)
 
     def _end_step(self, opened: OpenStep, scale: LossScale) -> None:
         """Everything after the passes of a step."""
@@ -478,20 +487,10 @@ class Monitor:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _analyse(
-        self,
-        rows: StepRows,
-        bank: Bank | None,
-        study: str = "study",
-        *,
-        described: bool = False,
-        shown: int = 0,
-        mapped: OpenRows | None = None,
-    ) -> Future[Found]:
-        """Have a step analysed."""
+    def _analyse(self, rows: StepRows, bank: Bank | None, study: str = "study", **told: Any) -> Future[Found]:
+        """Have a step analysed; `told` are more fields of `Seen`."""
         seen = self.instruments.seen(rows, bank, study)
-        seen.described, seen.saved, seen.shown, seen.mapped = described, self.store is not None, shown, mapped
-        return self.desk.analyse(seen)
+        return self.desk.analyse(replace(seen, saved=self.store is not None, **told))
 
     def _measure_probe(self, step: int) -> Future[Found]:
         assert self.probe is not None

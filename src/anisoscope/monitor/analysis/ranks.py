@@ -89,6 +89,7 @@ class Ranks:
         _made[name] += 1
         # keys and values that all processes share; no collective, so that nobody waits
         self._store: Any = dist.distributed_c10d._get_default_store()
+        self._lost = False  # whether it has ended
         self._model = model
         self._folder: PartFolder | None = None
         self._begun, self._absent = 0, False  # how often `beginning` was called; whether the first has no monitor
@@ -167,7 +168,8 @@ class Ranks:
         said = str(error).strip() or type(error).__name__
         self._tell("failed", said)
         until = time.monotonic() + _FAREWELL
-        while time.monotonic() < until and not all(self._known(f"heard/{rank}") for rank in range(1, self.size)):
+        others = range(1, self.size)
+        while time.monotonic() < until and not self._lost and not all(self._known(f"heard/{rank}") for rank in others):
             time.sleep(_POLL)
 
     def _raise_failure(self) -> None:
@@ -201,7 +203,7 @@ class Ranks:
         """Whether the first process says this, and has not failed; within some seconds in which it does nothing."""
         start, idle = time.monotonic(), 0.0
         while not self._known(name) and not self._known("failed") and idle < _GRACE:
-            if time.monotonic() > start + _CLOSING:
+            if self._lost or time.monotonic() > start + _CLOSING:
                 break
             time.sleep(_POLL)
             self._find_folder()
@@ -361,15 +363,20 @@ class Ranks:
 
     def _tell(self, name: str, value: str) -> None:
         """Say something to all processes, unless the store is gone with them."""
-        with contextlib.suppress(Exception):
-            self._store.set(f"{self._key}/{name}", value)
+        if not self._lost:
+            try:
+                self._store.set(f"{self._key}/{name}", value)
+            except Exception:
+                self._lost = True
 
     def _known(self, name: str) -> bool:
         """Whether some process has said this; False where the store is gone, with the processes of the training."""
-        try:
-            return bool(self._store.check([f"{self._key}/{name}"]))
-        except Exception:
-            return False
+        if not self._lost:
+            try:
+                return bool(self._store.check([f"{self._key}/{name}"]))
+            except Exception:
+                self._lost = True  # not asked again: each time it would write pages of its own about it
+        return False
 
     def _joined(self, rank: int) -> bool:
         """Whether this process has a monitor, too."""
