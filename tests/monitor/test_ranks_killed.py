@@ -1,10 +1,11 @@
-"""Processes of one training that are killed, fail or cannot begin: what was measured stays, and nobody waits forever."""
+"""Processes of one training that are killed, fail or cannot begin: what was measured stays, and nobody hangs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -95,7 +96,8 @@ def test_the_first_process_is_killed_and_the_run_goes_on(name: str, tmp_path: Pa
     (table, _, notes), _ = run_in_two(out, tmp_path, resume=True)
     assert_same(table, expected)
     assert_same(Table.read(out), expected)
-    assert any("step 1: analysed after a restart" in note for note in notes) == (name in LEFT)
+    found = any(re.match(r"step 1(, 2)?: analysed after a restart", note) for note in notes)
+    assert found == (name in LEFT), "the second step may have been given by both as well"
     assert not list((out / "state").glob(f"{PREFIX}*"))
 
 
@@ -113,7 +115,7 @@ def test_a_killed_run_with_a_probe_goes_on_in_one_process(tmp_path: Path) -> Non
     table, _, notes = train(lambda _: [0, 1], out=out, resume=True, **OPTIONS, **options)
     assert table is not None
     assert_same(table, alone(probed=True))
-    assert any("step 1: analysed after a restart" in note for note in notes)
+    assert any(re.match(r"step 1(, 2)?: analysed after a restart", note) for note in notes)
     train(lambda _: [0, 1], out=tmp_path / "whole", **OPTIONS, **options)
     assert _map(out) == _map(tmp_path / "whole")
 
@@ -235,9 +237,8 @@ def test_what_the_first_cannot_begin_with_is_told_by_all(failing: str, tmp_path:
 
     first, second, third = in_ranks(act, 3, tmp_path)
     assert first == second == third
-    assert (
-        "holds a monitored run; say resume=True" if failing == "made" else "monitored with seed = 0, not 1"
-    ) in first
+    said = {"made": "holds a monitored run; say resume=True", "entered": "monitored with seed = 0, not 1"}
+    assert said[failing] in first
 
 
 # -- trainings that are no one training --------------------------------------------------------------------------------
