@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -275,13 +276,18 @@ def test_positions_that_are_split_over_processes_are_joined(
     """Sequence parallel, alone and under FSDP2: sites that are split are a union, others count once."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",), splits=(1,))}
     options |= {"probe": probe(), "live": True} if probed else {}
-    pairs = size // 2
-    expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, **options)
+    pairs, outs = size // 2, (tmp_path / "whole", tmp_path / "split")
+    expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, out=outs[0], **options)
     wrap = partial(sequence_parallel, sharded=pairs > 1, local=local)
-    (first, *_), *_ = in_ranks(lambda rank: train(lambda _: [rank // 2], wrap=wrap, **options), size, tmp_path)
+    (first, *_), *_ = in_ranks(
+        lambda rank: train(lambda _: [rank // 2], wrap=wrap, out=outs[1], **options), size, tmp_path
+    )
     assert expected is not None
     held = expected.where(variant=lambda variant: "embedding_out" not in variant)
     assert_same(first, held, tolerance=2e-5, nothing=1e-5)
+    if probed:  # the map has the rows of all positions, each once
+        whole, split = (pq.read_table(out / "map.parquet").to_pandas() for out in outs)
+        assert whole.drop(columns=["x", "y", "z"]).equals(split.drop(columns=["x", "y", "z"]))
 
 
 @pytest.mark.slow

@@ -249,19 +249,17 @@ def shapes_of(model: nn.Module) -> str:
 def few_parameters(model: nn.Module, *, most: int = 16, each: int = 4) -> Tensor | None:
     """A few numbers of parameters that learn, the same in all processes that train one model; None if they are split.
 
-    >>> few_parameters(nn.Linear(8, 2)).shape
+    Of norms and biases, if there are any: experts, of which a process may have its own, are matrices.
+
+    >>> few_parameters(nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8))).shape
     torch.Size([6])
     """
     learned = [p.detach() for p in model.parameters() if p.requires_grad and p.numel()]
     if sharded(model) or not learned:
         return None
-    some = learned[:: -(-len(learned) // most)]
-    return torch.cat([p[(0,) * (p.dim() - 1)][:each].to(some[0].device, torch.float32) for p in map(_lined, some)])
-
-
-def _lined(parameter: Tensor) -> Tensor:
-    """A parameter with one dimension or more."""
-    return parameter[None] if parameter.dim() == 0 else parameter
+    flat = [p for p in learned if p.dim() == 1] or [p[(0,) * (p.dim() - 1)] for p in learned if p.dim()]
+    some = flat[:: -(-len(flat) // most)] if flat else []
+    return torch.cat([p[:each].to(some[0].device, torch.float32) for p in some]) if some else None
 
 
 def _fsdp_modules(model: nn.Module) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
 from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
 from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
-from anisoscope.monitor.analysis.merging import joined_parts
+from anisoscope.monitor.analysis.merging import joined_parts, of_another_model
 from anisoscope.monitor.analysis.parts import LeftStep
 from anisoscope.monitor.analysis.ranks import Ranks, several
 from anisoscope.monitor.analysis.results import StepResults
@@ -73,7 +73,8 @@ class Desk:
     def go_on(self, left: LeftStep) -> list[Future[Found]]:
         """Have a step analysed that a killed run left behind."""
         with self.guard.at(f"step {left.step}"):
-            whole = [joined_parts(parts, self.guard.note, missing=left.missing) for parts in left.parts.values()]
+            ours = [[part for part in parts if not of_another_model(part, parts[0])] for parts in left.parts.values()]
+            whole = [joined_parts(parts, self.guard.note, missing=left.missing) for parts in ours]
         return [self._submit(seen) for seen in whole]
 
     def ask(self, name: str, *args: Any, **options: Any) -> Any:

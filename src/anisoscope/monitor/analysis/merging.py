@@ -23,6 +23,7 @@ from anisoscope.tangent.proxy import StepRows
 from anisoscope.tangent.row_map import OpenRows
 
 _NOTHING = object()
+_SAME = 1e-4  # relative difference of parameters from which on they are of different models
 
 
 def joined_parts(parts: Sequence[Seen], note: Callable[[str], None], *, missing: bool) -> Seen:
@@ -31,6 +32,17 @@ def joined_parts(parts: Sequence[Seen], note: Callable[[str], None], *, missing:
     if whole[0].stage is not None:
         join_stages(whole, missing=missing)
     return merged(whole)
+
+
+def of_another_model(part: Seen, first: Seen) -> bool:
+    """Whether a process trains a model of its own: of other shapes, or with other numbers."""
+    mine, theirs = first.parameters, part.parameters
+    if mine is None or theirs is None:
+        return False
+    if mine.shape != theirs.shape:
+        return True
+    mine, theirs = mine.double().cpu(), theirs.double().cpu()
+    return float((mine - theirs).norm()) > _SAME * float(mine.norm())
 
 
 def _whole_contexts(parts: Sequence[Seen], note: Callable[[str], None]) -> list[Seen]:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.parallel import averaged_over, few_parameters, shapes_of, together, training_ranks
 from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Found, Seen
-from anisoscope.monitor.analysis.merging import joined_parts
+from anisoscope.monitor.analysis.merging import joined_parts, of_another_model
 from anisoscope.monitor.analysis.parts import (
     ANALYSING,
     CLOSING,
@@ -51,7 +51,6 @@ _PATIENCE = 30.0  # seconds at the end for the parts of others
 _LIMIT = 120.0  # seconds after a step in which its parts may come, while the training goes on
 _POLL = 0.02  # seconds between looks while waiting
 _MOST = 16  # parts that are kept for a folder that is not known yet
-_SAME = 1e-4  # relative difference of parameters from which on they are of different models
 _made: Counter[str] = Counter()  # monitors of this process by name: the same number in all processes
 
 
@@ -138,7 +137,7 @@ class Ranks:
         if group is None:
             return seen
         if seen.described and self.members[0] not in group.ranks:
-            return replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0)
+            return replace(seen, rows=StepRows(seen.rows.step), bank=None, weights={}, shown=0, mapped=None)
         return replace(only_pieces(seen) if group.place else seen, together=group.ranks)
 
     @property
@@ -221,7 +220,9 @@ class Ranks:
 
     def add(self, seen: Seen, submit: Submit) -> Future[Found]:
         """The results of a step, to which this process adds what it has seen; those of other processes are empty."""
-        seen = replace(self.share(seen), parameters=few_parameters(self._model) if self.stage is None else None)
+        seen = self.share(seen)
+        if self.stage is None:
+            seen.parameters = self.guard.call("compare the weights of processes", few_parameters, self._model)
         name = part_name(seen.rows.step, seen.study, self.rank)
         if self.first:
             self._keep(name, seen)
@@ -416,18 +417,9 @@ class Ranks:
         """Merge the parts of a step, and have it analysed."""
         assert self._folder is not None
         self.at_work()
-        step = one.seen.rows.step
         try:
-            parts, missing = [one.seen], []
-            for rank in range(1, self.size):
-                found = self._folder.read(part_name(step, one.seen.study, rank), _device_of(one.seen))
-                if found is not None and not (self._joined(rank) and rank in self._others):
-                    self._refuse_other_weights(rank, one.seen.parameters, found.parameters)
-                if self._joined(rank) and rank in self._others:
-                    continue
-                parts += [] if found is None else [found]
-                missing += [rank] if found is None else []
-            with self.guard.at(f"step {step}"):
+            with self.guard.at(f"step {one.seen.rows.step}"):
+                parts, missing = self._parts(one.seen)
                 if missing:
                     named = ", ".join(str(self.members[rank]) for rank in missing)
                     alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
@@ -437,17 +429,23 @@ class Ranks:
         except Exception as error:
             one.future.set_exception(error)
 
-    def _refuse_other_weights(self, rank: int, mine: Tensor | None, theirs: Tensor | None) -> None:
-        """Leave a process out whose model has the same shapes and other numbers: it trains one of its own."""
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            return
-        mine, theirs = mine.double().cpu(), theirs.double().cpu()
-        if float((mine - theirs).norm()) > _SAME * float(mine.norm()):
-            self._leave_out(
-                rank,
-                f"has other weights than rank {self.members[0]}",
-                "to train several models at once, give each its own init_process_group, or none",
-            )
+    def _parts(self, mine: Seen) -> tuple[list[Seen], list[int]]:
+        """The parts of a step of all processes that train this model, and those that gave none."""
+        assert self._folder is not None
+        parts, missing = [mine], []
+        for rank in range(1, self.size):
+            found = self._folder.read(part_name(mine.rows.step, mine.study, rank), _device_of(mine))
+            if self._joined(rank) and rank in self._others:
+                continue
+            if found is not None and of_another_model(found, mine):
+                why = f"has other weights than rank {self.members[0]}"
+                hint = "to train several models at once, give each its own init_process_group, or none"
+                self._leave_out(rank, why, hint)
+            elif found is not None:
+                parts.append(found)
+            else:
+                missing.append(rank)
+        return parts, missing
 
     @staticmethod
     def _follow(inner: Future[Found], outer: Future[Found]) -> None:
