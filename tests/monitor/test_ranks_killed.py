@@ -178,6 +178,23 @@ def test_others_stay_until_the_first_has_saved(tmp_path: Path, monkeypatch: pyte
     assert in_ranks(act, 2, tmp_path) == [True, True]
 
 
+def test_a_first_process_that_ends_early_is_no_fault(tmp_path: Path) -> None:
+    """It has all parts, and its folder is gone when the other one ends."""
+
+    def act(rank: int) -> list[str]:
+        net = nn.Sequential(nn.Linear(4, 4))
+        with Monitor(net, modules=["0"], metrics="average_cosine", when=[0]) as monitor:
+            with monitor.step(0):
+                net(torch.randn(16, 4)).sum().backward()
+            if rank == 1:
+                dist.barrier()
+        if rank == 0:
+            dist.barrier()
+        return monitor.notes
+
+    assert in_ranks(act, 2, tmp_path) == [[], []]
+
+
 def test_nobody_waits_for_a_first_process_that_trains_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may itself wait for the other one."""
     monkeypatch.setattr(joining, "_GRACE", 0.3)

@@ -310,6 +310,9 @@ class Ranks:
             if self._folder is not None:
                 self._folder.leave() if self._folder.kept and not saved else self._folder.remove()
             return
+        self._send()
+        if self._folder is not None and not self._folder.path.is_dir():
+            return  # the first one has all that it waited for, and has ended
         self.post(f"ended.{self.rank}", last)
         if self._folder is None:
             self.guard.note(
