@@ -92,8 +92,8 @@ class Desk:
         if self.ranks is not None:
             self.guard.call(_JOIN, partial(self.ranks.poll, wait=wait))
         self.results.collect(wait=wait)
-        if self.ranks is not None and self.results.files.saved:
-            self.guard.call(_JOIN, self.ranks.settle, self.results.waiting)
+        if self.ranks is not None:
+            self.guard.call(_JOIN, self.ranks.settle, self.results.waiting if self.results.files.saved else None)
 
     def at_work(self) -> None:
         """Something is analysed, for which the other processes may wait."""

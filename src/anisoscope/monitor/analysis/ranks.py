@@ -110,10 +110,12 @@ class Ranks:
         found = cls(name if stage is None else "stage", guard, model, members)  # stages are of different classes
         found.stage = stage
         if stage is not None and stage[0] and found.first:
-            raise AnisoscopeError(
+            error = AnisoscopeError(
                 f"the first process holds blocks from number {stage[0] + 1} on; expected those from number 1 on: it "
                 "joins what all processes saw, and has the embedding table."
             )
+            found._fail(error)
+            raise error
         return found
 
     @property
@@ -245,10 +247,14 @@ class Ranks:
                 self._folder.put(name, value)
                 self._folder.written(name)
 
-    def settle(self, waiting: set[int]) -> None:
-        """Delete the parts of all steps whose results are on disk: all but those that are waiting."""
+    def settle(self, waiting: set[int] | None) -> None:
+        """Delete the parts of all steps whose results are on disk: all but those that are waiting; None if no step is.
+
+        The training goes on then.
+        """
         if self.first and self._folder is not None:
-            self._folder.forget(waiting)
+            if waiting is not None:
+                self._folder.forget(waiting)
             self._folder.say(TRAINING)
 
     def at_work(self) -> None:
