@@ -113,7 +113,9 @@ class Loop:
 def main() -> None:
     chosen, plain, followed = options(), [], []
     loop, other = Loop(chosen), Loop(chosen)  # a model each: what was compiled for one would be compiled again
-    with Monitor(other.model, when=at([0]), metrics="drift", live=True, every_step=chosen.rows) as watching:
+    with Monitor(
+        other.model, when=at([0]), total_steps=100_000, metrics="drift", live=True, every_step=chosen.rows
+    ) as watching:
         loop.seconds(2)
         other.seconds(2, watching)
         for _ in range(chosen.rounds):  # in turns, so that a drifting machine shows in both
