@@ -10,6 +10,7 @@ others ended. Every table must be that of the first start.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shutil
 import signal
@@ -115,12 +116,16 @@ def main() -> int:
         training(options.worker)
         return 0
     ends: Counter[str] = Counter()
+    gc.freeze()  # what is imported is not looked through at the end of every fork
     folder = Path(tempfile.mkdtemp(prefix="anisoscope-starts-"))  # not a context, which the forks would leave, too
     for number in range(options.count):
         out = folder / str(number)
         end = started(options.ranks, out, limit=options.limit, torchrun=options.torchrun)
         wrong = _difference(out, folder / "0")
-        ends[" and ".join(filter(None, [end if end != GOOD or not wrong else "", wrong]))] += 1
+        said = " and ".join(filter(None, [end if end != GOOD or not wrong else "", wrong]))
+        ends[said] += 1
+        if said != GOOD or not (number + 1) % 20:
+            print(f"start {number + 1} of {options.count}: {said}", file=sys.stderr, flush=True)
         if number:
             shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

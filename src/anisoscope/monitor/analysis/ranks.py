@@ -317,9 +317,9 @@ class Ranks:
                 self._folder.leave() if self._folder.kept and not saved else self._folder.remove()
             return
         self._send()
-        if self._folder is not None and not self._folder.path.is_dir():
-            return  # the first one has all that it waited for, and has ended
-        self.post(f"ended.{self.rank}", last)
+        if self._folder is not None:
+            with contextlib.suppress(FileNotFoundError):  # the first one has all that it waited for, and has ended
+                self._folder.put(f"ended.{self.rank}", last)
         if self._folder is None:
             self.guard.note(
                 f"rank {self.members[0]} has no monitor of this model, so what rank {self.members[self.rank]} saw "
