@@ -273,7 +273,7 @@ def rows_of(table: Table) -> dict[tuple[str, ...], Record]:
 
 
 def assert_same(
-    found: Table, expected: Table, *, tolerance: float = 1e-9, nothing: float = 1e-12, least: int = 50
+    found: Table, expected: Table, *, tolerance: float = 1e-12, nothing: float = 1e-12, least: int = 50
 ) -> None:
     """The same rows, with the same values, intervals and counts."""
     ours, theirs = rows_of(found), rows_of(expected)
