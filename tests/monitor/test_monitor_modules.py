@@ -281,6 +281,28 @@ def test_too_narrow_modules_do_not_take_the_rank_from_the_others() -> None:
     assert set(_energies(monitor)) == {"0"} and any("2 (2); name them apart" in note for note in monitor.notes)
 
 
+def test_a_step_with_fewer_rows_than_the_rank_keeps_its_geometry_and_others_their_gradients() -> None:
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, CLASSES)), torch.randn(64, 12)
+    few, enough = inputs[:12], inputs
+
+    def watched(*batches: Tensor) -> Monitor:
+        with Monitor(net, modules=["1"], when=at(range(3)), plan=PLAN) as monitor:
+            for step, x in enumerate(batches):
+                with monitor.step(step):
+                    nn.functional.cross_entropy(net(x), torch.arange(len(x)) % CLASSES).backward()
+        return monitor
+
+    mixed = watched(few, enough, few)
+    assert {row["step"] for row in mixed.table.where(metric="average_cosine").records()} == {0, 1, 2}
+    assert {row["step"] for row in mixed.table.where(metric="gradient_energy").records()} == {1}
+    (note,) = mixed.notes
+    assert note.startswith("gradients of step 0, and of others like it, are left out: rank 16 is more than the ")
+    alone = watched(enough).table.where(metric="gradient_energy").records()
+    found = mixed.table.where(metric="gradient_energy").records()
+    assert [(row["variant"], row["value"]) for row in found] == [(row["variant"], row["value"]) for row in alone]
+
+
 def test_parts_without_gradients_are_measured_without_and_noted() -> None:
     class Frozen(Plain):
         def forward(self, x: Tensor) -> Tensor:
