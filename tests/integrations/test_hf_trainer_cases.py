@@ -132,7 +132,7 @@ def test_a_compiled_training_is_seen_also_if_the_model_was_compiled_before(tmp_p
 
 def test_what_cannot_be_read_is_refused() -> None:
     _refuse_unsupported(SimpleNamespace(n_gpu=2), live=False)  # type: ignore[arg-type]
-    with pytest.raises(AnisoscopeError, match="copies the model to 2 devices.*torchrun"):
+    with pytest.raises(AnisoscopeError, match=r"copies the model to 2 devices.*torchrun"):
         _refuse_unsupported(SimpleNamespace(n_gpu=2), live=True)  # type: ignore[arg-type]
 
 

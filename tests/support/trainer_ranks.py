@@ -22,9 +22,7 @@ from anisoscope.monitor.schedule import every
 from anisoscope.tangent.plan import TangentPlan
 
 METRICS = ["gradient_energy", "average_cosine", "mean_norm"]
-PLAN = TangentPlan(
-    rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, standardised=False, frozen=False
-)
+PLAN = TangentPlan(rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, standardised=False, frozen=False)
 LAYER = "LlamaDecoderLayer"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anisoscope.capture.graph_hook import on_gradient
 from anisoscope.capture.objective import CLOSE, IGNORED, logits_of, output_part
 
 _LOOKED_AT = 64  # tokens whose logits are compared with their gradients
@@ -34,11 +35,11 @@ class TokenWeight:
 def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shield: Callable[..., Any]) -> None:
     """Have the weight of tokens told when gradients arrive at a model's output: None if the loss is of another kind."""
     log_probs, logits = output_part(output, "log_probs"), logits_of(output)
-    if isinstance(log_probs, Tensor) and log_probs.requires_grad:
-        log_probs.register_hook(shield(lambda g: tell(_of_log_probabilities(g))))
-    elif logits is not None and logits.requires_grad and logits.dim() > 1 and logits.is_floating_point():
+    if isinstance(log_probs, Tensor) and on_gradient(log_probs, shield(lambda g: tell(_of_log_probabilities(g)))):
+        return
+    if logits is not None and logits.dim() > 1 and logits.is_floating_point():
         kept = logits.detach()
-        logits.register_hook(shield(lambda g: tell(_of_logits(g, kept))))
+        on_gradient(logits, shield(lambda g: tell(_of_logits(g, kept))))
 
 
 def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:
@@ -56,7 +57,9 @@ def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:
     return None
 
 
-def _of_log_probabilities(g: Tensor) -> TokenWeight | None:
+def _of_log_probabilities(g: Tensor | None) -> TokenWeight | None:
+    if g is None:  # it stays inside of a compiled graph
+        return None
     flat = g.detach().double().flatten()
     counted = flat[flat != 0]
     if not len(counted):
@@ -66,8 +69,10 @@ def _of_log_probabilities(g: Tensor) -> TokenWeight | None:
     return TokenWeight(float(each), len(counted)) if bool(same & (each > 0)) else None
 
 
-def _of_logits(g: Tensor, logits: Tensor) -> TokenWeight | None:
+def _of_logits(g: Tensor | None, logits: Tensor) -> TokenWeight | None:
     """From a few tokens, those with the largest gradients; the others are only counted."""
+    if g is None:
+        return None
     flat, z = g.detach().reshape(-1, g.shape[-1]), logits.reshape(-1, logits.shape[-1])
     sizes = flat.float().norm(dim=1)
     counted = int((sizes > 0).sum())

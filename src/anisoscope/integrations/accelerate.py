@@ -37,7 +37,9 @@ class AcceleratorMonitor(FollowerCallback):
 
     def __enter__(self) -> AcceleratorMonitor:
         given: dict[str, Any] = {} if self._follower.options.get("optimizer") else {"optimizer": self._optimizer}
-        self._follower.begin(self.model, step=self.step, total=self._follower.options.get("total_steps"), wrapper=self.model, **given)
+        self._follower.begin(
+            self.model, step=self.step, total=self._follower.options.get("total_steps"), wrapper=self.model, **given
+        )
         self._follower.close_before(self._optimizer)  # what is measured is the state before an update
         return self
 

@@ -89,8 +89,9 @@ class Follower:
     ) -> None:
         """Attach to a model after `step` updates, of `total` if that is known.
 
-        `wrapper` is what the framework calls in place of the model, in a training of several processes. `saved` is a folder of the checkpoint that may hold the state of a monitor; `more` are options that the
-        framework provides: optimizer and tokenizer.
+        `wrapper` is what the framework calls in place of the model, in a training of several processes. `saved` is a
+        folder of the checkpoint that may hold the state of a monitor; `more` are options that the framework provides:
+        optimizer and tokenizer.
         """
         self.abandon()
         model = original(model)
