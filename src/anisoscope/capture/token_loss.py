@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,18 @@ class TokenWeight:
 def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shield: Callable[..., Any]) -> None:
     """Have the weight of tokens told when gradients arrive at a model's output: None if the loss is of another kind."""
     log_probs, logits = output_part(output, "log_probs"), logits_of(output)
-    if isinstance(log_probs, Tensor) and on_gradient(log_probs, shield(lambda g: tell(_of_log_probabilities(g)))):
+    if isinstance(log_probs, Tensor):
+        watched, read = log_probs, _of_log_probabilities
+    elif logits is not None and logits.dim() > 1 and logits.is_floating_point():
+        watched, read = logits, partial(_of_logits, logits=logits.detach())
+    else:
         return
-    if logits is not None and logits.dim() > 1 and logits.is_floating_point():
-        kept = logits.detach()
-        on_gradient(logits, shield(lambda g: tell(_of_logits(g, kept))))
+
+    def arrived(gradient: Tensor | None) -> None:
+        if gradient is not None:  # as it is at outputs of a compiled graph that the loss was not computed from
+            tell(read(gradient))
+
+    on_gradient(watched, shield(arrived))
 
 
 def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:
@@ -57,9 +65,7 @@ def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:
     return None
 
 
-def _of_log_probabilities(g: Tensor | None) -> TokenWeight | None:
-    if g is None:  # it stays inside of a compiled graph
-        return None
+def _of_log_probabilities(g: Tensor) -> TokenWeight | None:
     flat = g.detach().double().flatten()
     counted = flat[flat != 0]
     if not len(counted):
@@ -69,10 +75,8 @@ def _of_log_probabilities(g: Tensor | None) -> TokenWeight | None:
     return TokenWeight(float(each), len(counted)) if bool(same & (each > 0)) else None
 
 
-def _of_logits(g: Tensor | None, logits: Tensor) -> TokenWeight | None:
+def _of_logits(g: Tensor, logits: Tensor) -> TokenWeight | None:
     """From a few tokens, those with the largest gradients; the others are only counted."""
-    if g is None:
-        return None
     flat, z = g.detach().reshape(-1, g.shape[-1]), logits.reshape(-1, logits.shape[-1])
     sizes = flat.float().norm(dim=1)
     counted = int((sizes > 0).sum())
