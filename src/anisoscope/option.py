@@ -188,7 +188,7 @@ def _words(hint: Any) -> str:
     if origin in (typing.Union, UnionType):
         return " or ".join(dict.fromkeys(map(_words, inner)))
     if origin in (tuple, Iterable, Sequence):
-        return f"a list, each {_words(inner[0])}" if inner[0] in _WORDS else "a list"
+        return f"a list (each {_words(inner[0])})" if inner[0] in _WORDS else "a list"
     if origin is Callable:
         return "a function"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

@@ -131,20 +131,9 @@ def test_a_compiled_training_is_seen_also_if_the_model_was_compiled_before(tmp_p
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    class FullyShardedDataParallel(nn.Module):
-        pass
-
-    usual = {"fsdp": True, "deepspeed": None, "deepspeed_plugin": None, "n_gpu": 1}
-    _refuse_unsupported(SimpleNamespace(**usual), gpt2(), live=True)  # type: ignore[arg-type]
-    _refuse_unsupported(SimpleNamespace(**usual | {"n_gpu": 2}), gpt2(), live=False)  # type: ignore[arg-type]
-    for model, live, change, why in (
-        (FullyShardedDataParallel(), False, {}, "by the first FSDP.*use FSDP2"),
-        (gpt2(), False, {"deepspeed": "config.json"}, "by DeepSpeed.*use FSDP2"),
-        (gpt2(), False, {"deepspeed_plugin": object()}, "by DeepSpeed"),
-        (gpt2(), True, {"n_gpu": 2}, "copies the model to 2 devices.*torchrun"),
-    ):
-        with pytest.raises(AnisoscopeError, match=why):
-            _refuse_unsupported(SimpleNamespace(**usual | change), model, live=live)  # type: ignore[arg-type]
+    _refuse_unsupported(SimpleNamespace(n_gpu=2), live=False)  # type: ignore[arg-type]
+    with pytest.raises(AnisoscopeError, match=r"copies the model to 2 devices.*torchrun"):
+        _refuse_unsupported(SimpleNamespace(n_gpu=2), live=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", ["smoothing", "function", "own class"])

@@ -102,7 +102,7 @@ def test_names_that_do_not_exist_suggest_the_nearest() -> None:
 
 
 def test_no_batches_raise_instead_of_giving_an_empty_table() -> None:
-    with pytest.raises(AnisoscopeError, match="no forward pass"):
+    with pytest.raises(AnisoscopeError, match="no batches to measure"):
         measure(tiny("bert"), [])
 
 

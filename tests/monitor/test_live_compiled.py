@@ -60,11 +60,36 @@ def test_a_model_compiled_before_is_seen_with_one_graph_more(how: Any, plain: An
 
 
 @pytest.mark.slow
-def test_an_output_of_a_graph_compiled_before_is_refused() -> None:
-    """Its own hooks run outside of that graph, and the gradient of its output stays inside."""
-    with pytest.warns(MonitorWarning, match=r"final is the output of a compiled graph.*compile the whole model inside"):
-        monitor = followed(home_made(), home.own_method, first=True, strict=False)
-    assert not len(monitor.table)
+def test_a_model_that_compiled_itself_before_is_seen(plain: Any) -> None:
+    """Its own hooks run outside of that graph, where no gradient comes to logits: the loss is inside."""
+    compare(followed(home_made(), home.own_method, first=True).table, plain, 1e-5)
+
+
+@pytest.mark.parametrize("how", one_fast(home.blocks_compiled, home.blocks_wrapped))
+def test_blocks_that_are_alike_share_a_graph(how: Any, graphs: Count) -> None:
+    """The first has one of its own, since its input is a site, too; in later passes it must not take that of others."""
+    wanted = followed(home_made(depth=5)).table
+    torch.compiler.reset()
+    compare(followed(home_made(depth=5), how).table, wanted, 1e-5)
+    assert graphs() == (2, 0)
+
+
+@pytest.mark.parametrize("backend", one_fast("aot_eager", "inductor"))
+def test_a_loss_outside_of_a_graph_is_read_for_several_batches(backend: str, graphs: Count) -> None:
+    def table(how: Callable[[Any], Any]) -> Any:
+        with Monitor(model := home_made(), when=at([0]), metrics="tangent", plan=PLAN, strict=True) as monitor:
+            called = how(model)
+            with monitor.step(0):
+                for seed, contexts in ((1, 24), (2, 8)):
+                    ids = home.ids_of(seed, contexts)
+                    logits = called(input_ids=ids)["logits"]
+                    nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        assert not monitor.notes
+        return monitor.table
+
+    wanted = table(lambda model: model)
+    compare(table(lambda model: torch.compile(model, backend=backend, dynamic=False)), wanted, 1e-5)
+    assert graphs() == (2, 0), "one for each shape"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+import anisoscope
 from anisoscope import evaluate_claims
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.step_capture import LiveGradients
@@ -253,6 +254,27 @@ def test_the_scale_of_a_single_batch_is_of_no_account_and_that_of_several_must_b
     assert energies(uneven, smoothing=0.0) == pytest.approx(energies(whole, smoothing=0.0), rel=1e-5), "read"
 
 
+def test_one_loss_over_several_passes_needs_no_words() -> None:
+    """A siamese network calls its encoder twice; its gradients are those of both calls, from one backward pass."""
+
+    def energies(model: nn.Module, compute: Callable[[nn.Module], Tensor], **said: Any) -> dict[str, float]:
+        with Monitor(model, modules=["0"], when=at([0]), plan=PLAN) as monitor, monitor.step(0, **said):
+            compute(model).backward()
+        rows = monitor.table.where(metric="gradient_energy").records()
+        return {row["variant"]: row["value"] for row in rows}
+
+    torch.manual_seed(0)
+    model, one, other = nn.Sequential(nn.Linear(12, 64), nn.ReLU()), torch.randn(64, 12), torch.randn(64, 12)
+
+    def distance(model: nn.Module) -> Tensor:
+        first, second = model(one), model(other)
+        return (first - second).square().mean()
+
+    found = energies(model, distance)
+    assert found and found == pytest.approx(energies(model, distance, loss="sum"), rel=1e-9)
+    assert energies(model, lambda model: 8 * distance(model)) == pytest.approx(found, rel=1e-6)
+
+
 def test_modules_that_are_not_there_or_not_called_are_told_by_name() -> None:
     with pytest.raises(AnisoscopeError, match=r"no module of Plain matches 'frist'; did you mean 'first'"):
         _watched("plain", ["frist"])
@@ -281,6 +303,28 @@ def test_too_narrow_modules_do_not_take_the_rank_from_the_others() -> None:
     assert set(_energies(monitor)) == {"0"} and any("2 (2); name them apart" in note for note in monitor.notes)
 
 
+def test_a_step_with_fewer_rows_than_the_rank_keeps_its_geometry_and_others_their_gradients() -> None:
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, CLASSES)), torch.randn(64, 12)
+    few, enough = inputs[:12], inputs
+
+    def watched(*batches: Tensor) -> Monitor:
+        with Monitor(net, modules=["1"], when=at(range(3)), plan=PLAN) as monitor:
+            for step, x in enumerate(batches):
+                with monitor.step(step):
+                    nn.functional.cross_entropy(net(x), torch.arange(len(x)) % CLASSES).backward()
+        return monitor
+
+    mixed = watched(few, enough, few)
+    assert {row["step"] for row in mixed.table.where(metric="average_cosine").records()} == {0, 1, 2}
+    assert {row["step"] for row in mixed.table.where(metric="gradient_energy").records()} == {1}
+    (note,) = mixed.notes
+    assert note.startswith("gradients of step 0, and of others like it, are left out: rank 16 is more than the ")
+    alone = watched(enough).table.where(metric="gradient_energy").records()
+    found = mixed.table.where(metric="gradient_energy").records()
+    assert [(row["variant"], row["value"]) for row in found] == [(row["variant"], row["value"]) for row in alone]
+
+
 def test_parts_without_gradients_are_measured_without_and_noted() -> None:
     class Frozen(Plain):
         def forward(self, x: Tensor) -> Tensor:
@@ -296,6 +340,39 @@ def test_parts_without_gradients_are_measured_without_and_noted() -> None:
     assert any(note.startswith("no gradient reaches first:") for note in monitor.notes)
     assert set(_energies(monitor)) == {"box"}
     assert {row["kind"] for row in monitor.table.where(metric="average_cosine").records()} == {"first", "box"}
+
+
+def test_as_many_times_as_contexts_are_noted() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.GRU(6, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.cells(x)[0]
+            return found
+
+    notes = []
+    for times in (CONTEXTS, CONTEXTS - 1):
+        model, x = Recurrent(), torch.randn(times, CONTEXTS, 6)
+        named: Any = lambda args, _: {"inputs_embeds": args[0].transpose(0, 1)}  # noqa: E731
+        rows: dict[str, Any] = {} if times == CONTEXTS else {"rows": named}
+        with Monitor(model, modules=["cells"], when=at([0]), plan=PLAN, **rows) as monitor, monitor.step(0):
+            model(x).square().sum().backward()
+        notes.append([note for note in monitor.notes if "as many positions as contexts (24)" in note])
+    assert [len(found) for found in notes] == [1, 0]
+
+
+def test_odd_arguments_are_told_in_one_sentence() -> None:
+    model, x = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, CLASSES)), torch.randn(CONTEXTS, 12)
+    with pytest.raises(AnisoscopeError, match=r"modules is '\[0\]'; expected a list \(each a text\) or a text or None"):
+        Monitor(model, modules=[0])  # type: ignore[list-item]
+    with pytest.raises(AnisoscopeError, match="no batches to measure; give at least one"):
+        anisoscope.measure(model, [], modules=["0"])
+    for wrong in (CLASSES, -3):
+        labels = torch.full((CONTEXTS,), wrong)
+        with pytest.raises(AnisoscopeError, match=f"a label of the probe is {wrong}, and the model has 5 outputs"):
+            Monitor(model, modules=["1"], probe=(x, labels))
 
 
 def test_time_first_input_is_refused_unless_the_contexts_are_named() -> None:

@@ -37,8 +37,7 @@ _MULTIPLIED, _DIVIDED = ("mul", "mul_", "multiply"), ("div", "div_", "true_divid
 _HOPELESS = 5e3  # scores this far below their row's maximum count as masked: exp underflows in every precision
 _takers: dict[int, list[Taker]] = {}  # by id of the module that calls; several captures may share one
 _observers: dict[int, HookRecord] = {}  # by the same: what is called by a graph of torch.compile
-_WATCHED = "_anisoscope_watched"  # set on modules whose calls somebody takes: their id, the number of their observer
-_NOBODY = (0, 0)
+_WATCHED = "_anisoscope_watched"  # set on modules whose calls somebody takes
 _lock = threading.Lock()
 _replaced: dict[tuple[int, str], tuple[Any, int]] = {}  # by namespace and name: the function, and by how many captures
 
@@ -404,6 +403,16 @@ def looks_up(module: nn.Module) -> bool:
     return any(hasattr(sys.modules.get(base.__module__), "ALL_ATTENTION_FUNCTIONS") for base in classes)
 
 
+class Watched:
+    """The id of a module whose calls somebody takes, and the mark of its observer in graphs; a copy has nothing."""
+
+    def __init__(self, target: int = 0, mark: Tensor | None = None) -> None:
+        self.target, self.mark = target, mark
+
+    def __reduce__(self) -> Any:
+        return Watched, ()
+
+
 @contextlib.contextmanager
 def _relayed(module: nn.Module, take: Take, shield: Shield, idle: Callable[[], bool]) -> Iterator[None]:
     from transformers.modeling_utils import AttentionInterface
@@ -415,8 +424,8 @@ def _relayed(module: nn.Module, take: Take, shield: Shield, idle: Callable[[], b
             _takers.setdefault(id(part), []).append(taker)
             if id(part) not in _observers:
                 rest = functools.partial(_resting, id(part))
-                number, _observers[id(part)] = observer(part, _tell_traced, idle=rest)
-                vars(part)[_WATCHED] = (id(part), number)
+                mark, _observers[id(part)] = observer(part, _tell_traced, idle=rest)
+                vars(part)[_WATCHED] = Watched(id(part), mark)
     try:
         with replaced(AttentionInterface, "get_interface", _routed):
             yield
@@ -444,12 +453,13 @@ def _routed(look_up: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relay(function: Callable[..., Any], name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    target, number = getattr(module, _WATCHED, _NOBODY)  # copies have it from their originals
-    if target == id(module):
-        if torch.compiler.is_compiling() and not hasattr(_mask_of(*args, **kwargs), "mask_mod"):
-            _trace(name, number, *args, **kwargs)
-        else:
-            _tell(name, module, *args, **kwargs)
+    watched = getattr(module, _WATCHED, None)
+    if watched is None or watched.mark is None:
+        return function(module, *args, **kwargs)
+    if torch.compiler.is_compiling() and not hasattr(_mask_of(*args, **kwargs), "mask_mod"):
+        _trace(name, watched.mark, *args, **kwargs)  # not by the id: blocks that are alike share a graph
+    elif watched.target == id(module):  # replicas have it from their originals
+        _tell(name, module, *args, **kwargs)
     return function(module, *args, **kwargs)
 
 
@@ -459,7 +469,7 @@ def _mask_of(query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = No
 
 def _trace(
     name: str,
-    number: int,
+    mark: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -481,7 +491,7 @@ def _trace(
     given = {"query": query, "key": key, "attention_mask": attention_mask, "position_bias": position_bias}
     causal, capped = None if is_causal is None else bool(is_causal), softcap is not None or s_aux is not None
     given |= {"scaling": scaling, "sliding_window": sliding_window}
-    trace_call(number, (), given, f"({name!r}, {causal!r}, {capped!r})")
+    trace_call(mark, (), given, f"({name!r}, {causal!r}, {capped!r})")
 
 
 def _tell_traced(module: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -520,7 +520,7 @@ class Capture:
             x = self._unsplit(x, given, site)
             if packed is not None:
                 return unpacked(packed, x, length=length)[0]
-            return row.positioned(arranged(x, module, given.batch), given, site)
+            return row.positioned(arranged(x, module, given.batch, self.notes), given, site)
 
         x = placed(x)
         selection = contexts.select(x.shape[1], self._choice(site, whole=whole), x.device)

@@ -24,7 +24,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,13 @@ GradientAct = Callable[[Tensor], Any]
 
 _library = torch.library.Library("anisoscope", "DEF")
 for _schema in (
-    "call(Tensor(a!) order, Tensor[] values, SymInt[] sizes, str names, str facts, int number, bool grad, bool learns)"
+    "call(Tensor(a!) order, Tensor[] values, SymInt[] sizes, str names, str facts, Tensor number, bool grad, "
+    "bool learns)"
     " -> Tensor",
-    "tap(Tensor(a!) order, Tensor x, int number, bool grad, bool learns) -> Tensor",
-    "choose(Tensor(a!) order, Tensor x, int number, int size) -> (Tensor, Tensor)",
+    "tap(Tensor(a!) order, Tensor x, Tensor number, bool grad, bool learns) -> Tensor",
+    "choose(Tensor(a!) order, Tensor x, Tensor number, int size) -> (Tensor, Tensor)",
     "keep(Tensor(a!) order, Tensor[] rows, int[] numbers, int[] learning, Tensor ticket) -> ()",
-    "arrived(Tensor(a!) gradient, Tensor ticket, int number) -> ()",
+    "arrived(Tensor(a!) gradient, Tensor ticket, Tensor number) -> ()",
 ):
     _library.define(_schema, tags=(torch.Tag.cudagraph_unsafe,))
 with torch.inference_mode(False):
@@ -51,6 +52,11 @@ _hooks: weakref.WeakValueDictionary[int, HookRecord] = weakref.WeakValueDictiona
 _numbers, _tickets = itertools.count(), itertools.count()
 _waiting: weakref.WeakValueDictionary[int, Waiting | Chosen] = weakref.WeakValueDictionary()
 _current = threading.local()  # `graph`: whether an operator runs that begins a pass, `waiting`: of the one that runs
+
+
+def _marked(number: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(number)
 
 
 def _left_behind() -> Callable[..., None]:
@@ -73,6 +79,10 @@ class GraphHook(nn.Module):
 
     A hook with `rows` and the `site` that it is always at takes rows of its tensor in the graph, if that is the graph
     where the hook that `opens` them stands; one that `closes` them hands them over.
+
+    Blocks that are compiled one by one share a graph where they are alike. So what tells their hooks apart is no
+    constant of it but one of its inputs: a tensor (`mark`) that holds the number of the hook. Blocks with other hooks
+    must not share it: how many there are stands in each (`beside`, see `tell_apart`).
 
     torch.compile looks at every step whether what it traced is still the same. Modules whose attributes are numbers,
     names and functions are looked at quickly, and so are those that hold them: so a hook is a module, and has names of
@@ -99,7 +109,7 @@ class GraphHook(nn.Module):
     ) -> None:
         super().__init__()
         self.number, self.target, self.pick, self.before, self.learns = next(_numbers), id(module), pick, before, learns
-        self.output = output
+        self.mark, self.output, self.beside = _marked(self.number), output, "alone"
         self.rows, self.opens = (None if x is None else x.name for x in (rows, opens))
         self.closes = tuple(x.name for x in closes)
         act = torch.compiler.disable(act)  # outside of a graph it is not compiled either
@@ -109,42 +119,59 @@ class GraphHook(nn.Module):
         _hooks[self.number] = self.record
 
     def __call__(self, called: nn.Module, *args: Any) -> None:
-        if id(called) != self.target:  # a copy
-            return
         if not torch.compiler.is_compiling():
-            self.record.leave_graph()
-            self.record.act(called, *args)
-        elif self.pick is None:
-            for name in self.closes:
-                getattr(_held, name).close()
-            if self.output is None:
-                trace_call(self.number, *args if self.before else ())
-            else:
-                self._trace_output(self.output(args[-1]))
-            if self.opens is not None:
-                getattr(_held, self.opens).begin()
-        else:
-            x = self.pick(called, *args)
-            if x is not None:
-                self._trace_tap(x)
+            if id(called) == self.target:  # not a copy
+                self.record.leave_graph()
+                self.record.act(called, *args)
+        elif self.beside:  # never empty: it is read so that torch.compile looks at it
+            self._trace(called, *args)
 
     def __reduce__(self) -> Any:
         return _left_behind, ()
 
+    def _trace(self, called: nn.Module, *args: Any) -> None:
+        if self.pick is not None:
+            x = self.pick(called, *args)
+            if x is not None:
+                self._trace_tap(x)
+            return
+        for name in self.closes:
+            getattr(_held, name).close()
+        if self.output is None:
+            trace_call(self.mark, *args if self.before else ())
+        else:
+            self._trace_output(self.output(args[-1]))
+        if self.opens is not None:
+            getattr(_held, self.opens).begin()
+
     def _trace_tap(self, x: Tensor) -> None:
         learns, grad = self.learns and x.requires_grad, torch.is_grad_enabled()
         if self.rows is not None and grad and x.dim() == 3 and not _nested_graph() and getattr(_held, self.rows).open:
-            getattr(_held, self.rows).take(x, self.number, learns)
+            getattr(_held, self.rows).take(x, self.number, self.mark, learns)
         else:
-            tap(x, ORDER, self.number, grad, learns)
+            tap(x, ORDER, self.mark, grad, learns)
 
     def _trace_output(self, parts: dict[str, Tensor]) -> None:
         names, grad = ",".join([f".{name}" for name in parts]), torch.is_grad_enabled()
         learns = self.learns and bool(parts) and next(iter(parts.values())).requires_grad
-        tell(list(parts.values()), ORDER, names, self.number, grad, learns)
+        tell(list(parts.values()), ORDER, names, self.mark, grad, learns)
 
 
-def trace_call(number: int, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING, facts: str = "") -> None:
+def tell_apart(modules: Iterable[nn.Module]) -> None:
+    """Write into our hooks of each module how many it has before and after its call.
+
+    torch.compile does not look whether a module without hooks has got some; it does look at what our hooks read.
+    """
+    for module in modules:
+        before, after = (
+            [hook for hook in hooks.values() if isinstance(hook, GraphHook)]
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        )
+        for hook in (*before, *after):
+            hook.beside = f"{len(before)} before, {len(after)} after"
+
+
+def trace_call(number: Tensor, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NOTHING, facts: str = "") -> None:
     """Put the operator into a graph that calls an action with these arguments; `facts` is text that it gets, too."""
     tensors: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
@@ -239,12 +266,12 @@ class HookRecord:
                 rows.close_outside()
 
 
-def observer(module: nn.Module, act: Callable[..., Any], *, idle: Callable[[], bool]) -> tuple[int, HookRecord]:
+def observer(module: nn.Module, act: Callable[..., Any], *, idle: Callable[[], bool]) -> tuple[Tensor, HookRecord]:
     """An action (module, args, kwargs), given copies, for `trace_call` by number, as long as the record is kept."""
     number, record = next(_numbers), HookRecord(module, act, act, [], None, None)
     record.keeps, record.idle = True, idle
     _hooks[number] = record
-    return number, record
+    return _marked(number), record
 
 
 class Held:
@@ -325,13 +352,13 @@ class GraphRows(HeldObject):
         self.forget()
         self.open = True
 
-    def take(self, x: Tensor, number: int, learns: bool) -> None:
+    def take(self, x: Tensor, number: int, mark: Tensor, learns: bool) -> None:
         place = (x.shape[0], x.shape[1], x.shape[2], x.device)
         if self.index is None or self.ticket is None or self.place != place:  # stages may have positions of their own
             self._hand_over()
-            self.index, self.ticket = choose(x, ORDER, number, self.most)
+            self.index, self.ticket = choose(x, ORDER, mark, self.most)
             self.place = place
-        self.rows.append(sample(x, self.index, self.ticket, number, learns))
+        self.rows.append(sample(x, self.index, self.ticket, mark, learns))
         self.numbers.append(number)
         if learns:
             self.learning.append(number)
@@ -414,7 +441,7 @@ def on_gradient(x: Tensor, act: GradientAct) -> bool:
     return x.requires_grad
 
 
-def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
+def tap(x: Tensor, order: Tensor, number: Tensor, grad: bool, learns: bool) -> Tensor:
     """Put the operator into a graph, and that of the gradient; dynamo does not look inside (`prepare_compile`)."""
     ticket = _once(torch.ops.anisoscope.tap, order, x.detach(), number, grad, learns)
     if learns:
@@ -423,13 +450,13 @@ def tap(x: Tensor, order: Tensor, number: int, grad: bool, learns: bool) -> Tens
 
 
 def call(
-    values: list[Tensor], sizes: list[int], order: Tensor, names: str, facts: str, number: int, grad: bool
+    values: list[Tensor], sizes: list[int], order: Tensor, names: str, facts: str, number: Tensor, grad: bool
 ) -> Tensor:
     """Put the operator that is given arguments into a graph."""
     return _once(torch.ops.anisoscope.call, order, values, sizes, names, facts, number, grad, False)
 
 
-def tell(values: list[Tensor], order: Tensor, names: str, number: int, grad: bool, learns: bool) -> Tensor:
+def tell(values: list[Tensor], order: Tensor, names: str, number: Tensor, grad: bool, learns: bool) -> Tensor:
     """Put the operator that is given an output into a graph, and that of the gradient of its first tensor."""
     found = [value.detach() for value in values]
     ticket = _once(torch.ops.anisoscope.call, order, found, [], names, "", number, grad, learns)
@@ -438,7 +465,7 @@ def tell(values: list[Tensor], order: Tensor, names: str, number: int, grad: boo
     return ticket
 
 
-def choose(x: Tensor, order: Tensor, number: int, most: int) -> tuple[Tensor, Tensor]:
+def choose(x: Tensor, order: Tensor, number: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Put the operator that chooses positions of x [B, T, d] into a graph: their index and a ticket."""
     size = x.shape[0] * x.shape[1]
     most = most if isinstance(size, torch.SymInt) else min(size, most)  # one graph for all lengths takes the most
@@ -446,7 +473,7 @@ def choose(x: Tensor, order: Tensor, number: int, most: int) -> tuple[Tensor, Te
     return found
 
 
-def sample(x: Tensor, index: Tensor, ticket: Tensor, number: int, learns: bool) -> Tensor:
+def sample(x: Tensor, index: Tensor, ticket: Tensor, number: Tensor, learns: bool) -> Tensor:
     """The rows of x [B, T, d] at these positions, in a graph, and the operator of their gradient."""
     if learns:
         _await(x, ticket, number)
@@ -459,7 +486,7 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
     return rows if rows.dtype == torch.float64 else rows.float()
 
 
-def _await(x: Tensor, ticket: Tensor, number: int) -> None:
+def _await(x: Tensor, ticket: Tensor, number: Tensor) -> None:
     def arrived(gradient: Tensor) -> Tensor:
         torch.ops.anisoscope.arrived(gradient, ticket, number)
         return gradient
@@ -489,11 +516,11 @@ def _call(
     sizes: list[int],
     names: str,
     facts: str,
-    number: int,
+    number: Tensor,
     grad: bool,
     learns: bool,
 ) -> Tensor:
-    hook = _hooks.get(number)
+    hook = _hooks.get(int(number))
     if hook is None or hook.sleeps() or _backward_runs():
         return torch.tensor(-1)
     values = [value.clone() for value in values] if hook.keeps else values
@@ -508,8 +535,8 @@ def _call(
 
 
 @torch.library.impl(_library, "tap", "CompositeExplicitAutograd")
-def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Tensor:
-    hook = _hooks.get(number)
+def _tap(order: Tensor, x: Tensor, number: Tensor, grad: bool, learns: bool) -> Tensor:
+    hook = _hooks.get(int(number))
     if hook is None or hook.sleeps():
         return torch.tensor(-1)
     if _backward_runs():
@@ -519,8 +546,8 @@ def _tap(order: Tensor, x: Tensor, number: int, grad: bool, learns: bool) -> Ten
 
 
 @torch.library.impl(_library, "choose", "CompositeExplicitAutograd")
-def _choose(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
-    hook = _hooks.get(number)
+def _choose(order: Tensor, x: Tensor, number: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    hook = _hooks.get(int(number))
     found = hook.rows.find(hook.site, x) if hook is not None and hook.rows is not None else None
     if hook is None or hook.rows is None or found is None:
         return torch.zeros(size, dtype=torch.int64, device=x.device), torch.tensor(-1)
@@ -539,13 +566,13 @@ def _keep(order: Tensor, rows: list[Tensor], numbers: list[int], learning: list[
 
 
 @torch.library.impl(_library, "arrived", "CompositeExplicitAutograd")
-def _arrived(gradient: Tensor, ticket: Tensor, number: int) -> None:
-    waiting, hook = _waiting.get(int(ticket)), _hooks.get(number)
+def _arrived(gradient: Tensor, ticket: Tensor, number: Tensor) -> None:
+    waiting, hook = _waiting.get(int(ticket)), _hooks.get(int(number))
     if waiting is not None and hook is not None:
         waiting.arrived(gradient, hook)
 
 
-def _fake_choice(order: Tensor, x: Tensor, number: int, size: int) -> tuple[Tensor, Tensor]:
+def _fake_choice(order: Tensor, x: Tensor, number: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return torch.empty(size, dtype=torch.int64, device=x.device), torch.empty((), dtype=torch.int64)
 
 

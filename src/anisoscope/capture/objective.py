@@ -464,6 +464,22 @@ def find_objective(model: nn.Module, inputs: Mapping[str, Any]) -> Objective:
     return MaskedPatches(reduction, hidden) if hidden else OwnLoss(reduction)
 
 
+def refuse_labels(labels: Any, classes: int) -> None:
+    """Raise an error for labels of classes that a model does not have, before a device is asked for their loss.
+
+    >>> refuse_labels(torch.tensor([0, 4, -100]), 5)
+    """
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return
+    counted = labels[labels != IGNORED]
+    wrong = counted[(counted < 0) | (counted >= classes)]
+    if len(wrong):
+        raise AnisoscopeError(
+            f"a label of the probe is {int(wrong[0])}, and the model has {classes} outputs; expected labels from 0 to "
+            f"{classes - 1}, or {IGNORED} for what does not count."
+        )
+
+
 def moved_by_one(ids: Any, labels: Tensor) -> bool:
     """Whether labels [B, T] are the ids of the next positions.
 

@@ -26,8 +26,15 @@ from torch import Tensor, nn
 from anisoscope.capture import gradient_pass, row
 from anisoscope.capture.capture import Capture
 from anisoscope.capture.gradient_pass import GradientPass, LabelConvention, output_part, site_rows
-from anisoscope.capture.graph_hook import GraphHook, mark_constant, on_gradient, prepare_compile, unbreakable
-from anisoscope.capture.objective import LossReading, context_count, read_loss
+from anisoscope.capture.graph_hook import (
+    GraphHook,
+    mark_constant,
+    on_gradient,
+    prepare_compile,
+    tell_apart,
+    unbreakable,
+)
+from anisoscope.capture.objective import LossReading, context_count, logits_of, read_loss
 from anisoscope.capture.row import PositionChoice, Rows, Rule, Scores, Sink, by_rule
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -49,9 +56,11 @@ class StepPass:
     gradients: dict[Site, Tensor] = field(default_factory=dict)
     awaited: set[Site] = field(default_factory=set)  # sites that will receive a gradient
     unreached: list[Site] = field(default_factory=list)  # and those that will not
+    backward: set[int] = field(default_factory=set)  # the backward passes that brought gradients, by number
 
     def receive(self, site: Site, gradient: Tensor) -> None:
         """Take the gradient of some rows; those of several backward passes, or calls of a module, add up."""
+        self.backward.add(torch._C._current_graph_task_id())
         earlier = self.gradients.get(site)
         self.gradients[site] = gradient if earlier is None else earlier + gradient
 
@@ -144,9 +153,11 @@ class LossScale:
         unreadable = [batch for batch in batches if batch.gradients and not self.readable(batch)]
         if self.loss == "own":
             return bool(unreadable)
-        # of a single batch a common factor changes no share; several processes train on the mean of their losses
-        single = self.loss == "auto" and len(batches) == 1
-        return single and bool(unreadable) and unreadable[0].unread is None
+        # a common factor changes no share: of a single batch, or of one loss over several passes (a siamese network);
+        # several processes train on the mean of their losses
+        single = len(batches) == 1 or len(set().union(*(batch.backward for batch in batches))) == 1
+        known = all(batch.unread is None for batch in unreadable)
+        return self.loss == "auto" and single and bool(unreadable) and known
 
     @staticmethod
     def readable(batch: MicroBatch) -> bool:
@@ -191,10 +202,16 @@ def _checkpointed() -> bool:
 
 
 def _loss_parts(output: Any) -> dict[str, Tensor]:
-    """What is read of an output to know the scale of its loss, the loss first; nothing where it has none."""
+    """What is read of an output to know the scale of its loss, the loss first.
+
+    Without one, it is computed outside of the model: that of which the gradient tells its scale (`watch_tokens`).
+    """
     loss, mask = output_part(output, "loss"), output_part(output, "mask")
     if not isinstance(loss, Tensor):
-        return {}
+        log_probs, logits = output_part(output, "log_probs"), logits_of(output)
+        if isinstance(log_probs, Tensor):
+            return {"log_probs": log_probs}
+        return {} if logits is None else {"logits": logits}
     found, logits = {"loss": loss}, output_part(output, "logits")
     found |= {"logits": logits} if isinstance(logits, Tensor) else {}
     return found | ({"mask": mask} if isinstance(mask, Tensor) else {})
@@ -224,8 +241,9 @@ def known_to_compile(modules: Iterable[nn.Module]) -> Iterator[None]:
         torch.compiler.reset()
     for module in marked:
         module.forward = module.forward
+    tell_apart(given)
     try:
-        # in the graph: all hooks; blocks that are compiled one by one have a version each
+        # in the graph: all hooks; blocks that are compiled one by one have a version each, unless they are alike
         with dynamo.config.patch(wrap_top_frame=True, recompile_limit=dynamo.config.recompile_limit + len(given)):
             yield
     finally:
@@ -296,6 +314,11 @@ class StepCapture(Capture, ABC):
         """Stop recording and discard the passes, and whoever waits for their gradients."""
         self.batches, self.active = [], False
         self._waiting.clear()
+
+    def detach(self) -> None:
+        hooked = [module for _, module, _ in self._hooked]
+        super().detach()
+        tell_apart(hooked)  # of hooks of others
 
     def _shielded(self, act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
@@ -518,6 +541,15 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
                 found[site] = replace(rows, g=rows.g * each[:, None])
     unreached = [*batch.unreached, *sorted(batch.awaited - batch.gradients.keys())]
     return GradientPass(found, tokens=batch.tokens(), unreached=unreached)
+
+
+def hash_sum(batches: Sequence[MicroBatch]) -> int:
+    """The sum of the hashes of all contexts of some batches: a fingerprint that does not depend on their order."""
+    total = 0
+    for batch in batches:
+        with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
+            total += sum(row.original_contexts(batch.arguments, real=batch.real).tolist())
+    return total
 
 
 def _halves(batch: MicroBatch) -> Tensor:

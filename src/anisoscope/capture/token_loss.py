@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anisoscope.capture.graph_hook import on_gradient
 from anisoscope.capture.objective import CLOSE, IGNORED, logits_of, output_part
 
 _LOOKED_AT = 64  # tokens whose logits are compared with their gradients
@@ -35,9 +36,9 @@ class TokenWeight:
 def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shield: Callable[..., Any]) -> None:
     """Have the weight of tokens told when gradients arrive at a model's output: None if the loss is of another kind."""
     log_probs, logits = output_part(output, "log_probs"), logits_of(output)
-    if isinstance(log_probs, Tensor) and log_probs.requires_grad:
+    if isinstance(log_probs, Tensor):
         watched, read = log_probs, _of_log_probabilities
-    elif logits is not None and logits.requires_grad and logits.dim() > 1 and logits.is_floating_point():
+    elif logits is not None and logits.dim() > 1 and logits.is_floating_point():
         watched, read = logits, partial(_of_logits, logits=logits.detach())
     else:
         return
@@ -46,7 +47,7 @@ def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shi
         if gradient is not None:  # as it is at outputs of a compiled graph that the loss was not computed from
             tell(read(gradient))
 
-    watched.register_hook(shield(arrived))
+    on_gradient(watched, shield(arrived))
 
 
 def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, refuse_sharded
+from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
 
 
 class AcceleratorMonitor(FollowerCallback):
@@ -34,21 +34,16 @@ class AcceleratorMonitor(FollowerCallback):
         super().__init__(**options)
         self.accelerator, self.model, self.step = accelerator, model, first_step
         self._optimizer = bare_optimizer(optimizer)
-        self._hook: Any = None
 
     def __enter__(self) -> AcceleratorMonitor:
-        kind = getattr(self.accelerator.distributed_type, "value", "")
-        if kind == "DEEPSPEED" or (kind == "FSDP" and not getattr(self.accelerator, "is_fsdp2", False)):
-            refuse_sharded(self.model, "DeepSpeed" if kind == "DEEPSPEED" else "the first FSDP")
         given: dict[str, Any] = {} if self._follower.options.get("optimizer") else {"optimizer": self._optimizer}
-        self._follower.begin(self.model, step=self.step, total=self._follower.options.get("total_steps"), **given)
-        if self._optimizer is not None:  # what is measured is the state before an update
-            self._hook = self._optimizer.register_step_pre_hook(lambda *_: self._follower.close_step())
+        self._follower.begin(
+            self.model, step=self.step, total=self._follower.options.get("total_steps"), wrapper=self.model, **given
+        )
+        self._follower.close_before(self._optimizer)  # what is measured is the state before an update
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if self._hook is not None:
-            self._hook.remove()
         if kind is not None:
             self._follower.abandon()
             return

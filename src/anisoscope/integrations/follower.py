@@ -22,7 +22,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.integrations.trackers.catalogue import trackers
 from anisoscope.integrations.trackers.host import HostTracker, Log
 from anisoscope.models.forward import original
-from anisoscope.models.parallel import flattened, sharded
+from anisoscope.models.parallel import averaged_over
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import Schedule, as_schedule
 from anisoscope.results.query import Table
@@ -55,6 +55,7 @@ class Follower:
         self.monitor: Monitor | None = None
         self.running = False
         self._step: contextlib.AbstractContextManager[Monitor] | None = None
+        self._before: Any = None  # the handle of `close_before`
 
     @property
     def live(self) -> bool:
@@ -76,11 +77,21 @@ class Follower:
         """Everything measured so far."""
         return self.monitor.table if self.monitor is not None else Table.from_records([])
 
-    def begin(self, model: nn.Module, *, step: int, total: int | None, saved: Path | None = None, **more: Any) -> None:
+    def begin(
+        self,
+        model: nn.Module,
+        *,
+        step: int,
+        total: int | None,
+        saved: Path | None = None,
+        wrapper: Any = None,
+        **more: Any,
+    ) -> None:
         """Attach to a model after `step` updates, of `total` if that is known.
 
-        `saved` is a folder of the checkpoint that may hold the state of a monitor; `more` are options that the
-        framework provides: optimizer and tokenizer.
+        `wrapper` is what the framework calls in place of the model, in a training of several processes. `saved` is a
+        folder of the checkpoint that may hold the state of a monitor; `more` are options that the framework provides:
+        optimizer and tokenizer.
         """
         self.abandon()
         model = original(model)
@@ -95,6 +106,8 @@ class Follower:
         if options.get("total_steps") is None:
             options["total_steps"] = total
         self.monitor = Monitor(model, **options)
+        if isinstance(wrapper, nn.Module) and self.monitor.ranks is not None:
+            self.monitor.ranks.averaged = averaged_over(original(wrapper))
         self.monitor.__enter__()
         self.running = True
         if resume and saved is not None and (saved / SAVED).is_file():
@@ -113,6 +126,9 @@ class Follower:
 
     def _leave(self, *error: Any) -> None:
         self.drop_step()
+        if self._before is not None:
+            self._before.remove()
+            self._before = None
         if self.running and self.monitor is not None:
             self.running = False
             self.monitor.__exit__(*error, None)
@@ -137,6 +153,11 @@ class Follower:
         if opened is not None:
             with self._abandon_on_error():
                 opened.__exit__(None, None, None)
+
+    def close_before(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Have the step closed before an optimizer makes its update, which some engines do inside the backward pass."""
+        if optimizer is not None:
+            self._before = optimizer.register_step_pre_hook(lambda *_: self.close_step())
 
     def drop_step(self) -> None:
         """Exit an open step without measuring it."""
@@ -219,18 +240,9 @@ class FollowerCallback:
 
 def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     """The torch optimizer inside a framework's wrappers; step hooks of the wrappers would never be called."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and inner is not optimizer:
         optimizer = inner
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-
-
-def refuse_sharded(model: nn.Module, how: str) -> None:
-    """Raise an error for a model that is spread over processes in a way that a callback cannot read; FSDP2 can."""
-    if flattened(model) or not sharded(model):
-        raise AnisoscopeError(
-            f"the model is spread over processes by {how}, which this callback cannot read; use FSDP2 (fsdp_version 2, "
-            "or fully_shard) or DDP, anisoscope.Monitor in a loop of your own, or `anisoscope sweep` for checkpoints."
-        )
 
 
 def refuse_reentrant(model: nn.Module) -> None:

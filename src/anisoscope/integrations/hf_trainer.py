@@ -14,12 +14,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer, refuse_sharded
+from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
 from anisoscope.integrations.trackers.host import Log
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
@@ -44,16 +43,20 @@ class TrainerMonitorCallback(FollowerCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.abandon()
         self._logged = state.global_step
-        _refuse_unsupported(args, kwargs["model"], live=self._follower.live)
-        self._follower.host = _log_of(_running_trainer(self)) if self._follower.logs_to_host else None
+        _refuse_unsupported(args, live=self._follower.live)
+        trainer = _running_trainer(self)
+        self._follower.host = _log_of(trainer) if self._follower.logs_to_host else None
+        optimizer = bare_optimizer(kwargs.get("optimizer"))
         self._follower.begin(
             kwargs["model"],
             step=state.global_step,
             total=state.max_steps,
-            optimizer=bare_optimizer(kwargs.get("optimizer")),
+            wrapper=getattr(trainer, "model_wrapped", None),
+            optimizer=optimizer,
             tokenizer=kwargs.get("processing_class"),
             saved=_checkpoint(args, state) if state.global_step else None,
         )
+        self._follower.close_before(optimizer)  # DeepSpeed makes the update before on_pre_optimizer_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._follower.open_step(state.global_step)
@@ -97,16 +100,18 @@ def _running_trainer(callback: TrainerCallback) -> Any:
         frame, found = caller, caller.f_locals.get("self")
         if isinstance(found, Trainer) and callback in found.callback_handler.callbacks:
             return found
-    raise AnisoscopeError(
-        "log_to names 'trainer', and no transformers.Trainer is calling this callback; name a tracker, such as "
-        "log_to='tensorboard'."
-    )
+    return None
 
 
 def _log_of(trainer: Any) -> Log:
     """How a Trainer logs numbers of a step, be it some steps late: into its log_history, and by `report_to`."""
     from transformers import Trainer
 
+    if trainer is None:
+        raise AnisoscopeError(
+            "log_to names 'trainer', and no transformers.Trainer is calling this callback; name a tracker, such as "
+            "log_to='tensorboard'."
+        )
     held = weakref.ref(trainer)
 
     def log(numbers: dict[str, float], step: int) -> None:
@@ -131,12 +136,8 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     return given if given is not None and given.name == name else Path(args.output_dir or ".") / name
 
 
-def _refuse_unsupported(args: TrainingArguments, model: nn.Module, *, live: bool) -> None:
+def _refuse_unsupported(args: TrainingArguments, *, live: bool) -> None:
     """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
-    if args.deepspeed_plugin is not None or args.deepspeed:
-        refuse_sharded(model, "DeepSpeed")
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        refuse_sharded(model, "the first FSDP")
     if live and args.n_gpu > 1:
         raise AnisoscopeError(
             f"the Trainer copies the model to {args.n_gpu} devices (DataParallel), where hooks see parts of a batch; "

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer, refuse_sharded
+from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer
 from anisoscope.integrations.trackers.host import Log
 from anisoscope.metrics.training import gradient_norm, learning_rate
+from anisoscope.models.forward import ENGINE, FSDP
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
-_SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
 
 
 class LightningMonitorCallback(FollowerCallback):
@@ -52,6 +52,7 @@ class LightningMonitorCallback(FollowerCallback):
         self._saved: dict[str, Any] = {}
         self._numbers: dict[str, float] = {}
         self._number = 0
+        self._whole = True  # whether parameters have gradients of their own, not pieces that processes share
 
     @property
     def state_key(self) -> str:
@@ -65,7 +66,8 @@ class LightningMonitorCallback(FollowerCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._follower.abandon()
-        _refuse_unsupported(trainer, pl_module)
+        _refuse_unsupported(trainer)
+        self._whole = type(trainer.model).__name__ not in (FSDP, ENGINE)
         self._follower.host = _log_of(trainer) if self._follower.logs_to_host else None
         total = trainer.estimated_stepping_batches
         with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +79,7 @@ class LightningMonitorCallback(FollowerCallback):
                 total=int(total) if math.isfinite(total) and total > 0 else None,
                 optimizer=bare_optimizer(trainer.optimizers[0]) if trainer.optimizers else None,
                 saved=Path(folder),
+                wrapper=trainer.model,
             )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -85,13 +88,15 @@ class LightningMonitorCallback(FollowerCallback):
             self._follower.open_step(self._number)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._follower.live and all(p.grad is None for p in pl_module.parameters()):
+        if self._follower.live and self._whole and all(p.grad is None for p in pl_module.parameters()):
             self._follower.drop_step()  # training_step returned None: the batch is skipped
         self._follower.close_step()
         if self.monitor is None or self._number not in self.monitor.done:
             return
         with self._follower.guarded("log numbers"):
-            self._numbers["gradient_norm"] = gradient_norm(p.grad for p in pl_module.parameters() if p.grad is not None)
+            if self._whole:
+                gradients = (p.grad for p in pl_module.parameters() if p.grad is not None)
+                self._numbers["gradient_norm"] = gradient_norm(gradients)
             self._numbers["learning_rate"] = learning_rate(optimizer.param_groups)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -162,11 +167,8 @@ def _log_of(trainer: Any) -> Log:
     return log
 
 
-def _refuse_unsupported(trainer: Any, module: nn.Module) -> None:
+def _refuse_unsupported(trainer: Any) -> None:
     """Raise an error, before the training begins, for setups that a monitor would measure wrongly."""
-    strategy = type(trainer.strategy).__name__
-    if any(word in strategy for word in _SHARDED):
-        refuse_sharded(module, strategy)
     if len(trainer.optimizers) > 1:
         raise AnisoscopeError(
             f"the module has {len(trainer.optimizers)} optimizers, so it is not clear what one step is; use "

@@ -139,7 +139,11 @@ def _read(
     if peers is None:
         rest = iter(batches)
         opened = next(rest, None)
-        rest = rest if opened is None else chain([opened], rest)
+        if opened is None:
+            raise AnisoscopeError(
+                "there are no batches to measure; give at least one, as the model's forward takes it."
+            )
+        rest = chain([opened], rest)
     else:
         if len(peers.same) > 1:
             leave_split_out(setup, chosen=chosen)

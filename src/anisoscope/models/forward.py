@@ -41,6 +41,7 @@ _PLACEHOLDERS = re.compile(r"\[(PAD|UNK|CLS|SEP|MASK|BOS|EOS|unused\d+)\]|<[^<>]
 
 
 FSDP = "FullyShardedDataParallel"  # the first version of FSDP
+ENGINE = "DeepSpeedEngine"
 
 
 def original(model: nn.Module) -> nn.Module:
@@ -82,7 +83,7 @@ def without_wrappers(model: nn.Module) -> Iterator[None]:
 def _parallel_part(model: nn.Module) -> nn.Module | None:
     """The module inside a data-parallel wrapper, or inside an engine of DeepSpeed; None for any other model."""
     inner, name = getattr(model, "module", None), type(model).__name__
-    return inner if isinstance(inner, nn.Module) and ("Parallel" in name or name == "DeepSpeedEngine") else None
+    return inner if isinstance(inner, nn.Module) and ("Parallel" in name or name == ENGINE) else None
 
 
 def trained_module(model: nn.Module) -> nn.Module:

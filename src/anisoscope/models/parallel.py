@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import FSDP
+from anisoscope.models.forward import ENGINE, FSDP
 
 
 def sharded(model: nn.Module) -> bool:
@@ -120,7 +120,9 @@ def averaged_over(model: nn.Module) -> float:
     The gradient of an activation is that of the loss of its own process, and so larger by this factor than in one
     process that averages over all contexts.
     """
-    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
+    if type(model).__name__ == ENGINE:
+        return float(model.dp_world_size)  # type: ignore[arg-type]
+    wrappers = ("DistributedDataParallel", FSDP)
     wrapper = next((m for m in model.modules() if type(m).__name__ in wrappers), None)
     if wrapper is not None:
         return float(dist.get_world_size(wrapper.process_group))  # type: ignore[arg-type]

@@ -26,7 +26,17 @@ from anisoscope.capture.gradient_pass import (
     unlabelled,
     untouched,
 )
-from anisoscope.capture.objective import ContextObjective, Objective, OwnLoss, context_count, find_objective
+from anisoscope.capture.objective import (
+    Classes,
+    ContextObjective,
+    Objective,
+    OwnLoss,
+    PositionClasses,
+    context_count,
+    find_objective,
+    logits_of,
+    refuse_labels,
+)
 from anisoscope.capture.row import Batch, PositionChoice, Rule, Sink, by_rule, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -253,15 +263,6 @@ class ProbePiece:
     fold: int = -1  # of the jackknife, −1 for contexts of several
 
 
-def hash_sum(batches: Sequence[MicroBatch]) -> int:
-    """The sum of the hashes of all contexts of some batches: a fingerprint that does not depend on their order."""
-    total = 0
-    for batch in batches:
-        with contextlib.suppress(AnisoscopeError):  # arguments without contexts: nothing to tell
-            total += sum(original_contexts(batch.arguments, real=batch.real).tolist())
-    return total
-
-
 class Probe:
     """One batch or several, split into halves by a hash of their contexts, and the passes over them.
 
@@ -295,6 +296,10 @@ class Probe:
             if loss is None and self.gradients and not self._reads_tokens(given[0]):
                 given = [with_own_targets(self.model, batch) for batch in given]
             self.loss = loss if loss is not None else self._objective(given[0])
+            if isinstance(self.loss, Classes | PositionClasses):
+                classes = self._classes(given[0])
+                for inputs in given:
+                    refuse_labels(inputs["labels"], classes)
         if isinstance(self.loss, OwnLoss) and self.loss.reduction == "alone":
             self.batch_size = 1
         if i.study is not None and i.study.plan.weights:
@@ -368,6 +373,13 @@ class Probe:
             if self.gradients:
                 raise
             return None
+
+    def _classes(self, inputs: Mapping[str, Any]) -> int:
+        """The number of classes that the model tells apart."""
+        with untouched(self.model), evaluating(self.model), torch.no_grad():
+            logits = logits_of(forward(self.model, unlabelled(self.model, take(dict(inputs), torch.arange(1)))))
+        assert logits is not None  # its objective has read them
+        return int(logits.shape[-1])
 
     def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
         """The contexts of each batch, in chunks, split by half (and fold); duplicates are dropped."""

@@ -33,7 +33,7 @@ from anisoscope.capture.row import PositionChoice, Rule
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.stage import find_stage
-from anisoscope.capture.step_capture import LiveGradients, LossScale, trace_top
+from anisoscope.capture.step_capture import LiveGradients, LossScale, hash_sum, trace_top
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks, leave_split_out
@@ -50,7 +50,7 @@ from anisoscope.monitor.every_step import ROWS, EveryStep
 from anisoscope.monitor.files import WRITE, MonitorFiles
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.monitor.held_out import Constant, output_counts
-from anisoscope.monitor.instruments import Instruments, Probe, hash_sum, stream_kinds
+from anisoscope.monitor.instruments import Instruments, Probe, stream_kinds
 from anisoscope.monitor.open_step import (
     HooksLost,
     OpenStep,

@@ -107,11 +107,11 @@ def unpacked(packed: PackedSequence, data: Tensor | None = None, *, length: int 
     return x, torch.arange(x.shape[1]) < lengths[:, None]
 
 
-def arranged(x: Tensor, module: nn.Module, batch: int) -> Tensor:
+def arranged(x: Tensor, module: nn.Module, batch: int, notes: list[str] | None = None) -> Tensor:
     """The output of a module with contexts first and, of three dimensions, channels last: [B, T, d].
 
     Convolutions in one dimension give [B, C, L]; recurrent and attention modules of PyTorch that are not `batch_first`
-    give [T, B, d].
+    give [T, B, d]. Where T is B it cannot be seen which of them the model's own input has first; that is noted.
 
     >>> tuple(arranged(torch.zeros(4, 8, 20), nn.Conv1d(3, 8, 5), 4).shape)
     (4, 20, 8)
@@ -129,6 +129,12 @@ def arranged(x: Tensor, module: nn.Module, batch: int) -> Tensor:
                 f"where the model's input has {batch} contexts in its first dimension; give the model input with "
                 "contexts first, or rows=lambda args, kwargs: {'inputs_embeds': args[0].transpose(0, 1)}."
             )
+        doubt = (
+            f"{type(module).__name__} is not batch_first and there are as many positions as contexts ({batch}): the "
+            "model's input was taken as [contexts, positions]; if its positions come first, say it with rows="
+        )
+        if notes is not None and x.shape[0] == batch and doubt not in notes:
+            notes.append(doubt)
         return x.transpose(0, 1)
     return x.transpose(1, 2) if x.shape[0] == batch and _channels_first(x, module) else x
 

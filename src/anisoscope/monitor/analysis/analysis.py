@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture.sites.site import Site, flow_order
+from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, Setup
 from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.engine.metric import Request
@@ -106,6 +107,7 @@ class Analysis:
     notes: list[str] = field(default_factory=list)
     earlier: dict[Site, tuple[int, Tensor]] = field(default_factory=dict)  # step and concepts before this one
     row_count: int = 0  # of the site that saw most, at the last measured step
+    unfitted: int = 0  # steps whose gradients were left out
     progress: Progress | None = None  # called after the metrics of each site
 
     def run(self, seen: Seen) -> Found:
@@ -135,9 +137,21 @@ class Analysis:
         records, study = self._geometry(seen), self.studies.get(seen.study)
         if study is None or self.left_out(seen.rows):
             return records
-        if seen.study != "study":
-            return records + study.measure(seen.rows)
-        return records + self._gradients(study, seen)
+        try:
+            found = study.measure(seen.rows) if seen.study != "study" else self._gradients(study, seen)
+        except AnisoscopeError as error:  # such as fewer rows than the rank: the geometry of the step stands without it
+            if not records:
+                raise
+            study.fitted = {}
+            self._note_unfitted(seen.rows.step, error)
+            return records
+        return records + found
+
+    def _note_unfitted(self, step: int, error: AnisoscopeError) -> None:
+        """Tell it once: where one step has too few rows, all those of its training may."""
+        self.unfitted += 1
+        if self.unfitted == 1:
+            self.note(f"gradients of step {step}, and of others like it, are left out: {error}")
 
     def alone(self, seen: Seen, *, types: bool) -> tuple[list[Record], GradientsAlone | None]:
         """What one step gives by itself: its records, and its gradients before they are `compared`, if it has any."""
@@ -200,8 +214,10 @@ class Analysis:
         study = self.studies.get("study")
         if study is None or study.plan.proxies[0] != "semi_nmf" or rows.lacking():
             return []
-        proxies = study.fitted["semi_nmf"]
+        proxies = study.fitted.get("semi_nmf", {})
         sites = [site for site in card_sites(self.sites) if site in proxies]
+        if not sites:
+            return []
         fits = {site: rows.fit_half(site) for site in sites}
         found = cards(fits, proxies, self.tokenizer, earlier=self.earlier)
         self.earlier = {site: (rows.step, proxies[site].directions.cpu()) for site in sites}
