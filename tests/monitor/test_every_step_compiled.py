@@ -156,7 +156,10 @@ def test_one_graph_takes_rows_of_batches_of_all_lengths() -> None:
     assert graphs() == (1, 0)
 
 
-@pytest.mark.parametrize("where", ["first", "between", "last"])
+ENDS = [pytest.param(where, marks=pytest.mark.slow) for where in ("first", "last")]
+
+
+@pytest.mark.parametrize("where", ["between", *ENDS])
 def test_a_graph_that_is_broken_loses_nothing(where: str) -> None:
     def broken(model: Any) -> Any:
         block = model.transformer.h[{"first": 0, "between": 1, "last": -1}[where]]
