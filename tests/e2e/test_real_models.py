@@ -196,7 +196,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+# each is of another kind than the others; the rest is run with the slow tests
+ALIEN = ("gemma", "deberta-v2", "modernbert", "mixtral", "bart", "mamba", "xlnet", "yoso")
+
+
+@pytest.mark.parametrize("name", [n if n in ALIEN else pytest.param(n, marks=pytest.mark.slow) for n in STRANGERS])
 def test_architectures_that_no_one_named_are_profiled(command: Command, tmp_path: Path, name: str) -> None:
     words = ("--random-init", f"{name}:{STRANGERS[name]}", "--tokens", 400, "--context", 32, "--out", tmp_path / "run")
     done = command("profile", *words)

@@ -338,7 +338,7 @@ def test_a_training_that_goes_to_another_directory_has_one_folder(
     assert not list((tmp_path / "other").iterdir())
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_current_directory_that_is_gone_stops_nothing(
     background: bool, tmp_path: Path, plain: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,7 @@ def test_a_table_without_steps_keeps_the_profile_page(tmp_path: Path) -> None:
     assert "shape" in ids(training)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("vector_figures")
 def test_figures_are_vectors_and_the_same_every_time(study: Path, table: Table, tmp_path: Path) -> None:
     names = {p.name for p in (study.parent / "figures").iterdir()}
