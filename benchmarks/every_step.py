@@ -2,6 +2,7 @@
 
 python benchmarks/every_step.py                                                           # a small model on the CPU
 python benchmarks/every_step.py --device cuda --layers 12 --width 768 --context 1024 --batch 16 --vocabulary 50257
+    --compile: the same in a training under torch.compile
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from record import record
 
 from anisoscope import Monitor, at
 
-BARS = {"every_step_over_plain": "at most 1.05", "synchronisations_added": "0"}
+BARS = {"every_step_over_plain": "at most 1.05", "synchronisations_added": "0", "graph_breaks": "0"}
 
 
 def options() -> argparse.Namespace:
@@ -29,6 +30,7 @@ def options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto", help="bfloat16 (autocast; auto on CUDA) or float32")
+    parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
 
@@ -43,6 +45,8 @@ class Loop:
         config = GPT2Config(vocab_size=chosen.vocabulary, n_positions=chosen.context, use_cache=False, **sizes)
         self.device = torch.device(chosen.device)
         self.model = GPT2LMHeadModel(config).to(self.device).train()
+        self.model.loss_type = "ForCausalLM"  # else a line is logged, at which a graph is broken
+        self.called = torch.compile(self.model) if chosen.compile else self.model
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
         shape = (chosen.accumulate, chosen.batch, chosen.context)
@@ -54,7 +58,7 @@ class Loop:
         with monitor.step(self.done) if monitor is not None else contextlib.nullcontext():
             for ids in self.ids:
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-                    loss = self.model(input_ids=ids, labels=ids).loss / len(self.ids)
+                    loss = self.called(input_ids=ids, labels=ids).loss / len(self.ids)
                 loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -108,24 +112,23 @@ class Loop:
 
 def main() -> None:
     chosen, plain, followed = options(), [], []
-    loop = Loop(chosen)
-    loop.seconds(2)
-
-    def monitor() -> Monitor:
-        return Monitor(loop.model, when=at([0]), metrics="drift", live=True, every_step=chosen.rows)
-
-    for _ in range(chosen.rounds):  # in turns, so that a drifting machine shows in both
-        plain.append(loop.seconds(chosen.steps))
-        with monitor() as watching:
-            followed.append(loop.seconds(chosen.steps, watching))
-    with monitor() as watching:
-        added = loop.operations(watching) - loop.operations()
-        waits = loop.waits(watching) - loop.waits()
-        peak = loop.peak(watching)
+    loop, other = Loop(chosen), Loop(chosen)  # a model each: what was compiled for one would be compiled again
+    with Monitor(
+        other.model, when=at([0]), total_steps=100_000, metrics="drift", live=True, every_step=chosen.rows
+    ) as watching:
+        loop.seconds(2)
+        other.seconds(2, watching)
+        for _ in range(chosen.rounds):  # in turns, so that a drifting machine shows in both
+            plain.append(loop.seconds(chosen.steps))
+            followed.append(other.seconds(chosen.steps, watching))
+        breaks = sum(torch._dynamo.utils.counters["graph_break"].values()) if chosen.compile else 0
+        added = other.operations(watching) - loop.operations()
+        waits = other.waits(watching) - loop.waits()
+        peak = other.peak(watching) - loop.peak()
     on_gpu = loop.device.type == "cuda"
     ratio = statistics.median(b / a for a, b in zip(plain, followed, strict=True))
     record(
-        f"Following every step, {'GPU' if on_gpu else 'CPU'}",
+        f"Following every step, {'GPU' if on_gpu else 'CPU'}{', compiled' * chosen.compile}",
         about=f"GPT-2 of {chosen.layers} × {chosen.width}, {chosen.accumulate} × {chosen.batch} contexts of "
         f"{chosen.context} tokens, {'bfloat16 autocast' if loop.half else 'float32'}, {chosen.rows} rows of each of "
         f"{chosen.layers + 2} sites and their gradients; steps that are not otherwise measured.",
@@ -136,7 +139,8 @@ def main() -> None:
             "every_step_adds_ms": 1000 * statistics.median(b - a for a, b in zip(plain, followed, strict=True)),
             "operations_added": added,
             "synchronisations_added": waits,
-            **({"peak_gb": peak, "plain_peak_gb": loop.peak()} if on_gpu else {}),
+            **({"peak_gb_added": peak} if on_gpu else {}),
+            **({"graph_breaks": breaks} if chosen.compile else {}),
             "slowest_over_quickest_plain_step": max(plain) / min(plain),
         },
         bars=BARS if on_gpu else {},

@@ -91,3 +91,23 @@ def test_log_probabilities_explain_the_loss_they_are_of() -> None:
     assert shifted_log_probabilities({"log_probs": logps, "loss": loss * 1.1}, LABELS) is None
     assert shifted_log_probabilities({"log_probs": logps, "loss": loss}, LABELS[:, :5]) is None
     assert shifted_log_probabilities({"loss": loss}, LABELS) is None
+
+
+class TwoOutputs(torch.autograd.Function):
+    """As a compiled graph that returns logits and a loss: one node, two outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z * 1, z.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[1].expand(2, 3)
+
+
+def test_logits_that_the_loss_was_not_computed_from_tell_nothing() -> None:
+    found: list[TokenWeight | None] = []
+    logits, loss = TwoOutputs.apply(torch.zeros(2, 3, requires_grad=True))
+    watch_tokens({"logits": logits}, found.append, shield=lambda act: act)
+    loss.backward()
+    assert not found

@@ -27,7 +27,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, uncompiled, unwrapped
 from anisoscope.models.parallel import piece_of, plain, shard_again, sharded, together, without_gradients
 
-_PROBES: list[None] = []  # one entry per pass in progress
+_PROBES: list[tuple[nn.Module, list[int]]] = []  # passes in progress: their models, and the GPUs that these are on
 ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 """(model, inputs) -> the summed loss, as a scalar with its graph; an `Objective` is one that also counts its units."""
@@ -224,15 +224,21 @@ class Collector(KeptRows):
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, forked random state and the uncompiled forward; everything is restored afterwards."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), evaluating(model), uncompiled(model):
-        _PROBES.append(None)
-        try:
-            yield
-        finally:
-            _PROBES.pop()
-            shard_again(model)
+    """Evaluation mode, forked random state and the uncompiled forward; everything is restored afterwards.
+
+    Inside another one of the same model only the random state is forked: to look through all modules takes a while.
+    """
+    outer = next((devices for other, devices in _PROBES if other is model), None)
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda}) if outer is None else outer
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        if outer is None:
+            stack.enter_context(evaluating(model))
+            stack.enter_context(uncompiled(model))
+        stack.callback(shard_again, model)
+        _PROBES.append((model, devices))
+        stack.callback(_PROBES.pop)
+        yield
 
 
 def probing() -> bool:

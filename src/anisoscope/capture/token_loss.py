@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +36,17 @@ def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shi
     """Have the weight of tokens told when gradients arrive at a model's output: None if the loss is of another kind."""
     log_probs, logits = output_part(output, "log_probs"), logits_of(output)
     if isinstance(log_probs, Tensor) and log_probs.requires_grad:
-        log_probs.register_hook(shield(lambda g: tell(_of_log_probabilities(g))))
+        watched, read = log_probs, _of_log_probabilities
     elif logits is not None and logits.requires_grad and logits.dim() > 1 and logits.is_floating_point():
-        kept = logits.detach()
-        logits.register_hook(shield(lambda g: tell(_of_logits(g, kept))))
+        watched, read = logits, partial(_of_logits, logits=logits.detach())
+    else:
+        return
+
+    def arrived(gradient: Tensor | None) -> None:
+        if gradient is not None:  # as it is at outputs of a compiled graph that the loss was not computed from
+            tell(read(gradient))
+
+    watched.register_hook(shield(arrived))
 
 
 def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:

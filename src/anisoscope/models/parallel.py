@@ -23,11 +23,20 @@ from anisoscope.models.forward import FSDP
 
 def sharded(model: nn.Module) -> bool:
     """Whether processes hold parts of its parameters (FSDP, tensor parallel), so that a forward pass communicates."""
+    if not _several():
+        return False
     return flattened(model) or any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+def _several() -> bool:
+    """Whether there are processes that a model may be spread over; if not, its modules need not be looked through."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def flattened(model: nn.Module) -> bool:
     """Whether a parameter is a part of a flat one, so that between passes it has no rows (FSDP's first, ZeRO-3)."""
+    if not _several():
+        return False
     if any(type(module).__name__ == FSDP for module in model.modules()):
         return True
     return any(hasattr(p, "ds_id") or getattr(p, "_fsdp_flattened", False) for p in model.parameters())
@@ -56,7 +65,7 @@ def without_gradients(model: nn.Module) -> contextlib.AbstractContextManager[Any
 
 def shard_again(model: nn.Module) -> None:
     """Have FSDP2 free the whole parameters that it keeps from a forward pass for a backward pass that does not come."""
-    for module in _fsdp_modules(model):
+    for module in _fsdp_modules(model) if _several() else ():
         module.reshard()
 
 

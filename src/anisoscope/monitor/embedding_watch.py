@@ -109,7 +109,7 @@ class EmbeddingWatch:
             ids = kwargs.get("input_ids", args[0] if args else None)
             training = not self.paused and torch.is_grad_enabled()
             if training and self.seen is not None and isinstance(ids, Tensor) and not ids.is_floating_point():
-                self.seen[ids] = True
+                self.seen.index_fill_(0, ids.flatten(), True)  # an assignment would copy True and wait for the device
 
         reading = GraphHook(outer, self.shield(read), before=True)
         self._handles.append(outer.register_forward_pre_hook(reading, with_kwargs=True))

@@ -464,14 +464,15 @@ class Probe:
         out, i = StepRows(step), self.instruments
         if self.gradients and others is not None:  # inputs of weights are fitted on: they see just half of the contexts
             others = Tee([others], frozenset([*i.sites, *self.extra]))
-        for piece, counts in self.mine:
-            into, sink = (out, others) if counts else (StepRows(step), None)
-            if not self.gradients:
-                self._forward(piece, into, sink)
-            elif piece.test:
-                self._tested(piece, into, sink)
-            else:
-                self._fitted(piece, into, sink)
+        with untouched(self.model):  # once for all pieces
+            for piece, counts in self.mine:
+                into, sink = (out, others) if counts else (StepRows(step), None)
+                if not self.gradients:
+                    self._forward(piece, into, sink)
+                elif piece.test:
+                    self._tested(piece, into, sink)
+                else:
+                    self._fitted(piece, into, sink)
         if self.gradients and i.layout.modules:
             i.leave_narrow(out)
         return out
