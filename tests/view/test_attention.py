@@ -235,7 +235,6 @@ def test_what_was_not_computed_is_null_and_names_never_become_markup(tmp_path: P
     assert page.fetched() == []
 
 
-@pytest.mark.slow
 def test_vector_twins_are_written_and_the_same_every_time(tmp_path: Path) -> None:
     names = ("qk-heads", "qk-paths", "attention-over-training")
     view = view_of(Scribe().pair().scores())
