@@ -115,7 +115,13 @@ def disk_that_fails(patch: pytest.MonkeyPatch, name: str, *, code: int = errno.E
 FILES = ["step-", "window-", "concepts", "table.parquet", "loss", "map", "every", "finish", "every_step.parquet"]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("step-", "table.parquet", "every_step.parquet") else pytest.param(n, marks=pytest.mark.slow)
+        for n in FILES
+    ],
+)
 def test_a_full_disk_at_any_write_stops_nothing(
     name: str, tmp_path: Path, plain: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,10 @@ def test_language_models_are_compiled_on_a_gpu_unless_told() -> None:
     assert not ClassifierConfig.worth_compiling
 
 
-@pytest.mark.parametrize("options", [{}, {"arch": "encoder"}, {"target_weights": "flat"}, {"accumulate": 2}])
+OTHERS = [pytest.param(options, marks=pytest.mark.slow) for options in ({"target_weights": "flat"}, {"accumulate": 2})]
+
+
+@pytest.mark.parametrize("options", [{}, {"arch": "encoder"}, *OTHERS])
 def test_the_way_from_batch_to_loss_is_one_graph(options: dict[str, Any], tokenised: Path, tmp_path: Path) -> None:
     plain = losses(run(tmp_path / "plain", tokenised, steps=4, **options))
     found = run(tmp_path / "compiled", tokenised, steps=4, compile=True, **options)
