@@ -35,7 +35,7 @@ torch.manual_seed(0)
 size = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": LENGTH, "vocab_size": len(alphabet)}
 base = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False))
 optimizer = torch.optim.AdamW(base.parameters(), lr=3e-3)
-for _ in range(60):  # stands for a pretrained model
+for _ in range(2 * STEPS):  # stands for a pretrained model
     batch = batch_of(contexts(text))
     base(input_ids=batch, labels=batch).loss.backward()
     optimizer.step()

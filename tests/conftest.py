@@ -38,13 +38,25 @@ pytest_plugins = ["support.tiny_profiles", "support.tiny_runs", "support.watched
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector of cycles need not look at half a million of its objects again.
+    """The collector of cycles need not look at young objects after every 700: tests make many that live as they do."""
+    _keep()
+    gc.set_threshold(20_000, 20, 20)
 
-    Nor at young ones after every 700: tests make many that live as long as they do.
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _keep()
+
+
+def _keep() -> None:
+    """What was imported or made for all tests stays: no later collection looks at its million objects again.
+
+    Trainers of others collect whenever they begin and end, which took longer than their training.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")

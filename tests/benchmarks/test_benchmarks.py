@@ -49,6 +49,18 @@ def growth() -> dict[str, Any]:
     return entry(series=lines)
 
 
+def test_the_ways_of_a_job_give_the_same() -> None:
+    import torch
+    from jobs.moments import WAYS
+
+    found = [
+        float(way.function(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))["trace"])
+        for way in WAYS.values()
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+@pytest.mark.slow
 def test_a_job_runs_at_a_tiny_size_and_is_as_exact_as_it_says(tmp_path: Path, capsys: Any) -> None:
     from run import main
 

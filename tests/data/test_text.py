@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from anisoscope.data import text as text_module
-from anisoscope.data.markup import CleaningStats, clean, clean_article
+from anisoscope.data.markup import CleaningStats, clean
 from anisoscope.data.text import Document, read_documents
 from anisoscope.data.tokens import Context, DataFingerprint, TextCounts, batches, contexts, slices
 from anisoscope.errors import AnisoscopeError
@@ -273,32 +273,6 @@ def test_a_real_tokenizer_gives_what_it_gives_by_itself(recwarn: pytest.Warnings
 
 
 # -- enwik8 and the embedded corpus -----------------------------------------------------------------------------------
-
-MARKUP = {
-    "'''Bold''' and ''italic'' and '''''both'''''.": "Bold and italic and both.",
-    "A [[link]], a [[target|label]], a [[Pipe (trick)|]].": "A link, a label, a Pipe.",
-    "Seen{{cite|a={{nested|b}}|c={d}}} here.": "Seen here.",
-    "Before\n{| class=x\n| a || {{t}}\n{| nested\n| b\n|}\n|}\nafter": "Before\n\nafter",
-    "x [[Image:a.jpg|thumb|A [[linked]] caption [http://u.org here]]] y": "x y",
-    "fact<ref name=a>[http://a.org source]</ref>, more<ref name=a />.": "fact, more.",
-    "so <math>x < y</math> is <code>a=b</code> and <source lang=c>int</source>gone": "so is and gone",
-    "a<!-- hidden -->b": "ab",
-    "one&nbsp;two &amp;amp; three &amp;mdash; H<sub>2</sub>O": "one two & three — H2O",
-    "see [http://x.org/a?b=c the page] or http://y.org/z, or [http://z.org]": "see the page or, or",
-    "== Head ==\ntext\n=== Sub===\nmore": "Head\n\ntext\n\nSub\n\nmore",
-    "* one\n** two\n# three\n: four": "one\ntwo\nthree\nfour",
-    "text [[Category:Things]] [[de:Ding]] [[zh-min-nan:X]] [[:Category:Shown]]": "text Shown",
-    "name ({{IPA|x}}) is": "name is",
-    "a < b and c > d": "a < b and c > d",
-    "&lt;b&gt;bold&lt;/b&gt;": "bold",
-    " int main() { return 0; }\nA sentence.": "A sentence.",
-    "{{unclosed and [[open": "unclosed and open",
-}
-
-
-@pytest.mark.parametrize("wiki", MARKUP)
-def test_markup_becomes_plain_text(wiki: str) -> None:
-    assert clean_article(wiki) == MARKUP[wiki]
 
 
 def page(title: str, text: str) -> str:

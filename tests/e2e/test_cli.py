@@ -17,7 +17,6 @@ from support.clouds import METRICS
 from support.command_lines import ALBERT, GPT, Profiled, same, saved, values
 
 T5 = "t5:d_model=32,d_kv=8,d_ff=48,num_layers=2,num_decoder_layers=3,num_heads=4,vocab_size=300"
-CANINE = "canine:hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,16 @@ def test_the_first_position_is_left_out_only_when_asked(profiled: Profiled) -> N
     assert rest["n"] == whole["n"] - whole["contexts"]
 
 
-def test_special_tokens_are_left_out_only_when_asked(profiled: Profiled) -> None:
-    few = ("--metrics", "drift", "--sites", "resid", "--layers", "1")
-    whole, rest = (
-        profiled(*few, *more, model=CANINE).table().where(variant="").records()[0] for more in ((), ("--skip-special",))
-    )
+def test_special_tokens_are_left_out_only_when_asked(profiled: Profiled, tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = words_of("[UNK]", "[CLS]", "[SEP]", "the")
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    tokenizer.add_special_tokens([word for word, _ in around])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    few = ("--tokenizer", tmp_path, "--metrics", "drift", "--sites", "resid", "--layers", "1")
+    whole, rest = (profiled(*few, *more).table().where(variant="").records()[0] for more in ((), ("--skip-special",)))
     assert rest["n"] == whole["n"] - 2 * whole["contexts"]  # [CLS] and [SEP]
 
 
@@ -192,17 +196,22 @@ def test_the_seed_decides_random_weights(profiled: Profiled, plain: RunFolder) -
     assert other.about()["models"][0]["fingerprint"] != plain.about()["models"][0]["fingerprint"]
 
 
-def test_a_tokenizer_of_another_folder_is_used(profiled: Profiled, tmp_path: Path) -> None:
+def words_of(*words: str) -> Any:
+    """A tokenizer of these words; the first one stands for all others."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
 
-    words = {word: i for i, word in enumerate(["[UNK]", "the", "of", "and", "in", "to", "a", "is", "was"])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tokenizer
+
+
+def test_a_tokenizer_of_another_folder_is_used(profiled: Profiled, tmp_path: Path) -> None:
+    words = ("[UNK]", "the", "of", "and", "in", "to", "a", "is", "was")
+    words_of(*words).save(str(tmp_path / "tokenizer.json"))
     run = profiled("--tokenizer", tmp_path, "--save-rows", "--sites", "resid", "--layers", 1)
-    assert set(saved(run, "1.resid", "token").tolist()) <= set(map(float, words.values()))
+    assert set(saved(run, "1.resid", "token").tolist()) <= set(map(float, range(len(words))))
 
 
 def test_an_encoder_and_its_decoder_are_two_stacks(profiled: Profiled) -> None:

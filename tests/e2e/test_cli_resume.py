@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from anisoscope.results.folder import RunFolder
-from support.command_lines import ALBERT, GPT, Command, Profiled, same, saved
+from support.command_lines import GPT, Command, Profiled, same, saved
 
 
 @pytest.fixture
@@ -76,23 +76,6 @@ def test_rows_of_a_run_that_died_are_not_counted_twice(
     monkeypatch.undo()
     assert command(*words, "--resume").code == 0
     np.testing.assert_array_equal(saved(profiled(*LONG), "1.resid"), saved(RunFolder.open(tmp_path / "run"), "1.resid"))
-
-
-def test_a_finished_model_is_not_measured_again(
-    command: Command, stops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("profile", "--random-init", GPT, ALBERT, "--tokens", "600", "--context", "32", "--batch-size", "32")
-    words = (*words, "--out", tmp_path / "run")
-    stops(1, KeyboardInterrupt)  # one batch is the whole first model
-    assert command(*words).code == 130
-    run = RunFolder.open(tmp_path / "run")
-    first = run.table().where(model="gpt2")
-    assert len(first) == len(run.table())
-    monkeypatch.undo()
-    stops(1, KeyboardInterrupt)  # enough for the second model alone
-    assert command(*words, "--resume").code == 0
-    same(first, run.table().where(model="gpt2"), 0.0)
-    assert [m["name"] for m in run.about()["models"]] == ["gpt2", "albert"]
 
 
 def test_a_run_is_resumed_only_by_the_same_command(command: Command, plain: RunFolder) -> None:

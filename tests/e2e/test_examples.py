@@ -39,3 +39,9 @@ def test_the_example_of_lora_begins_above_chance_and_names_what_is_frozen() -> N
     found = monitor.table.where(metric="gradient_enrichment", proxy="pca", fit="refit", control=None, average=None)
     assert all(row["value"] > 1.5 for row in found.where(group="", step=0, kind="resid").records())
     assert monitor.notes == ["no gradient reaches 0.embed: what lies before is frozen"]
+
+
+@pytest.mark.slow
+def test_the_example_of_any_loop_tells_of_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("monitor_any_loop")
+    assert len(capsys.readouterr().out.splitlines()) > 2

@@ -37,6 +37,7 @@ def test_the_study_ends_with_verdicts_and_a_page(command: Command, tmp_path: Pat
     assert again.code == 0, "a finished study is only shown again"
 
 
+@pytest.mark.slow
 def test_pictures_of_the_user_are_trained_on(command: Command, tmp_path: Path) -> None:
     images, labels = zip(*(make_picture(index, size=24) for index in range(40)), strict=True)
     np.savez(tmp_path / "mine.npz", images=np.stack(images), labels=np.array(labels))

@@ -60,7 +60,7 @@ def train_into(out: Path, when: str) -> Path:
 
 
 @pytest.mark.skipif(not FORKS, reason="a process that uses torch cannot be forked here")
-@pytest.mark.parametrize("when", ["0,3,6", "0,6"])  # the second closes its window only at the very end
+@pytest.mark.parametrize("when", ["0,3,6", pytest.param("0,6", marks=pytest.mark.slow)])  # closes its window at the end
 def test_a_killed_training_ends_with_the_table_of_an_undisturbed_one(tmp_path: Path, when: str) -> None:
     whole, out = train_into(tmp_path / "whole" / "run", when), tmp_path / "killed" / "run"
     for after in (7, 16):

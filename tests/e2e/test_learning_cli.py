@@ -132,17 +132,6 @@ def test_bad_input_gets_one_sentence(words: str, command: Command, tmp_path: Pat
     assert BAD[words] in done.sentence
 
 
-def test_a_model_without_a_loss_says_so(command: Command, tmp_path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=32, vocab_size=300
-    )
-    BertModel(config).save_pretrained(tmp_path / "headless")
-    done = command("tangent", tmp_path / "headless", *LOOK, "--tokenizer", "bytes", "--out", tmp_path / "out")
-    assert done.code != 0 and "Traceback" not in done.err and done.sentence
-
-
 def test_a_training_that_diverged_is_told_before_any_verdict_and_on_top_of_its_page(
     command: Command, tmp_path: Path
 ) -> None:

@@ -65,9 +65,10 @@ COMMANDS = {
     "curvature": ("study", "curvature", "--model", "P/series/checkpoint-10", "--data", "P/text", "--manifolds",
                   "sphere"),
 }  # fmt: skip
+FIVE = [name for name in COMMANDS if name != "curvature"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*FIVE, pytest.param("curvature", marks=pytest.mark.slow)])
 def test_no_file_of_a_run_says_where_the_user_keeps_their_files(command: Command, place: Path, name: str) -> None:
     out = place / f"out-{name}"
     done = command(*(word.replace("P/", f"{place}/") for word in COMMANDS[name]), "--out", out)

@@ -33,6 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(TrainConfig(steps=64, checkpoints="log", device="cpu", **sizes), out)
 
 
+@pytest.mark.slow
 def test_faults_planted_in_a_real_series_are_found_and_the_rest_is_measured(
     trained: Path, command: Command, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_faults_planted_in_a_real_series_are_found_and_the_rest_is_measured(
         assert f"checkpoint-{step}" in done.notes, "and they are said"
 
 
+@pytest.mark.slow
 def test_an_honest_training_is_swept_without_a_flag(trained: Path, command: Command, tmp_path: Path) -> None:
     done = command("sweep", trained, *GEOMETRY, "--out", tmp_path / "out")
     assert done.code == 0, done.err

@@ -97,7 +97,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses_of(trainer)
 
 
-@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("live", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_trainer_goes_on(
     fault: str, live: bool, plain: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

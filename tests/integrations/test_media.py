@@ -228,7 +228,7 @@ def in_lightning(kind: str, out: Path, recorder: Recorder, accumulate: int) -> t
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("framework", [in_trainer, in_lightning])
 @pytest.mark.parametrize("kind", MODELS)
 def test_rows_of_a_training_have_the_gradients_of_the_summed_loss(

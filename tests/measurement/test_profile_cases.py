@@ -90,21 +90,6 @@ def test_padding_is_not_counted_whatever_the_mask_is_called() -> None:
     assert everything.records()[0]["n"] == 40
 
 
-def test_an_interrupt_while_metrics_are_computed_keeps_the_pass(tmp_path: Path) -> None:
-    def stop(what: str, done: int, total: int) -> None:
-        if what == "metrics":
-            raise KeyboardInterrupt
-
-    whole = profile(SPEC, out=tmp_path / "whole", **SMALL)
-    with pytest.raises(KeyboardInterrupt):
-        profile(SPEC, out=tmp_path / "cut", progress=stop, **SMALL)
-    assert list((tmp_path / "cut" / "partial").glob("*.pt"))
-    seen: list[str] = []
-    again = profile(SPEC, out=tmp_path / "cut", resume=True, progress=lambda what, *_: seen.append(what), **SMALL)
-    assert "forward" not in seen
-    np.testing.assert_allclose(again.arrow["value"], whole.arrow["value"], rtol=1e-12)
-
-
 def test_finished_passes_survive_an_interrupt_and_are_not_done_again(tmp_path: Path) -> None:
     small = {**SMALL, "memory_mb": 1, "metrics": ("average_cosine", "svd_ratio", "two_nn")}
     swept: list[int] = []

@@ -121,7 +121,11 @@ def test_an_interrupt_while_metrics_are_computed_loses_nothing(
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         run(config(prose), out, progress=Interrupt(2, "metrics"))
-    same(run(config(prose), out, resume=True), RunFolder.open(whole_profile).table())
+    assert list((out / "partial").glob("*.pt"))
+    seen: list[str] = []
+    again = run(config(prose), out, resume=True, progress=lambda what, *_: seen.append(what))
+    assert "metrics" in seen and "forward" not in seen, "its pass is kept"
+    same(again, RunFolder.open(whole_profile).table())
 
 
 def test_a_second_interrupt_and_a_second_resume_change_nothing(

@@ -144,10 +144,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_table_is_that_of_one_process(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if mode == "both":
-        monkeypatch.setattr(analysts, "_started", STARTED)
+@pytest.mark.parametrize("mode", ["live", "probe", "geometry", pytest.param("both", marks=pytest.mark.slow)])
+def test_the_table_is_that_of_one_process(mode: str) -> None:
     here, there = (Training(background=b, **MODES[mode]).run() for b in (False, True))
     same(here, there)
     assert not there.monitor.notes or there.monitor.notes == here.monitor.notes

@@ -77,8 +77,15 @@ def follow(
     return monitor.trace, {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-masked"])
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [
+        ("gpt2", False),
+        ("bert-masked", True),
+        pytest.param("gpt2", True, marks=pytest.mark.slow),
+        pytest.param("bert-masked", False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_numbers_are_those_of_an_eager_training(name: str, together: bool) -> None:
     wanted, weights = follow(name, lambda model: model, together=together)
     found, others = follow(name, compiled, together=together)
@@ -156,7 +163,10 @@ def test_one_graph_takes_rows_of_batches_of_all_lengths() -> None:
     assert graphs() == (1, 0)
 
 
-@pytest.mark.parametrize("where", ["first", "between", "last"])
+LATER = [pytest.param(where, marks=pytest.mark.slow) for where in ("between", "last")]
+
+
+@pytest.mark.parametrize("where", ["first", *LATER])
 def test_a_graph_that_is_broken_loses_nothing(where: str) -> None:
     def broken(model: Any) -> Any:
         block = model.transformer.h[{"first": 0, "between": 1, "last": -1}[where]]
@@ -169,9 +179,9 @@ def test_a_graph_that_is_broken_loses_nothing(where: str) -> None:
         block.mlp.forward = breaking
         return torch.compile(model, backend="aot_eager", dynamic=False)
 
-    lengths = [LENGTHS, LENGTHS]
-    wanted = lengths_in_turn(lambda model: model, lengths, layers=3)
-    compare(lengths_in_turn(broken, lengths, layers=3), wanted, 1e-6)
+    lengths, layers = [LENGTHS, LENGTHS], 3 if where == "between" else 2
+    wanted = lengths_in_turn(lambda model: model, lengths, layers=layers)
+    compare(lengths_in_turn(broken, lengths, layers=layers), wanted, 1e-6)
     assert graphs()[1]
 
 
@@ -202,6 +212,7 @@ def test_nothing_stays_of_a_monitor_that_ended() -> None:
     assert not vars(graph_hook._held)
 
 
+@pytest.mark.slow
 def test_attention_that_is_asked_for_does_not_compile_each_layer_again() -> None:
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=10,
                          num_attention_heads=2, num_key_value_heads=2, use_cache=False)  # fmt: skip
@@ -216,6 +227,7 @@ def test_attention_that_is_asked_for_does_not_compile_each_layer_again() -> None
     assert {"query", "key"} <= kinds and graphs()[0] < config.num_hidden_layers
 
 
+@pytest.mark.slow
 def test_following_changes_no_weight() -> None:
     _, weights = follow("gpt2", compiled)
     model = fresh_model("gpt2")
@@ -229,6 +241,7 @@ def test_following_changes_no_weight() -> None:
     assert all(torch.equal(weights[name], value) for name, value in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_what_was_compiled_for_others_stays() -> None:
     batch = batch_of("gpt2", *LENGTHS)
     other = compiled(fresh_model("gpt2"))

@@ -74,6 +74,7 @@ def test_a_twin_of_the_class_does_not_hide_the_hooks(order: str) -> None:
     assert set(monitor.trace.arrow["step"].to_pylist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_two_monitored_models_of_one_class_are_both_seen() -> None:
     for _ in range(2):
         model = small_gpt()

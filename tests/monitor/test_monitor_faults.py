@@ -115,7 +115,13 @@ def disk_that_fails(patch: pytest.MonkeyPatch, name: str, *, code: int = errno.E
 FILES = ["step-", "window-", "concepts", "table.parquet", "loss", "map", "every", "finish", "every_step.parquet"]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("step-", "table.parquet", "every_step.parquet") else pytest.param(n, marks=pytest.mark.slow)
+        for n in FILES
+    ],
+)
 def test_a_full_disk_at_any_write_stops_nothing(
     name: str, tmp_path: Path, plain: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,9 +270,18 @@ PLACES: list[tuple[Any, str, tuple[str, ...]]] = [
     (Monitor, "_finish", ("live", "probe")),
 ]
 CASES = [(owner, name, mode) for owner, name, modes in PLACES for mode in modes]
+FIRST = [(owner, name, modes[0]) for owner, name, modes in PLACES]  # in every run of the tests
 
 
-@pytest.mark.parametrize(("owner", "name", "mode"), CASES, ids=[f"{o.__name__}.{n}-{m}" for o, n, m in CASES])
+@pytest.mark.parametrize(
+    ("owner", "name", "mode"),
+    [
+        pytest.param(
+            *case, id=f"{case[0].__name__}.{case[1]}-{case[2]}", marks=[] if case in FIRST else pytest.mark.slow
+        )
+        for case in CASES
+    ],
+)
 def test_an_error_anywhere_inside_is_noted_and_passes(
     owner: Any, name: str, mode: str, tmp_path: Path, plain: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,7 +219,9 @@ def test_a_state_that_a_full_disk_refused_is_written_at_the_end(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("at", range(STEPS))
+@pytest.mark.parametrize(
+    "at", [0, STEPS - 1, *(pytest.param(at, marks=pytest.mark.slow) for at in range(1, STEPS - 1))]
+)
 def test_a_folder_deleted_at_any_step_is_whole_again(
     at: int, mode: str, tmp_path: Path, plain: dict[str, torch.Tensor], whole: dict[str, Path]
 ) -> None:
@@ -338,7 +340,7 @@ def test_a_training_that_goes_to_another_directory_has_one_folder(
     assert not list((tmp_path / "other").iterdir())
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_current_directory_that_is_gone_stops_nothing(
     background: bool, tmp_path: Path, plain: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

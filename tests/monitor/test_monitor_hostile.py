@@ -153,7 +153,7 @@ def unwatched(hostile: Hostile) -> Any:
     return train(hostile)[0]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["live", pytest.param("probe", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hostile", HOSTILE, ids=[act.__name__ for act in HOSTILE])
 def test_a_loop_may_do_anything(hostile: Hostile, mode: str, tmp_path: Path) -> None:
     plain = unwatched(hostile)

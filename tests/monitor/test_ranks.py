@@ -53,8 +53,15 @@ def joined(size: int, folder: Path, wrap: Callable[[nn.Module], nn.Module], **op
     return in_ranks(lambda rank: train(lambda _: [rank], wrap=wrap, **options), size, folder)
 
 
-@pytest.mark.parametrize("wrap", [ddp, fsdp])
-@pytest.mark.parametrize("probed", [False, True], ids=["live", "probe"])
+@pytest.mark.parametrize(
+    ("wrap", "probed"),
+    [
+        pytest.param(ddp, False, id="ddp-live"),
+        pytest.param(fsdp, True, id="fsdp-probe"),
+        pytest.param(ddp, True, id="ddp-probe", marks=pytest.mark.slow),
+        pytest.param(fsdp, False, id="fsdp-live", marks=pytest.mark.slow),
+    ],
+)
 def test_the_table_is_that_of_one_process(wrap: Callable[[nn.Module], nn.Module], probed: bool, tmp_path: Path) -> None:
     expected, weights, _ = alone(2, probed)
     options: dict[str, Any] = {"probe": probe()} if probed else {}
@@ -109,6 +116,7 @@ def test_a_probe_of_a_module_inside_the_first_fsdp_is_refused(tmp_path: Path) ->
     assert all("give the monitor the wrapper" in said for said in in_ranks(act, 2, tmp_path))
 
 
+@pytest.mark.slow
 def test_three_processes_of_which_some_have_fewer_batches_and_contexts_to_probe(tmp_path: Path) -> None:
     """Pieces of the probe are not a multiple of three, and passes of FSDP communicate: all run as many."""
     options: dict[str, Any] = {"probe": probe(), "live": True, "batch_size": 7, "lr": 0.0}
@@ -227,7 +235,7 @@ def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monke
     assert most[0] > most[1] == most[2]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path: Path) -> None:
     """Of tensor-parallel processes, alone and under FSDP2; products are rounded elsewhere, which semi-NMF magnifies."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",))}
@@ -413,7 +421,7 @@ def test_two_models_on_processes_of_their_own(tmp_path: Path) -> None:
     assert_same(third, other)
 
 
-@pytest.mark.parametrize("wrap", [ddp, fsdp])
+@pytest.mark.parametrize("wrap", [fsdp, pytest.param(ddp, marks=pytest.mark.slow)])
 def test_a_training_goes_on_from_its_checkpoint(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     """Each process keeps the types that it has read, and the rows of a sharded table that it holds."""
     (expected, *_), _ = joined(2, tmp_path, wrap, out=tmp_path / "whole")

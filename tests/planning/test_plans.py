@@ -63,7 +63,9 @@ def test_a_large_model_on_a_device_that_is_not_here(monkeypatch: pytest.MonkeyPa
     assert 65_536 * 2 * 70e9 / 990e12 < found["parts"]["forward passes"] < 200
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "inherent" else n for n in sorted(STUDIES)]
+)
 def test_every_study_has_a_plan(name: str) -> None:
     from anisoscope.planning.calibration import read_calibration
 

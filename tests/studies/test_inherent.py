@@ -180,6 +180,7 @@ def _stop_in(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any, int], bool], 
     monkeypatch.setattr(Trainer, "update", then)
 
 
+@pytest.mark.slow
 def test_a_study_killed_in_one_arm_goes_on_with_the_same_numbers(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_study_killed_in_one_arm_goes_on_with_the_same_numbers(
     assert kept.read_bytes() == before, "a finished arm is not run again"
 
 
+@pytest.mark.slow
 def test_a_failing_arm_does_not_lose_the_others(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few: dict[str, Any] = {"arms": ("convolution", "text-encoder"), "families": ("resnet",)}
     _stop_in(monkeypatch, lambda t, step: t.arm == "convnext", AnisoscopeError("the loss is nan."))
@@ -252,7 +254,11 @@ def test_pictures_that_are_no_files_are_not_given_to_families(tmp_path: Path) ->
     assert any("look at the embedded pictures" in text for text in about["warnings"])
 
 
-@pytest.mark.parametrize("family", sorted(name for name, row in FAMILIES.items() if row.norms))
+DEAR = ("efficientnet", "mobilenet_v2")
+NORMS = sorted(name for name, row in FAMILIES.items() if row.norms)
+
+
+@pytest.mark.parametrize("family", [pytest.param(n, marks=pytest.mark.slow) if n in DEAR else n for n in NORMS])
 def test_batch_norms_have_seen_the_probe_and_nothing_fades(family: str, tmp_path: Path) -> None:
     out = study(tmp_path / "study", arms=(), families=(family,))
     about = RunFolder.open(out).about()

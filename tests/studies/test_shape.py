@@ -247,6 +247,7 @@ def test_arms_run_at_the_same_time_and_their_errors_come_back(arm: Callable[[str
     assert ("good: train", 2, 2) in told and ("failing: train", 1, 2) in told
 
 
+@pytest.mark.slow
 def test_an_interruption_lets_every_arm_save(arm: Callable[[str], StudyArm], tmp_path: Path) -> None:
     heard: set[str] = set()
 

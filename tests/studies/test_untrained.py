@@ -44,6 +44,7 @@ def base_values(*, sequences: int, seed: int) -> list[tuple[float, float, float]
     return found
 
 
+@pytest.mark.slow
 def test_two_sequences_of_bert_base_size_are_near_the_reference() -> None:
     near = (0.004, 0.01, 0.03)  # one seed; the entropy at N = 200 varies most
     for got, (norm, bias, *expected) in zip(base_values(sequences=2, seed=0), REFERENCE, strict=True):

@@ -385,7 +385,9 @@ def kill_at(wanted: int) -> Callable[[int], None]:
     return trouble
 
 
-@pytest.mark.parametrize("arch", list(KINDS))
+@pytest.mark.parametrize(
+    "arch", [n if n in ("vit", "wav2vec2") else pytest.param(n, marks=pytest.mark.slow) for n in KINDS]
+)
 def test_a_run_killed_in_the_middle_goes_on_bit_for_bit(arch: str, corpora: dict[str, Path], tmp_path: Path) -> None:
     config = tiny(arch, dropout=0.1)
     whole = train_media(config, tmp_path / "whole", corpus=corpora[arch])

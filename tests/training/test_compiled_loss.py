@@ -50,7 +50,10 @@ def test_language_models_are_compiled_on_a_gpu_unless_told() -> None:
     assert not ClassifierConfig.worth_compiling
 
 
-@pytest.mark.parametrize("options", [{}, {"arch": "encoder"}, {"target_weights": "flat"}, {"accumulate": 2}])
+OTHERS = [pytest.param(options, marks=pytest.mark.slow) for options in ({"target_weights": "flat"}, {"accumulate": 2})]
+
+
+@pytest.mark.parametrize("options", [{}, {"arch": "encoder"}, *OTHERS])
 def test_the_way_from_batch_to_loss_is_one_graph(options: dict[str, Any], tokenised: Path, tmp_path: Path) -> None:
     plain = losses(run(tmp_path / "plain", tokenised, steps=4, **options))
     found = run(tmp_path / "compiled", tokenised, steps=4, compile=True, **options)
@@ -59,7 +62,7 @@ def test_the_way_from_batch_to_loss_is_one_graph(options: dict[str, Any], tokeni
     assert about(found)["compiled"] is True and about(tmp_path / "plain")["compiled"] is False
 
 
-@pytest.mark.parametrize("every_step", [False, True])
+@pytest.mark.parametrize("every_step", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_measured_steps_change_neither_graph_nor_weights(every_step: bool, tokenised: Path, tmp_path: Path) -> None:
     words: dict[str, Any] = {"steps": 5, "compile": True}
     plain = run(tmp_path / "plain", tokenised, **words)
@@ -81,6 +84,7 @@ def test_the_table_is_that_of_an_uncompiled_training(tokenised: Path, tmp_path: 
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_does_not_take_the_graph_of_another(tokenised: Path, tmp_path: Path) -> None:
     run(tmp_path / "first", tokenised, steps=2, compile=True)
     seen = run(tmp_path / "second", tokenised, steps=3, compile=True, watch={"when": "0,1,3", "monitor": "standard"})
@@ -124,6 +128,7 @@ def test_a_backward_pass_that_cannot_be_compiled_leaves_no_gradients(monkeypatch
     assert all(torch.equal(a, p.grad) for a, p in zip(wanted, model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_compiled_as_it_was(tokenised: Path, tmp_path: Path) -> None:
     class Stop(Exception):
         pass

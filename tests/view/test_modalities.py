@@ -214,6 +214,7 @@ def test_every_row_says_what_it_is(tmp_path: Path) -> None:
     assert old == [{"Model": "old", "Rows": "4,096"}]
 
 
+@pytest.mark.slow
 def test_vector_twins_are_written_and_the_same_every_time(tmp_path: Path) -> None:
     names = {"modalities", "drift-and-cosine", "drift-near-identity", "drift-and-cosine-pooled"}
     view = view_of(models())

@@ -25,7 +25,7 @@ from anisoscope.view.sections.profiles import head_maps, head_profile, profiles_
 from anisoscope.view.subjects import ProfileRows, RunView
 from anisoscope.view.words import Catalogue
 from support.fake_runs import CATALOGUE, DECODER, ENCODER, FOLDS, HOSTILE, NASTY, Fake, Scribe, about, run_view
-from support.pages import Page, figures_too, page_of
+from support.pages import Page, figure_names, page_of
 
 
 def rows_of(*fakes: Fake, **more: Any) -> ProfileRows:
@@ -45,7 +45,7 @@ def told(rows: ProfileRows, abouts: list[dict[str, Any]] | None = None) -> dict[
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small encoder and a decoder with everything a run can have."""
     decoder = Fake("org/SmolLM2-135M", "decoder", 9, heads=4, first_out=True)
-    with figures_too():
+    with figure_names():
         return write_report(tmp_path_factory.mktemp("pair"), [run_view([ENCODER, decoder])], catalogue=CATALOGUE)
 
 
@@ -139,17 +139,20 @@ def test_the_download_holds_every_row_that_is_not_per_head(pair: Path) -> None:
     np.testing.assert_allclose(values, wanted, rtol=1e-8)
 
 
+def test_figures_are_named_after_what_they_show(pair: Path) -> None:
+    names = {p.stem for p in (pair.parent / "figures").iterdir()}
+    assert {"profile-two_nn", "spectra-all-minilm-l6-v2", "heat-map-smollm2-135m"} <= names
+
+
 @pytest.mark.usefixtures("vector_figures")
-def test_figures_are_vectors_with_fonts_inside_and_the_same_every_time(pair: Path, tmp_path: Path) -> None:
-    pdf = (pair.parent / "figures" / "profile-average_cosine.pdf").read_bytes()
-    svg = (pair.parent / "figures" / "profile-average_cosine.svg").read_text()
+def test_figures_are_vectors_with_fonts_inside_and_the_same_every_time(tmp_path: Path) -> None:
+    view = run_view([NASTY], rich=False)
+    first, second = (write_report(tmp_path / n, [view], catalogue=CATALOGUE).parent for n in ("a", "b"))
+    pdf = (first / "figures" / "profile-average_cosine.pdf").read_bytes()
+    svg = (first / "figures" / "profile-average_cosine.svg").read_text()
     assert pdf.startswith(b"%PDF")
     assert b"/FontFile2" in pdf
     assert "<text" not in svg  # letters are outlines: no font is needed to read it
-    names = {p.stem for p in (pair.parent / "figures").iterdir()}
-    assert {"profile-two_nn", "spectra-all-minilm-l6-v2", "heat-map-smollm2-135m"} <= names
-    view = run_view([NASTY], rich=False)
-    first, second = (write_report(tmp_path / n, [view], catalogue=CATALOGUE).parent for n in ("a", "b"))
     for path in (first / "figures").iterdir():
         assert path.read_bytes() == (second / "figures" / path.name).read_bytes()
     assert (first / "report.html").read_text() == (second / "report.html").read_text()

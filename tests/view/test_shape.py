@@ -249,7 +249,7 @@ def test_a_large_study_is_cut_to_what_a_page_carries_and_says_so(monkeypatch: py
     assert "measures" in cut.left_out["measures"]
 
 
-@pytest.mark.usefixtures("vector_figures")
+@pytest.mark.usefixtures("drawn_figures")
 def test_names_never_become_markup(tmp_path: Path) -> None:
     records = [r | {"model": HOSTILE} for r in small(arms=("causal-next",)).records()]
     found = shape_map([HOSTILE], steps=STEPS, layers=4)
@@ -257,7 +257,7 @@ def test_names_never_become_markup(tmp_path: Path) -> None:
     assert "<" not in page.scripts["data"]
     assert "<script>alert" not in json.dumps(page.specs())
     assert "alert" in json.dumps(page.specs())  # the counter-test: it is there, as text
-    drawn = list((tmp_path / "figures").glob("*.pdf"))
+    drawn = list((tmp_path / "figures").glob("*.svg"))
     assert drawn and all(file.stat().st_size > 1000 for file in drawn)
 
 

@@ -261,7 +261,7 @@ class RowMap:
         """The rows of map.parquet; `counts` are token frequencies."""
         axes = self.axes()
         bins = None if counts is None or not float(counts.sum()) > 0 else equal_mass_bins(counts)
-        hashes = sorted({int(h) for _, kept in self._each() for rows in kept.values() for h in rows["hash"]})
+        hashes = sorted({h for _, kept in self._each() for rows in kept.values() for h in rows["hash"].tolist()})
         row_number = {value: i for i, value in enumerate(hashes)}
         for step, kept in self._each():
             for site in (s for s in kept if s in axes):
@@ -269,16 +269,17 @@ class RowMap:
                 if rows["rows"].shape[1] != len(site_axes.centre):
                     continue
                 at = (_rows(rows) - site_axes.centre) @ site_axes.directions
+                places, finite = at.tolist(), at.isfinite().all(1).tolist()
                 common = {"model": model, "seed": seed, "step": step, "stack": site.stack}
                 common |= {"layer": site.layer, "kind": site.kind}
                 binned = (bin_of(rows["token"], bins) + 1).tolist() if bins is not None else None
                 labels = zip(*(rows[n].tolist() for n in ("hash", "token", "position", "group")), strict=True)
                 for i, (row_hash, token, position, group) in enumerate(labels):
-                    if not bool(at[i].isfinite().all()):
+                    if not finite[i]:
                         continue
                     word = self.words.get(token, str(token) if token >= 0 else "")
                     row = {"row": row_number[row_hash], "token": word, "position": position}
-                    row |= dict(zip(AXES, at[i].tolist(), strict=False))
+                    row |= dict(zip(AXES, places[i], strict=False))
                     row["frequency"] = (binned[i] or None) if binned is not None else None
                     yield {**common, **row, "group": self.groups[group] if group < len(self.groups) else ""}
 
