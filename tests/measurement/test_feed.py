@@ -17,7 +17,7 @@ from anisoscope.data.synthetic import make_clip
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.config import ProfileConfig
 from anisoscope.measurement.feed import MOST, ImageFeed, SpeechFeed, TextFeed
-from anisoscope.measurement.inspection import SiteShape, activation_bytes, amount_of, bank_bytes
+from anisoscope.measurement.inspection import Amount, SiteShape, activation_bytes, amount_of, bank_bytes
 from anisoscope.models.load import load_model
 from anisoscope.models.processor import sound_inputs
 from support.tiny_listeners import Fixed, feed_of, loaded, make_model, make_pictures, make_shelf, make_sounds, rows_of
@@ -256,6 +256,20 @@ def test_special_tokens_are_none_of_the_rows_of_sounds_and_pictures(shelf: dict[
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
+def test_folds_of_few_rows_are_estimated_as_rows() -> None:
+    from anisoscope.capture.sites.site import Site
+    from anisoscope.measurement.bank import Plan
+    from anisoscope.stats.moments import Moments
+
+    plan, site, width = Plan({"resid": frozenset({Moments})}), Site(1, "resid"), 2000
+    sums = 128 * width * 8
+    few, many = (
+        bank_bytes([site], {site: SiteShape(512, width)}, plan, amount=Amount(contexts)) - sums for contexts in (4, 64)
+    )
+    assert few == 4 * 512 * width * 4, "four folds of 512 rows each have no matrix of 2000 × 2000"
+    assert many >= 8 * width**2 * 8
+
+
 def test_stages_of_several_widths_are_estimated_one_by_one() -> None:
     from anisoscope.capture.sites.site import Site
     from anisoscope.measurement.bank import Plan
@@ -263,8 +277,8 @@ def test_stages_of_several_widths_are_estimated_one_by_one() -> None:
 
     plan = Plan({"stage": frozenset({Moments})})
     shapes = {Site(1, "stage"): SiteShape(64, 8), Site(2, "stage"): SiteShape(16, 32)}
-    amount = amount_of(list(shapes), shapes, tokens=100, length=None)
-    assert amount.contexts == 7 and amount.rows(shapes[Site(1, "stage")]) == 7 * 64
+    amount = amount_of(list(shapes), shapes, tokens=1000, length=None)
+    assert amount.contexts == 63 and amount.rows(shapes[Site(1, "stage")]) == 63 * 64
     alone = [bank_bytes([site], shapes, plan, amount=amount) for site in shapes]
     assert bank_bytes(list(shapes), shapes, plan, amount=amount) == sum(alone) and alone[1] > 7 * alone[0]
     maps = activation_bytes(shapes, 4, heads=1)
@@ -272,4 +286,4 @@ def test_stages_of_several_widths_are_estimated_one_by_one() -> None:
     text = activation_bytes(
         {Site(0, "embed"): SiteShape(32, 16), Site(1, "query"): SiteShape(32, 4, heads=4)}, 2, longer=4.0, heads=4
     )
-    assert text == 2 * (32 * 16 * 128 + 9 * 128**2) * 4
+    assert text == 2 * (44 * 16 * 128 + 9 * 128**2) * 4

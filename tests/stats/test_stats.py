@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -169,3 +171,19 @@ def test_sums_that_nobody_reads_are_left_out_and_the_others_stay_the_same() -> N
     for one, two in zip(whole, few, strict=True):
         assert two.total is None and set(two.tensors()) == set(one.tensors()) - {"total"}
         assert all(torch.equal(value, one.tensors()[name]) for name, value in two.tensors().items())
+
+
+def test_sums_over_few_rows_use_one_thread_for_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, walk, before = list[int](), Directions._walk, torch.get_num_threads()
+
+    def watched(*given: Any, **options: Any) -> Directions:
+        seen.append(torch.get_num_threads())
+        return walk(*given, **options)
+
+    monkeypatch.setattr(Directions, "_walk", watched)
+    torch.set_num_threads(2)
+    try:
+        Directions().update(torch.randn(64, 8))
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -227,13 +227,16 @@ def amount_of(sites: Sequence[Site], shapes: Shapes, *, tokens: int, length: int
 
 
 def bank_bytes(sites: Sequence[Site], shapes: Shapes, plan: Plan, *, amount: Amount) -> int:
-    """Bytes of all statistics: moments of each fold, buffered rows (half a buffer per cell on average), samples."""
+    """Bytes of all statistics: moments of each fold, buffered rows (half a buffer per cell on average), samples.
+
+    A fold of fewer rows than columns is kept as rows until its site is evaluated.
+    """
     folds, total = min(FOLDS, amount.contexts), 0
     for site in (s for s in sites if s in shapes):
         shape, wanted = shapes[site], plan.stats.get(site.kind, frozenset())
         width, rows = shape.width, amount.rows(shape)
-        if Moments in wanted and _thin(shape, rows):
-            total += rows * width * 4
+        if Moments in wanted and rows < folds * width:
+            total += rows * shape.heads * width * 4
         elif Moments in wanted:
             total += folds * shape.heads * width * width * 8
             total += min(rows, folds * width) // 2 * shape.heads * width * 4
@@ -292,13 +295,14 @@ def rows_bytes(rows: StoredRows, *, sample_size: int) -> tuple[int, int]:
 def activation_bytes(shapes: Shapes, batch: int, *, longer: float = 1.0, heads: int) -> int:
     """Peak bytes of the activations of one forward pass; factors were measured.
 
-    A transformer block with a feed-forward part of four times the width holds about 32 rows per position, a
-    convolution 8. `heads` are those whose T×T scores are materialised: 0 with fused attention.
+    A transformer block with a feed-forward part of four times the width holds about 44 rows per position, with what the
+    C library keeps of them between two blocks, a convolution 8. `heads` are those whose T×T scores are materialised: 0
+    with fused attention.
     """
     widest = attended = 0.0
     for site, shape in shapes.items():
         convolved, long = site.kind in _CONVOLVED, shape.positions * longer
-        widest = max(widest, (8 if convolved else 32) * long * shape.width * shape.heads)
+        widest = max(widest, (8 if convolved else 44) * long * shape.width * shape.heads)
         attended = attended if convolved else max(attended, long)
     return int(batch * (widest + (2 * heads + 1) * attended**2) * 4)
 

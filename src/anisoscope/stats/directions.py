@@ -5,6 +5,7 @@ Notation: x a row, u = x/‖x‖. Leading dimensions (heads) are carried along.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.host import cores, float64_copy, together
+from anisoscope.numerics.host import cores, float64_copy, single_steps, together
 from anisoscope.numerics.linalg import has_float64, lengths
 
 UNSET: Any = None  # a sum before the first rows
@@ -109,7 +110,9 @@ class Sums(Additive, ABC):
         step = max(1, -(-len(x) // shares))
         chosen = cls.costly if read is None else cls.costly & read
         shared = [slice(start, start + step) for start in range(0, len(x), step)]
-        parts = together(lambda part: cls._walk(x[part], cell[part], cells, read=chosen), shared)
+        # few rows: threads that meet after every small operation gain little, and wait long on a busy machine
+        with single_steps() if x.device.type == "cpu" else contextlib.nullcontext():
+            parts = together(lambda part: cls._walk(x[part], cell[part], cells, read=chosen), shared)
         return reduce(lambda a, b: a.merge(b), parts, cls())
 
     def update(self, x: Tensor) -> Self:

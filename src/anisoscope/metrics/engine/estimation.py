@@ -358,7 +358,8 @@ def find_spectra(wanted: Iterable[tuple[View, dict[str, Any]]]) -> None:
                 found[id(lines), centred] = lines
     hosted = [(centred, lines) for (_, centred), lines in found.items() if lines.mean.device.type == "cpu"]
     spared = [pair for pair in hosted if pair[1].spares_spectra(centred=pair[0])]
-    together(lambda pair: pair[1].spectrum(centred=pair[0]), spared)
+    with single_steps():  # of one array: its folds side by side, not each small operation on all cores
+        together(lambda pair: pair[1].spectrum(centred=pair[0]), spared)
     hosted = [pair for pair in hosted if pair not in spared]
     matrices = [matrix for centred, lines in hosted for matrix in lines.matrix(centred=centred)]
     values = iter(together(eigenvalues, matrices))

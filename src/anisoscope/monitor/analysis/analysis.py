@@ -17,7 +17,8 @@ from anisoscope.measurement.evaluation import evaluate_pass
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.metrics.frequency import target_entropy, unigram_entropy
 from anisoscope.monitor.held_out import loss_records
-from anisoscope.numerics.host import few_threads, single_steps
+from anisoscope.numerics.host import each_on_host, few_threads, single_steps
+from anisoscope.numerics.linalg import full_float32
 from anisoscope.option import Progress
 from anisoscope.tangent.change import StepAlone
 from anisoscope.tangent.concepts import card_sites, cards
@@ -233,10 +234,17 @@ class Analysis:
             self.note("the embedding table has another width than the stream, so its gradients are left out")
             return
         sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
-        for site, of, found in self._roles(study, rows, embed, table, sites):
+
+        def tested(role: tuple[Site, str, Tensor]) -> list[Record]:
+            site, of, found = role
             used = found.abs().sum(1).nonzero().squeeze(1)
             mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
-            alone.tables += placed(site, rows.step, table_records(found[used], used.cpu(), mine, of=of, **sizes))
+            return placed(site, rows.step, table_records(found[used], used.cpu(), mine, of=of, **sizes))
+
+        roles = list(self._roles(study, rows, embed, table, sites))
+        with full_float32():  # set once: parallel threads would reset it for each other
+            by_role = each_on_host(tested, roles, roles[0][2].device.type if roles else "cpu")
+        alone.tables += [row for found in by_role for row in found]
         alone.embed = embed
         if types:
             labels = [Label(name, study.main_rank) for name in study.plan.proxies[:2]]
