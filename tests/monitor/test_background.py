@@ -24,7 +24,7 @@ from anisoscope.monitor.analysis import transport
 from anisoscope.monitor.analysis.analysis import Analysis, Found
 from anisoscope.monitor.analysis.analyst import BackgroundAnalyst, HereAnalyst
 from anisoscope.monitor.analysis.transport import Parcel, unpack
-from anisoscope.monitor.analysis.worker import _sent
+from anisoscope.monitor.analysis.worker import _sent, _unpacked
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.open_step import OpenStep
 from anisoscope.numerics.host import cores
@@ -49,6 +49,25 @@ pytestmark = [
 def _copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes begin as copies of this one: to import everything takes seconds, and is done in two tests."""
     monkeypatch.setattr(analysts, "_started", Copied)
+
+
+@pytest.mark.parametrize(("full_for", "wanted"), [(2, [""] * 3), (30, [""] * 30 + ["cpu"])])
+def test_rows_wait_for_room_on_the_gpu_and_are_analysed_on_the_host_if_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, full_for: int, wanted: list[str]
+) -> None:
+    tries: list[str] = []
+
+    def full(file: int, size: int, *, device: str = "") -> Any:
+        tries.append(device)
+        if len(tries) <= full_for:
+            os.close(file)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return unpack(file, size, device=device)
+
+    monkeypatch.setattr(transport, "unpack", full)
+    monkeypatch.setattr("anisoscope.monitor.analysis.worker._WAIT", 0.0)
+    parcel = Parcel.of(torch.arange(3))
+    assert _unpacked(parcel.written(), parcel.size).tolist() == [0, 1, 2] and tries == wanted
 
 
 def test_on_the_host_sites_have_one_core_each_and_the_training_its_threads_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
 from anisoscope.tangent.energy import EnergyRows, Grouping
-from anisoscope.tangent.proxy import Half, Label, balanced_rows, fit_proxies, permute_columns, rows_to_fit
+from anisoscope.tangent.proxy import Half, Label, StepRows, balanced_rows, fit_proxies, permute_columns, rows_to_fit
 from anisoscope.tangent.tangent_study import TangentStudy
 from support import references
 from support.gradients import noise, skewed, subspace
@@ -55,6 +56,26 @@ def test_the_two_controls_agree_with_what_is_known_of_them() -> None:
     random = found(records, "gradient_energy", variant=variant(control="random"))
     assert random["value"] == pytest.approx(R / D, rel=0.05) and random["low"] < random["value"] < random["high"]
     assert random["sd"] > 0
+
+
+def test_sites_measured_one_by_one_give_what_they_give_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured() -> list[dict[str, Any]]:
+        study = TangentStudy(replace(PLAN, frozen=True, standardised=True), torch.arange(1, 13), total_steps=4)
+        return [row for step in (0, 2, 4) for row in study.measure(far(planted(step, masked=True)))] + study.finish()
+
+    def far(rows: StepRows) -> StepRows:
+        for part in (*rows.fit[SITE], *(part for part, _ in rows.test[SITE])):
+            part.x[part.index.position == 0] *= 9.0  # an outlier at one site: both are read without the first position
+        return rows
+
+    together = measured()
+    monkeypatch.setattr("anisoscope.tangent.tangent_study.TOGETHER", 1)
+    assert len(planted(0).site_groups(1)) == 2
+    assert any("first=out" in row["variant"] for row in together)
+    for one, other in zip(measured(), together, strict=True):
+        numbers = [name for name in one if isinstance(one[name], float) or name == "replicates"]
+        assert {k: v for k, v in one.items() if k not in numbers} == {k: other[k] for k in one if k not in numbers}
+        assert all(one[name] == pytest.approx(other[name], rel=1e-9, nan_ok=True) for name in numbers)
 
 
 def test_every_row_of_the_table_has_its_own_name() -> None:

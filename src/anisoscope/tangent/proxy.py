@@ -7,7 +7,7 @@ is the variant in the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -199,23 +199,41 @@ class StepRows:
         fit, test = self.fit.values(), [[rows for rows, _ in parts] for parts in self.test.values()]
         if not all(any(len(part.x) for rows in half for part in rows) for half in (fit, test)):
             return f"all contexts of step {self.step} are in one half"
-        seen = {f"no activation of step {self.step} is finite at {site}": [rows.x for rows in mine]
-                for site, mine in self.fit.items()}  # fmt: skip
+        finite = {
+            f"no activation of step {self.step} is finite at {site}": _any_finite(rows.x for rows in mine)
+            for site, mine in self.fit.items()
+        }
         for site, parts in self.test.items():
-            scaled = [rows.g if factor == 1.0 else rows.g * factor for rows, factor in parts if rows.g is not None]
-            seen[f"no gradient of step {self.step} is finite at {site}"] = scaled
-        anywhere = [
-            {"": torch.stack([x.isfinite().all(1).any().double() for x in rows]).sum()} for rows in seen.values()
-        ]
-        counts = on_host(anywhere)
-        return next((reason for reason, count in zip(seen, counts, strict=True) if not count[""]), "")
+            scaled = (rows.g if factor == 1.0 else rows.g * factor for rows, factor in parts if rows.g is not None)
+            finite[f"no gradient of step {self.step} is finite at {site}"] = _any_finite(scaled)
+        counts = on_host([{"": each} for each in finite.values()])
+        return next((reason for reason, count in zip(finite, counts, strict=True) if not count[""]), "")
 
-    def halves(self) -> Iterator[tuple[Site, Half, Half]]:
-        """(site, fit half, test half) of each site; an error if nothing of a half is finite."""
-        known: dict[Any, dict[str, Any]] = {}
+    def site_groups(self, most: int) -> list[list[Site]]:
+        """The sites with gradients, as many together as have `most` bytes of rows, and at least one."""
+        groups: list[list[Site]] = []
+        held = 0
+        for site in (site for site in self.fit if site in self.test):
+            pairs = [(rows.x, rows.g) for rows in (*self.fit[site], *(rows for rows, _ in self.test[site]))]
+            size = sum(x.nbytes for pair in pairs for x in pair if x is not None)
+            if not groups or held + size > most:
+                groups.append([])
+                held = 0
+            groups[-1].append(site)
+            held += size
+        return groups
+
+    def halves(
+        self, sites: Sequence[Site] | None = None, known: dict[Any, dict[str, Any]] | None = None
+    ) -> Iterator[tuple[Site, Half, Half]]:
+        """(site, fit half, test half) of each site, or of these; an error if nothing of a half is finite.
+
+        `known` keeps the labels of rows for other calls.
+        """
+        known = {} if known is None else known
         every = {
             site: [Half.all_of(parts, known) for parts in ([(rows, 1.0) for rows in self.fit[site]], self.test[site])]
-            for site in self.fit
+            for site in (self.fit if sites is None else sites)
             if site in self.test
         }
         lost_rows = on_host([{str(i): (~good).sum() for i, (_, good) in enumerate(both)} for both in every.values()])
@@ -228,6 +246,11 @@ class StepRows:
                     "step before the loss became NaN."
                 )
             yield site, fit, test
+
+
+def _any_finite(parts: Iterable[Tensor]) -> Tensor:
+    """How many of these sets of rows have a finite one, on their device."""
+    return torch.stack([x.isfinite().all(1).any().double() for x in parts]).sum()
 
 
 def take(inputs: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:

@@ -43,6 +43,7 @@ ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 
 EVERY = 1 << 20  # controls of all targets
+TOGETHER = 1 << 30  # bytes of rows of the sites that are measured together
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,29 @@ class Reading:
         return next(iter(self.proxies.values())).scale  # of the same rows, so one for all
 
 
+@dataclass
+class StepShared:
+    """What the sites of one step have in common, when they are measured in groups."""
+
+    labels: dict[Any, dict[str, Any]] = field(default_factory=dict)  # of rows, which are the same at most sites
+    apart: dict[Site, bool] = field(default_factory=dict)  # whether the first position is an outlier
+    later: set[Site] = field(default_factory=set)  # sites with rows at other positions, too
+    widths: set[int] = field(default_factory=set)
+    like: EnergyRows | None = None  # those of the site before, whose groups of rows are the same at most sites
+
+    def look_at(self, halves: Halves) -> None:
+        """Take in some of the sites."""
+        self.apart |= first_apart(halves)
+        for site, both in halves.items():
+            self.widths.add(both[0].x.shape[1])
+            self.later |= {site} if all(bool((half.position > 0).any()) for half in both) else set()
+
+    def outlying(self, site: Site) -> bool:
+        """Whether a site is read without the first position as well: if that is an outlier anywhere in its stack."""
+        return site in self.later and any(far for other, far in self.apart.items() if other.stack == site.stack)
+
+
+Halves = dict[Site, tuple[Half, Half]]
 Readings = dict[tuple[str, str], dict[Label, Proxy]]
 """Proxies of one site by which rows they were fitted on ("out": without the first position) and coordinates."""
 
@@ -91,12 +115,33 @@ class TangentStudy:
 
     def alone(self, rows: StepRows) -> StepAlone:
         """What one step gives by itself, whatever was measured before it."""
-        halves = {site: (fit, test) for site, fit, test in rows.halves() if self._spans(site, fit)}
-        apart = first_apart(halves)
+        groups, shared, halves = rows.site_groups(TOGETHER), StepShared(), Halves()
+        for sites in groups:
+            halves = self._halves(rows, sites, shared)
+            shared.look_at(halves)
+        found: dict[Site, SiteAlone] = {}
+        self.fitted = {}
+        for sites in groups:
+            mine = halves if len(groups) == 1 else self._halves(rows, sites, shared)
+            found |= self._sites_alone(rows.step, mine, shared)
+        splits = list(self._at_splits(rows))
+        return StepAlone(rows.step, self.main_rank, found, splits, list(self.notes))
+
+    def _halves(self, rows: StepRows, sites: Sequence[Site], shared: StepShared) -> Halves:
+        found = rows.halves(sites, shared.labels)
+        return {site: (fit, test) for site, fit, test in found if self._spans(site, fit)}
+
+    def _sites_alone(self, step: int, halves: Halves, shared: StepShared) -> dict[Site, SiteAlone]:
+        """The same of some of its sites."""
+        if not halves:
+            return {}
+        apart = shared.apart
         fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
-        fits["out"] = self._fit_rows({site: halves[site][0].without_first() for site in outliers(halves, apart)})
-        proxies, other = self._refitted(halves, fits)
-        self.fitted = {label.proxy: found for label, found in proxies.items() if self._is_main(label)}
+        later = {site: fit.without_first() for site, (fit, _) in halves.items() if shared.outlying(site)}
+        fits["out"] = self._fit_rows(later)
+        proxies, other = self._refitted(halves, fits, width=min(shared.widths))
+        for label in filter(self._is_main, proxies):
+            self.fitted.setdefault(label.proxy, {}).update(proxies[label])
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
         folds = dict(zip(halves, spreads, strict=True))
@@ -109,7 +154,7 @@ class TangentStudy:
         plainly = [one for one in readings if not one.space]
         summed = each_on_host(lambda one: self._moments(one.test), plainly, device)
         moments = {(one.site, one.first): mine for one, mine in zip(plainly, summed, strict=True)}
-        energies = self._energies(readings, moments, proxies, apart)
+        energies = self._energies(readings, moments, proxies, shared)
         beside = [(fits[first][site].spread, mine) for (site, first), mine in moments.items()]
         numbers = each_on_host(lambda both: energy.alignment_numbers(*both), beside, device)
         aligned = dict(zip(moments, on_host(numbers), strict=True))
@@ -127,18 +172,16 @@ class TangentStudy:
                 found += energies[site, first]
             main = {name: mine[site] for name, mine in self.fitted.items() if site in mine}
             bases = {name: proxy.basis for name, proxy in main.items()}
-            kept = Kept(rows.step, bases, main[self.plan.proxies[0]].directions, folds[site])
+            kept = Kept(step, bases, main[self.plan.proxies[0]].directions, folds[site])
             overlap = float(besides[site]["overlap"]) if "overlap" in besides[site] else None
             spread = list(self._spread(fit, test, besides[site]))
-            window = self.frozen.rows_of(fit) if self.frozen is not None and self.frozen.takes(rows.step) else None
+            window = self.frozen.rows_of(fit) if self.frozen is not None and self.frozen.takes(step) else None
             sizes = len(test), test.contexts
             return SiteAlone(found, spread, kept, moments[site, ""], *sizes, overlap, window)
 
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
             by_site = each_on_host(measure_site, list(halves), device)
-        sites = dict(zip(halves, by_site, strict=True))
-        splits = list(self._at_splits(rows))
-        return StepAlone(rows.step, self.main_rank, sites, splits, list(self.notes))
+        return dict(zip(halves, by_site, strict=True))
 
     def compared(self, alone: StepAlone) -> list[Record]:
         """The records of a step, also those that refer to earlier ones; the next is compared with this one."""
@@ -161,10 +204,10 @@ class TangentStudy:
         return [*records, *alone.splits]
 
     def _refitted(
-        self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[str, Mapping[Site, FitRows]]
+        self, halves: Halves, fits: Mapping[str, Mapping[Site, FitRows]], *, width: int
     ) -> tuple[dict[Label, dict[Site, Proxy]], dict[Site, Readings]]:
         """All proxies with their refits: on all rows as they are, and by site those of other rows and coordinates."""
-        sets = self._fit(halves, fits[""])
+        sets = self._fit(halves, fits[""], width=width)
         plain, others = len(sets), self._readings(fits)
         refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
         proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
@@ -264,16 +307,16 @@ class TangentStudy:
         readings: Sequence[Reading],
         moments: Mapping[tuple[Site, str], GradientMoments],
         proxies: Mapping[Label, Mapping[Site, Proxy]],
-        apart: Mapping[Site, bool],
+        shared: StepShared,
     ) -> dict[tuple[Site, str], list[Record]]:
         """Records of energies by site and whether the first position is out; "main" are those of `_fit`."""
-        places, tests, asked, like = [], [], [], None
+        places, tests, asked, like = [], [], [], shared.like
         sizes: dict[str, Any] = {"draws": self.plan.draws, "seed": self.plan.seed + DRAW_SEED}
         for one in readings:
             test, moment = one.test, moments[one.site, one.first]
             groupings = self.groupings(test)
             if one.proxies:
-                scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and apart[one.site]))
+                scale, note = one.scale, self._note_of(moment, outlier=bool(one.first and shared.apart[one.site]))
                 assert test.g is not None
                 g = test.g if scale is None else scale.gradients(test.g)
                 scaled = moment if scale is None else scale.moments(replace(moment, groups={}, parts={}))  # of all rows
@@ -289,6 +332,7 @@ class TangentStudy:
                 places.append((one.site, "main"))
                 mine = {label: found[one.site] for label, found in proxies.items() if one.site in found}
                 asked.append([self._asked_of(label, proxy) for label, proxy in mine.items()])
+        shared.like = like
         found: dict[tuple[Site, str], list[Record]] = defaultdict(list)
         for place, records in zip(places, energy.records_of(tests, asked), strict=True):
             found[place] += records
@@ -348,11 +392,10 @@ class TangentStudy:
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
-    def _fit(self, halves: Mapping[Site, tuple[Half, Half]], fits: Mapping[Site, FitRows]) -> list[Fitted]:
+    def _fit(self, halves: Halves, fits: Mapping[Site, FitRows], *, width: int) -> list[Fitted]:
         """Proxies and fitted controls of all rows as they are, and those balanced over frequency bins."""
         plan = self.plan
         rows = {site: mine.x for site, mine in fits.items()}
-        width = min(x.shape[1] for x in rows.values())
         self.main_rank = rank = plan.rank if plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
         labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
         ranks = [r for r in plan.ranks if r != rank and 4 * r <= width]
@@ -447,7 +490,7 @@ def _asked(label: Label, proxy: Proxy, *, controls: int, shares: bool = True) ->
     return Asked(proxy.basis, label, shares, controls, proxy.left_out)
 
 
-def first_apart(halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, bool]:
+def first_apart(halves: Halves) -> dict[Site, bool]:
     """Whether rows at the first position have a far larger or smaller mean squared norm, as in profiles, by site."""
     found = []
     for both in halves.values():
@@ -460,13 +503,6 @@ def first_apart(halves: Mapping[Site, tuple[Half, Half]]) -> dict[Site, bool]:
         pair = [top / bottom if bottom else math.nan for top, bottom in ((inside, count), (total - inside, n - count))]
         means[site] = far_apart(*pair)
     return means
-
-
-def outliers(halves: Mapping[Site, tuple[Half, Half]], apart: Mapping[Site, bool]) -> list[Site]:
-    """All sites of the stacks in which the first position is an outlier anywhere, as in profiles."""
-    stacks = {site.stack for site in halves if apart[site]}
-    rest = {site for site, both in halves.items() if all(bool((half.position > 0).any()) for half in both)}
-    return [site for site in halves if site.stack in stacks and site in rest]  # some have one row per context
 
 
 def energy_words(label: Label) -> str:

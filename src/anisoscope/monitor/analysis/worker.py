@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import time
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.monitor.analysis import transport
 
 _PATIENCE = 10.0  # seconds between looks for the training process
+_TRIES, _WAIT = 30, 2.0  # how often there may be no room on a GPU, and seconds in between
 _KINDNESS = 5  # of 19: the training goes first where cores are few
 
 
@@ -29,7 +31,7 @@ def serve(file: int) -> None:
     while (message := _next(line, parent)) is not None:
         number, memory, size = message
         try:
-            value = transport.unpack(memory, size)
+            value = _unpacked(memory, size)
             if analysis is None:
                 analysis, answer = value, (True, None)
             else:
@@ -42,6 +44,20 @@ def serve(file: int) -> None:
         answer = None
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the training may need it
+
+
+def _unpacked(memory: int, size: int) -> Any:
+    """What was sent, on the GPU that it was on; on the host if others leave no room there for a while."""
+    try:
+        for _ in range(_TRIES):
+            try:
+                return transport.unpack(os.dup(memory), size)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                time.sleep(_WAIT)
+        return transport.unpack(os.dup(memory), size, device="cpu")
+    finally:
+        os.close(memory)
 
 
 def _sent(line: socket.socket, number: int, answer: Any) -> bool:
