@@ -31,7 +31,7 @@ from anisoscope.training.config import TrainConfig
         ({"seconds": float("nan")}, "seconds is 'nan'; expected a number or None"),
         ({"seconds": 1e9}, "expected at most 86,400"),
         ({"data": None}, "data is 'None'; expected a text"),
-        ({"layers": "x"}, "layers is 'x'; expected a list, each a whole number"),
+        ({"layers": "x"}, "layers is 'x'; expected a list \\(each a whole number\\)"),
         ({"device": "meta"}, "unknown device 'meta'"),
         ({"metrics": ("drift",), "halves": True}, "--halves does nothing"),
         ({"metrics": ("drift",), "sample_size": 64}, "--sample-size does nothing"),

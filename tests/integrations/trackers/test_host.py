@@ -92,10 +92,10 @@ def test_means_that_a_subclass_logs_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_no_trainer_calls_is_told_so() -> None:
-    from anisoscope.integrations.hf_trainer import _running_trainer
+    from anisoscope.integrations.hf_trainer import _log_of, _running_trainer
 
     with pytest.raises(AnisoscopeError, match="is calling this callback"):
-        _running_trainer(MonitorCallback(log_to="trainer"))
+        _log_of(_running_trainer(MonitorCallback(log_to="trainer")))
 
 
 def _lightning(folder: Path, callback: Any, logger: Any) -> Any:
