@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests fork would wait for threads that they do not have
 sys.path.insert(0, str(Path(__file__).parent))
 
 from hypothesis import HealthCheck, settings

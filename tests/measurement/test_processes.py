@@ -66,7 +66,7 @@ def test_processes_that_compute_contexts_together_count_once(tmp_path: Path) -> 
 def test_heads_that_are_split_over_processes_are_left_out_with_a_note(tmp_path: Path) -> None:
     options: dict[str, Any] = {"architecture": "llama", "wrap": tensor_parallel}
     first, _ = in_two((0,), (0,), folder=tmp_path, **options)
-    why = "heads are split over tensor-parallel processes"
+    why = "a tensor-parallel process may have some of the heads only"
     assert first.about["models"][0]["notes"] == [f"query, key, scores are left out: {why}"]
     assert {row["kind"] for row in first.records()} == {"embed", "resid", "final"}
     refused, _ = in_ranks(lambda _: sentence(lambda: measured(0, **options, sites="query")), 2, tmp_path)

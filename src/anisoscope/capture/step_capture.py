@@ -177,7 +177,7 @@ class LossScale:
                 return 1.0 if batch.weight is None else 1.0 / batch.weight.each  # without a target all gradients are 0
             if batch.seed is None or not batch.tokens():
                 raise AnisoscopeError(
-                    f"the loss that the model returned took no part in the backward pass of step {step}, and the "
+                    f"no loss that the model returned took part in the backward pass of step {step}, and the "
                     "gradients at its logits are not those of a cross-entropy of tokens, so how its micro-batches "
                     'weigh is not known; say monitor.step(i, loss="mean", tokens=n), loss="sum", or loss="own" for a '
                     "loss of any other kind, or give a held-out probe= instead."

@@ -176,7 +176,7 @@ def leave_split_out(setup: Setup, *, chosen: bool = False) -> None:
             "be measured; ask for metrics of the stream, or measure a checkpoint in one process."
         )
     setup.captured[:] = [site for site in setup.captured if site not in split]
-    setup.notes.append(f"{kinds} are left out: heads are split over tensor-parallel processes")
+    setup.notes.append(f"{kinds} are left out: a tensor-parallel process may have some of the heads only")
 
 
 def _dealt(peers: Processes, batches: Iterator[Any], lent: Any, *, sink: Tee) -> Iterator[Any]:
