@@ -178,19 +178,24 @@ def test_others_stay_until_the_first_has_saved(tmp_path: Path, monkeypatch: pyte
     assert in_ranks(act, 2, tmp_path) == [True, True]
 
 
+def leaving(*, first: bool, **options: Any) -> Monitor:
+    """A monitor of one step, which a process leaves `first`, and another one when that has left."""
+    net = nn.Sequential(nn.Linear(4, 4))
+    with Monitor(net, modules=["0"], metrics="average_cosine", when=[0], **options) as monitor:
+        with monitor.step(0):
+            net(torch.randn(16, 4)).sum().backward()
+        if not first:
+            dist.barrier()
+    if first:
+        dist.barrier()
+    return monitor
+
+
 def test_a_first_process_that_ends_early_is_no_fault(tmp_path: Path) -> None:
     """It has all parts, and its folder is gone when the other one ends."""
 
     def act(rank: int) -> list[str]:
-        net = nn.Sequential(nn.Linear(4, 4))
-        with Monitor(net, modules=["0"], metrics="average_cosine", when=[0]) as monitor:
-            with monitor.step(0):
-                net(torch.randn(16, 4)).sum().backward()
-            if rank == 1:
-                dist.barrier()
-        if rank == 0:
-            dist.barrier()
-        return monitor.notes
+        return leaving(first=rank == 0).notes
 
     assert in_ranks(act, 2, tmp_path) == [[], []]
 
@@ -200,15 +205,7 @@ def test_nobody_waits_for_a_first_process_that_trains_on(tmp_path: Path, monkeyp
     monkeypatch.setattr(joining, "_GRACE", 0.3)
 
     def act(rank: int) -> list[int]:
-        net = nn.Sequential(nn.Linear(4, 4))
-        with Monitor(net, modules=["0"], metrics="average_cosine", when=[0], out=tmp_path / "run") as monitor:
-            with monitor.step(0):
-                net(torch.randn(16, 4)).sum().backward()
-            if rank == 0:
-                dist.barrier()
-        if rank == 1:
-            dist.barrier()
-        return list(monitor.done)
+        return list(leaving(first=rank == 1, out=tmp_path / "run").done)
 
     assert in_ranks(act, 2, tmp_path) == [[0], [0]]
 
