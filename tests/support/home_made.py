@@ -121,8 +121,9 @@ def followed(
     """A monitored training of two micro-batches a step; with `first` the model is compiled and run before."""
     compile_with = {"backend": "aot_eager", **(options or {})}
     called = how(model, **compile_with) if first else None
+    device = next(model.parameters()).device
     if called is not None:
-        called(input_ids=ids_of(0), labels=ids_of(0))["loss"].backward()
+        called(input_ids=ids_of(0).to(device), labels=ids_of(0).to(device))["loss"].backward()
     words = {"when": at([0, steps - 1]), "metrics": "tangent", "plan": PLAN, "strict": True, **words}
     given: Any = called if isinstance(called, nn.Module) else model
     with Monitor(given, **words) as monitor:
@@ -131,7 +132,7 @@ def followed(
         for step in range(steps):
             with monitor.step(step):
                 for micro in range(2):
-                    ids = ids_of(2 * step + micro, length=lengths[step % len(lengths)])
+                    ids = ids_of(2 * step + micro, length=lengths[step % len(lengths)]).to(device)
                     with around():
                         loss = called(input_ids=ids, labels=ids)["loss"] / 2
                     backward(loss)
