@@ -1,4 +1,4 @@
-"""A live monitor in trainings that are compiled on a GPU, CUDA graphs included: the table of the plain training there."""
+"""A live monitor in trainings that are compiled on a GPU, CUDA graphs included: the table of the plain training."""
 
 from __future__ import annotations
 

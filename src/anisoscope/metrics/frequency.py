@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -186,13 +186,22 @@ def correlate_types(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int
     >>> correlate_types(torch.arange(20.0), -torch.arange(20.0)).value
     -1.0
     """
+    return resampled([_correlated(x, y, method=method)], draws=draws, seed=seed)[0]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Two columns of points, and a statistic of them that is to be resampled."""
+
+    statistic: Statistic
+    x: Tensor
+    y: Tensor
+    permuted: bool = True  # whether permutations of it give a p
+
+
+def _correlated(x: Tensor, y: Tensor, *, method: str) -> Points:
     x, y = x.double().cpu(), y.double().cpu()
-    n = len(x)
-    if method == "spearman":
-        x, y = _ranks(x), _ranks(y)
-    if n < FEWEST_TYPES or float(x.std()) == 0 or float(y.std()) == 0:
-        return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    return _resampled(_pearson, x, y, draws=draws, seed=seed)
+    return Points(_pearson, *((_ranks(x), _ranks(y)) if method == "spearman" else (x, y)))
 
 
 @_over_types(
@@ -204,8 +213,13 @@ def correlate_types(x: Tensor, y: Tensor, *, method: str = "pearson", draws: int
 )
 def frequency_spread(found: TypeSpread, *, method: str, normalised: bool, seed: int = 0) -> Correlation:
     """Correlation, over token types, of log frequency with how far a type's rows lie from their own centroid."""
+    return resampled([spread_points(found, method=method, normalised=normalised)], seed=seed)[0]
+
+
+def spread_points(found: TypeSpread, *, method: str, normalised: bool) -> Points:
+    """What `frequency_spread` is a statistic of."""
     distance = found.distance / found.norm.clamp_min(1e-300) if normalised else found.distance
-    return correlate_types(found.frequency, distance, method=method, seed=seed)
+    return _correlated(found.frequency, distance, method=method)
 
 
 @_over_types(
@@ -231,36 +245,79 @@ def frequency_beta(found: TypeSpread, *, draws: int = 999, seed: int = 0) -> Cor
     >>> round(frequency_beta(TypeSpread(f.log(), f**-0.25, f)).value, 6)
     0.25
     """
+    return resampled([beta_points(found)], draws=draws, seed=seed)[0]
+
+
+def beta_points(found: TypeSpread) -> Points:
+    """What `frequency_beta` is a statistic of: the types whose rows differ."""
     alive = found.distance > 0
     x, y = found.frequency[alive].double().cpu(), found.distance[alive].double().cpu().log()
-    n = len(x)
-    if n < FEWEST_TYPES or float(x.std()) == 0:
-        return Correlation(math.nan, math.nan, math.nan, math.nan, n)
-    return replace(_resampled(_decay, x, y, draws=draws, seed=seed), p=math.nan)
+    return Points(_decay, x, y, permuted=False)
 
 
-def _resampled(statistic: Statistic, x: Tensor, y: Tensor, *, draws: int, seed: int) -> Correlation:
-    """A statistic of the points with its bootstrap interval (of the values that are finite) and its permutation p.
+def resampled(points: Sequence[Points], *, draws: int = 999, seed: int = 0) -> list[Correlation]:
+    """Statistics with their bootstrap intervals (of the values that are finite) and permutation p.
 
-    It is a function of sums over the points, so that resamplings are products with their multiplicities.
+    NaN with fewer than 8 points or without variance. A statistic is a function of sums over the points, so that
+    resamplings are products with their multiplicities; those with equally many points share the resamplings, whose
+    drawing takes longer than all products together.
     """
-    n, a, b = len(x), x - x.mean(), y - y.mean()
-    squares, products = torch.stack([a.square().sum(), b.square().sum()]), torch.stack([a, b, a * a, b * b, a * b], 1)
-    xx, yy = squares
-    value = float(statistic(xx, yy, (a * b).sum()))
+    found = [Correlation(math.nan, math.nan, math.nan, math.nan, len(one.x)) for one in points]
+    alike: dict[int, list[int]] = {}
+    for i, one in enumerate(points):
+        flat = len(one.x) < FEWEST_TYPES or float(one.x.std()) == 0 or (one.permuted and float(one.y.std()) == 0)
+        if not flat:
+            alike.setdefault(len(one.x), []).append(i)
+    for numbers in alike.values():
+        mine = _resampled([points[i] for i in numbers], draws=draws, seed=seed)
+        for i, correlation in zip(numbers, mine, strict=True):
+            found[i] = correlation
+    return found
+
+
+def _resampled(points: Sequence[Points], *, draws: int, seed: int) -> list[Correlation]:
+    """The same of statistics that have equally many points."""
+    n = len(points[0].x)
+    columns, of = _distinct([one.x for one in points])  # most have the same frequencies
+    A, B = [x - x.mean() for x in columns], torch.stack([one.y - one.y.mean() for one in points], 1)
+    X = torch.stack(A, 1)[:, of]
+    xx, yy, xy = X.square().sum(0), B.square().sum(0), (X * B).sum(0)
+    values = _each(points, xx, yy, xy)
+    products = torch.cat([X, B, X * X, B * B, X * B], 1)
     orders = (_few_resamplings if draws * n <= _TOGETHER else _resamplings)(n, draws, seed)
     null, boot = [], []
     for order, often in orders:
-        null.append(statistic(xx, yy, b[order] @ a))
-        first, second, aa, bb, ab = (often @ products).T
-        spreads = [(aa - first.square() / n) / squares[0], (bb - second.square() / n) / squares[1]]
+        mixed = [torch.empty_like(often).scatter_(1, order, a.expand_as(often)) @ B for a in A]  # Σ a_i b_order(i)
+        null.append(_each(points, xx, yy, torch.stack([mixed[j][:, i] for i, j in enumerate(of)], 1)))
+        first, second, aa, bb, ab = (often @ products).chunk(5, 1)
+        spreads = [(aa - first.square() / n) / xx, (bb - second.square() / n) / yy]
         same = (spreads[0] <= _NONE) | (spreads[1] <= _NONE)  # resamples without variance, but for rounding
-        drawn = statistic(spreads[0] * squares[0], spreads[1] * squares[1], ab - first * second / n)
+        drawn = _each(points, spreads[0] * xx, spreads[1] * yy, ab - first * second / n)
         boot.append(torch.where(same, torch.nan, drawn))
-    found = torch.cat(boot)
-    low, high = torch.quantile(found[found.isfinite()], torch.tensor([0.025, 0.975], dtype=found.dtype)).tolist()
-    reached = int((torch.cat(null).abs() >= abs(value) - 1e-12).sum())
-    return Correlation(value, low, high, (1 + reached) / (draws + 1), n)
+    reached = (torch.cat(null).abs() >= values.abs() - 1e-12).sum(0)
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    found = []
+    for one, value, number, mine in zip(points, values.tolist(), reached.tolist(), torch.cat(boot).T, strict=True):
+        low, high = torch.quantile(mine[mine.isfinite()], ends).tolist()
+        found.append(Correlation(value, low, high, (1 + number) / (draws + 1) if one.permuted else math.nan, n))
+    return found
+
+
+def _distinct(columns: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """The columns that differ, and which of them each one is."""
+    found: list[Tensor] = []
+    of = []
+    for column in columns:
+        same = next((i for i, other in enumerate(found) if torch.equal(other, column)), len(found))
+        found += [column] if same == len(found) else []
+        of.append(same)
+    return found, of
+
+
+def _each(points: Sequence[Points], xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:
+    """The statistic of each of the points, of sums [..., points]."""
+    columns = zip(points, *(part.unbind(-1) for part in (xx, yy, xy)), strict=True)
+    return torch.stack([one.statistic(*sums) for one, *sums in columns], -1)
 
 
 def _decay(xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:

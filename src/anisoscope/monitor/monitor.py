@@ -370,7 +370,7 @@ class Monitor:
         if self.ranks is not None and self.watch.sharded:
             temporal = TemporalSpread.joined(self.ranks.last_of_all(self._last()))
         if self.watch.table is not None and temporal.n > 1 and counts is not None:
-            found = spread_records(temporal.spread(counts), over="time", seed=self.seed)
+            (found,) = spread_records([temporal.spread(counts)], over="time", seed=self.seed)
             place = {"stack": "single", "layer": 0, "kind": "embed_weight", "step": last}
             records += [{**place, **row} for row in found]
         if records:

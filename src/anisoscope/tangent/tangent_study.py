@@ -17,7 +17,6 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.evaluation import far_apart
 from anisoscope.metrics import frequency, tangent
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.results.query import FIRST_OUTLIER, options_of, variant_name, with_options
 from anisoscope.stats.moments import FoldCovariance, GradientMoments
@@ -44,6 +44,8 @@ ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 EVERY = 1 << 20  # controls of all targets
 TOGETHER = 1 << 30  # bytes of rows of the sites that are measured together
+_FITTED = 1 << 31  # bytes of rows, moments and copies of the sites whose proxies are fitted together
+_COPIES = 3  # of the rows that are fitted on: as they are, balanced or without the first position, standardised
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class StepShared:
     later: set[Site] = field(default_factory=set)  # sites with rows at other positions, too
     widths: set[int] = field(default_factory=set)
     like: EnergyRows | None = None  # those of the site before, whose groups of rows are the same at most sites
+    spreads: dict[Site, frequency.TypeSpread] = field(default_factory=dict)
 
     def look_at(self, halves: Halves) -> None:
         """Take in some of the sites."""
@@ -81,6 +84,18 @@ class StepShared:
     def outlying(self, site: Site) -> bool:
         """Whether a site is read without the first position as well: if that is an outlier anywhere in its stack."""
         return site in self.later and any(far for other, far in self.apart.items() if other.stack == site.stack)
+
+
+@dataclass
+class StepFits:
+    """The rows of some sites that proxies are fitted on, and these proxies."""
+
+    rows: dict[str, dict[Site, FitRows]] = field(
+        default_factory=lambda: {"": {}, "out": {}}
+    )  # "out": without the first
+    even: dict[Site, FitRows | None] = field(default_factory=dict)  # balanced over frequency bins, if there are enough
+    proxies: Mapping[Label, Mapping[Site, Proxy]] = field(default_factory=dict)
+    other: Mapping[Site, Readings] = field(default_factory=dict)  # of other rows and coordinates
 
 
 Halves = dict[Site, tuple[Half, Half]]
@@ -121,9 +136,22 @@ class TangentStudy:
             shared.look_at(halves)
         found: dict[Site, SiteAlone] = {}
         self.fitted = {}
-        for sites in groups:
-            mine = halves if len(groups) == 1 else self._halves(rows, sites, shared)
-            found |= self._sites_alone(rows.step, mine, shared)
+
+        def halves_of(sites: Sequence[Site]) -> Halves:
+            return halves if len(groups) == 1 else self._halves(rows, sites, shared)
+
+        for batch in self._batches(groups, max(shared.widths, default=1)):
+            fits = StepFits()
+            for sites in batch:
+                self._choose_rows(halves_of(sites), fits, shared)
+            if fits.rows[""]:
+                self._fit_together(fits, width=min(shared.widths))
+            for sites in batch:
+                found |= self._sites_alone(rows.step, halves_of(sites), fits, shared)
+        typed = [site for site in found if site in shared.spreads]
+        spreads = spread_records([shared.spreads[site] for site in typed], over="context", seed=self.plan.seed)
+        for site, records in zip(typed, spreads, strict=True):
+            found[site].spread = records
         splits = list(self._at_splits(rows))
         return StepAlone(rows.step, self.main_rank, found, splits, list(self.notes))
 
@@ -131,17 +159,36 @@ class TangentStudy:
         found = rows.halves(sites, shared.labels)
         return {site: (fit, test) for site, fit, test in found if self._spans(site, fit)}
 
-    def _sites_alone(self, step: int, halves: Halves, shared: StepShared) -> dict[Site, SiteAlone]:
-        """The same of some of its sites."""
+    def _batches(self, groups: Sequence[list[Site]], width: int) -> list[list[list[Site]]]:
+        """Groups of sites whose proxies are fitted together: fits need few rows, and many are quicker at once."""
+        one = _COPIES * (4 * self.plan.fit_rows * width + 8 * FOLDS * width**2)
+        found: list[list[list[Site]]] = []
+        for sites in groups:
+            if not found or one * (sum(map(len, found[-1])) + len(sites)) > _FITTED:
+                found.append([])
+            found[-1].append(sites)
+        return found
+
+    def _choose_rows(self, halves: Halves, fits: StepFits, shared: StepShared) -> None:
+        """Add the rows of some sites that proxies are fitted on."""
+        fits.rows[""] |= self._fit_rows({site: fit for site, (fit, _) in halves.items()})
+        later = {site: fit.without_first() for site, (fit, _) in halves.items() if shared.outlying(site)}
+        fits.rows["out"] |= self._fit_rows(later)
+        if self.plan.balanced and self.bins is not None:
+            for site, (fit, _) in halves.items():
+                even = fitting.balanced_rows(fit, self.bins, most=self.plan.fit_rows)
+                fits.even[site] = None if even is None else FitRows.of(even)
+
+    def _fit_together(self, fits: StepFits, *, width: int) -> None:
+        fits.proxies, fits.other = self._refitted(fits, width=width)
+        for label in filter(self._is_main, fits.proxies):
+            self.fitted.setdefault(label.proxy, {}).update(fits.proxies[label])
+
+    def _sites_alone(self, step: int, halves: Halves, fits: StepFits, shared: StepShared) -> dict[Site, SiteAlone]:
+        """What one step gives by itself at some of its sites, but for the spread of types."""
         if not halves:
             return {}
-        apart = shared.apart
-        fits = {"": self._fit_rows({site: fit for site, (fit, _) in halves.items()})}
-        later = {site: fit.without_first() for site, (fit, _) in halves.items() if shared.outlying(site)}
-        fits["out"] = self._fit_rows(later)
-        proxies, other = self._refitted(halves, fits, width=min(shared.widths))
-        for label in filter(self._is_main, proxies):
-            self.fitted.setdefault(label.proxy, {}).update(proxies[label])
+        apart, proxies, other = shared.apart, fits.proxies, fits.other
         device = next((test.x.device.type for _, test in halves.values()), "cpu")
         spreads = each_on_host(lambda both: FoldCovariance.of(both[1].x, both[1].fold), list(halves.values()), device)
         folds = dict(zip(halves, spreads, strict=True))
@@ -155,7 +202,7 @@ class TangentStudy:
         summed = each_on_host(lambda one: self._moments(one.test), plainly, device)
         moments = {(one.site, one.first): mine for one, mine in zip(plainly, summed, strict=True)}
         energies = self._energies(readings, moments, proxies, shared)
-        beside = [(fits[first][site].spread, mine) for (site, first), mine in moments.items()]
+        beside = [(fits.rows[first][site].spread, mine) for (site, first), mine in moments.items()]
         numbers = each_on_host(lambda both: energy.alignment_numbers(*both), beside, device)
         aligned = dict(zip(moments, on_host(numbers), strict=True))
         compared = each_on_host(lambda site: self._beside(site, *halves[site]), list(halves), device)
@@ -174,10 +221,11 @@ class TangentStudy:
             bases = {name: proxy.basis for name, proxy in main.items()}
             kept = Kept(step, bases, main[self.plan.proxies[0]].directions, folds[site])
             overlap = float(besides[site]["overlap"]) if "overlap" in besides[site] else None
-            spread = list(self._spread(fit, test, besides[site]))
+            if (types := self._types(fit, test)) is not None:
+                shared.spreads[site] = frequency.TypeSpread(types[0], *torch.from_numpy(besides[site]["spread"]))
             window = self.frozen.rows_of(fit) if self.frozen is not None and self.frozen.takes(step) else None
             sizes = len(test), test.contexts
-            return SiteAlone(found, spread, kept, moments[site, ""], *sizes, overlap, window)
+            return SiteAlone(found, [], kept, moments[site, ""], *sizes, overlap, window)
 
         with tangent.full_float32():  # set once: sites in parallel threads would reset it for each other
             by_site = each_on_host(measure_site, list(halves), device)
@@ -203,15 +251,13 @@ class TangentStudy:
         records += self._offered(alone)
         return [*records, *alone.splits]
 
-    def _refitted(
-        self, halves: Halves, fits: Mapping[str, Mapping[Site, FitRows]], *, width: int
-    ) -> tuple[dict[Label, dict[Site, Proxy]], dict[Site, Readings]]:
+    def _refitted(self, fits: StepFits, *, width: int) -> tuple[dict[Label, dict[Site, Proxy]], dict[Site, Readings]]:
         """All proxies with their refits: on all rows as they are, and by site those of other rows and coordinates."""
-        sets = self._fit(halves, fits[""], width=width)
-        plain, others = len(sets), self._readings(fits)
+        sets = self._fit(fits, width=width)
+        plain, others = len(sets), self._readings(fits.rows)
         refitted = refits_of([*sets, *(mine for *_, mine in others)], seed=self.plan.seed)
         proxies = {label: found for mine in refitted[:plain] for label, found in mine.items()}
-        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits[""]}
+        other: dict[Site, Readings] = {site: {("", ""): {}} for site in fits.rows[""]}
         for (first, space, _), mine in zip(others, refitted[plain:], strict=True):
             for label, found in mine.items():
                 for site, proxy in found.items():
@@ -392,9 +438,9 @@ class TangentStudy:
     def _is_main(self, label: Label) -> bool:
         return not label.control and not label.balanced and label.rank == self.main_rank
 
-    def _fit(self, halves: Halves, fits: Mapping[Site, FitRows], *, width: int) -> list[Fitted]:
+    def _fit(self, chosen: StepFits, *, width: int) -> list[Fitted]:
         """Proxies and fitted controls of all rows as they are, and those balanced over frequency bins."""
-        plan = self.plan
+        plan, fits = self.plan, chosen.rows[""]
         rows = {site: mine.x for site, mine in fits.items()}
         self.main_rank = rank = plan.rank if plan.rank is not None else max(1, min(DEFAULT_RANK, width // 4))
         labels = [Label(proxy, rank, batch=self.source) for proxy in plan.proxies]
@@ -415,12 +461,9 @@ class TangentStudy:
         how: dict[str, Any] = {"seed": plan.seed, "covariances": {site: mine.covariance for site, mine in fits.items()}}
         found |= shuffled | fitting.fit_controls(rows, main, found[main], **how, permuted=False)
         sets: list[Fitted] = [(fits, found)]
-        if plan.balanced and self.bins is not None:
-            even = {
-                site: fitting.balanced_rows(fit, self.bins, most=plan.fit_rows) for site, (fit, _) in halves.items()
-            }
-            enough = {s: FitRows.of(half) for s, half in even.items() if half is not None and len(half) > 2 * rank}
-            if len(enough) < len(even):
+        if chosen.even:
+            enough = {s: mine for s, mine in chosen.even.items() if mine is not None and len(mine.x) > 2 * rank}
+            if len(enough) < len(chosen.even):
                 self._note("a frequency bin has too few rows for a balanced fit; give more contexts")
             if enough:
                 balanced = replace(main, balanced=True)
@@ -471,15 +514,6 @@ class TangentStudy:
         found: tuple[Tensor, Tensor] | None = test.once(("types", id(fit.shared)), made)
         return found
 
-    def _spread(self, fit: Half, test: Half, numbers: Mapping[str, np.ndarray]) -> Iterator[Record]:
-        """Contextual spread of types against their frequency, over unmasked rows of both halves."""
-        types = self._types(fit, test)
-        if types is None:
-            return
-        distance, norm = torch.from_numpy(numbers["spread"])
-        found = frequency.TypeSpread(types[0], distance, norm)
-        yield from spread_records(found, over="context", seed=self.plan.seed)
-
 
 @lru_cache(maxsize=4096)  # of thousands of rows, which have few variants
 def _of_batch(variant: str, source: str) -> str:
@@ -515,16 +549,30 @@ def energy_words(label: Label) -> str:
     return ", ".join([*words, *(["without the first position"] if label.first else [])])
 
 
-def spread_records(found: frequency.TypeSpread, *, over: str, seed: int) -> Iterator[Record]:
-    """Records of correlations of log frequency with the spread of types, plain and divided by the mean norm."""
-    for normalised in (False, True):
-        for method in ("pearson", "spearman"):
-            c = frequency.frequency_spread(found, method=method, normalised=normalised, seed=seed)
-            options: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
-            note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
-            base = {"variant": variant_name(options), "n": c.types, "note": note}
-            yield {"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base}
-            yield {"metric": "frequency_spread_p", "value": frequency.frequency_spread_p(c), **base}
-    beta = frequency.frequency_beta(found, seed=seed)
+_SPREADS = tuple(product((False, True), ("pearson", "spearman")))  # over the mean norm or not, and the correlation
+
+
+def spread_records(spreads: Sequence[frequency.TypeSpread], *, over: str, seed: int) -> list[list[Record]]:
+    """Records of each: correlations of log frequency with the spread of types, plain and divided by the mean norm."""
+    points = [
+        [
+            *(frequency.spread_points(found, method=how, normalised=n) for n, how in _SPREADS),
+            frequency.beta_points(found),
+        ]
+        for found in spreads
+    ]
+    done = iter(frequency.resampled([one for mine in points for one in mine], seed=seed))
+    return [_spread_records([next(done) for _ in mine], over=over) for mine in points]
+
+
+def _spread_records(found: Sequence[frequency.Correlation], *, over: str) -> list[Record]:
+    *correlations, beta = found
+    records: list[Record] = []
+    for (normalised, method), c in zip(_SPREADS, correlations, strict=True):
+        options: dict[str, Any] = {"correlation": method, "over": over} | ({"normalised": 1} if normalised else {})
+        note = f"{c.types} types" + ("" if c.value == c.value else "; too few for a correlation")
+        base = {"variant": variant_name(options), "n": c.types, "note": note}
+        records.append({"metric": "frequency_spread", "value": c.value, "low": c.low, "high": c.high, **base})
+        records.append({"metric": "frequency_spread_p", "value": frequency.frequency_spread_p(c), **base})
     about = {"variant": variant_name({"over": over}), "n": beta.types, "note": f"{beta.types} types"}
-    yield {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}
+    return [*records, {"metric": "frequency_beta", "value": beta.value, "low": beta.low, "high": beta.high, **about}]
