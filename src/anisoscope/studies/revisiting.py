@@ -38,7 +38,8 @@ _ARM = re.compile(
 )
 _THREE = ("decoder", "encoder", "decoder-flatloss")  # the last is the intervention on token frequency
 ARMS = {"tiny": _THREE, "small": (*_THREE, "encoder-flatloss")}  # of each preset
-_GIVEN = ("steps", "layers", "width", "context", "tokens", "limit")  # options that replace what the preset has
+# options that replace what the preset has
+_GIVEN = ("steps", "layers", "width", "context", "batch_size", "tokens", "limit", "checkpoints", "background")
 # pre-norm, because a post-norm BERT of this size stays on the unigram plateau for so few steps
 FAMILIES = {"decoder": "gpt2", "encoder": "modernbert"}
 _TINY = {"layers": 4, "width": 96, "heads": 4, "context": 96, "steps": 300, "batch_size": 16, "lr": 2e-3}
@@ -95,6 +96,18 @@ class RevisitingConfig(ArmsConfig):
     layers: Annotated[int | None, Option("Blocks.", preset="trained")] = None
     width: Annotated[int | None, Option("Width of the residual stream.", preset="trained")] = None
     context: Annotated[int | None, Option("Tokens of a context.", preset="trained")] = None
+    batch_size: Annotated[int | None, Option("Contexts of an update.", preset="trained")] = None
+    checkpoints: Annotated[
+        str | None, Option("Kept weights: log, every:N, none, steps, comma-separated.", preset="trained")
+    ] = None
+    background: Annotated[
+        bool | None,
+        Option(
+            "Analyse measured steps in other processes; default: on CUDA.",
+            name="--background/--no-background",
+            preset="trained",
+        ),
+    ] = None
     metrics: Annotated[str | None, Option("light, standard, full, or metrics.", preset="trained")] = None
     when: When = None
     rank: Rank = None
