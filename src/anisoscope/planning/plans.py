@@ -29,12 +29,12 @@ from anisoscope.planning.subject import ModelShape, of_model, subject_of
 from anisoscope.series import SweepConfig
 from anisoscope.series.integrity import SKETCH
 from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
+from anisoscope.studies.config import PROBED
 from anisoscope.training.config import CommonTrainConfig, TrainConfig, checkpoint_steps
 from anisoscope.view.words import spoken
 
 _TOKENIZED = 2e-7  # seconds of tokenising a character, on one core; four characters a token
 _VOCABULARIES = {"char": 180, "enwik8": 205}
-_PROBED = {"cpu": 32, "cuda": 128}  # contexts of a batch of a training's probe
 Calibrated = Callable[[Sequence[str]], Calibration]  # a calibration with these parts
 
 
@@ -281,7 +281,7 @@ def cost_of_training(
     dtype = "bfloat16" if config.dtype == "bfloat16" or (config.dtype == "auto" and c.device != "cpu") else "float32"
     dtype = "float64" if config.dtype == "float64" else dtype
     contexts = int(watch.get("contexts") or 96)
-    together = min(contexts, _PROBED.get(c.device, 128))
+    together = min(contexts, PROBED.get(c.device, PROBED["cuda"]))
     costs = Costs(c, subject, Passage(contexts * length, length, together, dtype))
     total = costs.updates(
         config.steps, batch=config.batch_size, accumulate=config.accumulate, compiled=config.compiles(c.device)

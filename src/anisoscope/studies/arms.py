@@ -33,7 +33,7 @@ from anisoscope.numerics.hashing import half_of
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.lock import abandon
-from anisoscope.studies.config import StudyArm, schedule_of
+from anisoscope.studies.config import PROBED, StudyArm, schedule_of
 from anisoscope.tangent.plan import PLANS
 from anisoscope.tangent.proxy import StepRows
 from anisoscope.training.classifier import train_media
@@ -44,7 +44,6 @@ from anisoscope.training.loop import train
 ArmWork = Callable[[StudyArm, Progress | None], None]  # a module-level function, so that it can be pickled
 GRADIENTS = replace(PLANS["standard"], balanced=False, embedding=False)  # no tokens: no frequencies and no table
 FEWEST = 4  # contexts of each half below which gradients are left out
-_PROBED, _PROBED_ON_DEVICE = 32, 128  # batch size of the probe, on the CPU and on an accelerator
 IN_PLACE = LabelConvention(shifted=False)  # how masked language models read their labels
 _PATIENCE = 5.0  # seconds between checks on children that report nothing
 
@@ -92,7 +91,7 @@ def training_monitor(
     language model is measured on unmasked text, the same as a model that predicts the next token. `gradients` adds the
     tangent study to metrics that have none, for models of sounds and pictures.
     """
-    together = _PROBED if stream.device.type == "cpu" else _PROBED_ON_DEVICE
+    together = PROBED.get(stream.device.type, PROBED["cuda"])
     batches = stream.probe_batches(contexts, batch_size=together)
     options: dict[str, Any] = {"when": schedule_of(when, training.steps), "total_steps": training.steps}
     options |= {"metrics": monitor, "rank": rank, "split": split, "name": name or training.arm, "seed": training.seed}

@@ -18,6 +18,7 @@ from anisoscope.errors import AnisoscopeError, check_known
 from anisoscope.option import Device, Option, Text, check_least, check_values, given, listed, refuse_typed, seed_numbers
 
 PAPER = "paper"  # the preset that measures published models and trains nothing
+PROBED = {"cpu": 32, "cuda": 64}  # contexts of the probe in one pass with gradients, by device
 SYMBOLS = "enwik8"  # a fixed vocabulary of 205 symbols, also on other text
 PRENORM = "prenorm"  # the only family that supports both masks and both objectives with the same parameters
 _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")

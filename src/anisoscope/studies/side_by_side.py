@@ -14,14 +14,13 @@ import torch
 
 from anisoscope.models.placement import choose_device
 from anisoscope.results.folder import RunFolder
-from anisoscope.studies.config import StudyArm
+from anisoscope.studies.config import PROBED, StudyArm
 from anisoscope.tangent.tangent_study import TOGETHER
 
 _CONTEXT = 2 << 30  # bytes of a process: CUDA itself, libraries, what the allocator keeps
 _STATE = 16  # bytes for each parameter: weight, gradient and two moments in float32
 _ACTIVATION = 96  # bytes for each position, layer and unit of width that a backward pass needs, without fusion
 _LOGIT = 12  # bytes for each logit: in bfloat16 and float32, and the gradient
-_PROBED = 64  # contexts of the probe in one pass with gradients
 _ROW = 6  # bytes for each number of the probe's rows, of which half have gradients
 _WORK = 8  # bytes that the analysis needs beside each byte of the rows that it looks at together
 _SHARE = 0.85  # of the free memory
@@ -53,7 +52,7 @@ def memory_of(arm: StudyArm) -> int:
     training, contexts = arm.training, int(arm.watch.get("contexts", 0))
     vocabulary, width, layers = _vocabulary(arm), training.width, training.layers
     parameters = 12 * layers * width**2 + 2 * vocabulary * width
-    learned, probed = training.batch_size * training.positions, min(contexts, _PROBED) * training.positions
+    learned, probed = training.batch_size * training.positions, min(contexts, PROBED["cuda"]) * training.positions
     passes = max(learned, probed) * (_ACTIVATION * layers * width + _LOGIT * vocabulary)
     rows = contexts * training.positions * width * (layers + 2) * _ROW
     train = _CONTEXT + _STATE * parameters + passes + 2 * rows  # the rows, and a copy on its way to the analysis
