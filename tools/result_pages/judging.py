@@ -1,0 +1,85 @@
+"""Verdicts and page of a result made again, and one result from several runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anisoscope
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.commands.drawing import joint_table, open_runs, page_of_runs
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.privacy import without_places
+from anisoscope.view.report import write_page
+from result_pages.result import Result, judged, verdict_text
+
+KEPT = ".pdf"  # the format of figures that is kept: the one that pages link to, and the smaller
+
+
+def judge_again(result: Result) -> bool:
+    """Write verdicts.json and the page again if the rules of now say other than what is there; whether they do."""
+    if not result.verdicts:
+        return False
+    now = verdict_text(judged(result, robust=is_robust(result)))
+    if json.loads(now) == result.verdicts:
+        return False
+    (result.folder / "verdicts.json").write_text(now, encoding="utf-8")
+    result.__dict__.pop("verdicts", None)
+    redraw(result.folder)
+    return True
+
+
+def is_robust(result: Result) -> bool:
+    """Whether the verdicts were tried under other choices, too."""
+    return any("robust" in (verdict.get("details") or {}) for verdict in result.verdicts)
+
+
+def redraw(folder: Path) -> None:
+    """Write report.html and its figures again, in one format."""
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+    write_page(folder, page_of_runs([RunFolder.open(folder)]), claims=claims())
+    for path in (folder / "figures").glob("*"):
+        if path.suffix != KEPT:
+            path.unlink()
+
+
+def join(out: Path, runs: Sequence[Path]) -> None:
+    """Write one folder from several runs: their tables under each other, their records, verdicts and a page."""
+    folders = open_runs(runs)
+    abouts = [without_places(folder.about(), share=True) for folder in folders]
+    table = joint_table(folders)
+    target = RunFolder(out)
+    out.mkdir(parents=True)
+    target.write_table(table)
+    target.write_about(_record(abouts, table.about.get("models") or []))
+    target.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table)))
+    redraw(out)
+
+
+def _record(abouts: Sequence[dict[str, Any]], models: list[Any]) -> dict[str, Any]:
+    """The record of a joined folder: what the runs share is that of the first."""
+    first = abouts[0]
+    shared = {key: first.get(key) for key in ("schema", "versions", "device", "started") if key in first}
+    devices = sorted({str(about.get("device")) for about in abouts if about.get("device")})
+    done = all(about.get("status") == "complete" for about in abouts)
+    return shared | {
+        "anisoscope": first.get("anisoscope", anisoscope.__version__),
+        "kind": first.get("kind"),
+        "commands": [about.get("command") for about in abouts],
+        "config": {},
+        "models": [_slim(model) for model in models],
+        "device": ", ".join(devices),
+        "wall_seconds": sum(float(about.get("wall_seconds") or 0) for about in abouts),
+        "status": "complete" if done else "interrupted",
+        "warnings": [words for about in abouts for words in about.get("warnings") or []],
+        "skipped": [item for about in abouts for item in about.get("skipped") or []],
+    }
+
+
+def _slim(model: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a model without the key of its arrays, which are not kept."""
+    return {**model, "key": ""}
