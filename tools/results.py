@@ -33,7 +33,8 @@ def write(docs: Path) -> None:
 
 def _thin(words: argparse.Namespace) -> None:
     before = size_words(words.folder)
-    thin(words.folder, Wish(tuple(int(step) for step in words.steps.split(",") if step), words.claims_only))
+    steps = tuple(int(step) for step in words.steps.split(",") if step)
+    thin(words.folder, Wish(steps, words.claims_only, words.plain))
     print(f"{before} → {size_words(words.folder)}")
 
 
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     thinning.add_argument("folder", type=Path)
     thinning.add_argument("--steps", default="", help="keep these steps only, comma-separated")
     thinning.add_argument("--claims-only", action="store_true", help="without rows that only the page reads")
+    thinning.add_argument("--plain", action="store_true", help="without what verdicts under other choices read")
     thinning.set_defaults(run=_thin)
     joining = commands.add_parser("join")
     joining.add_argument("out", type=Path)

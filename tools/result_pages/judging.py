@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from anisoscope.commands.drawing import joint_table, open_runs, page_of_runs
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.privacy import without_places
 from anisoscope.view.report import write_page
-from result_pages.result import Result, judged, verdict_text
+from result_pages.result import Result, Verdict, judged, verdict_text
 
 KEPT = ".pdf"  # the format of figures that is kept: the one that pages link to, and the smaller
 
@@ -24,13 +23,26 @@ def judge_again(result: Result) -> bool:
     """Write verdicts.json and the page again if the rules of now say other than what is there; whether they do."""
     if not result.verdicts:
         return False
-    now = verdict_text(judged(result, robust=is_robust(result)))
-    if json.loads(now) == result.verdicts:
+    now = judged(result, robust=is_robust(result))
+    if [_said(verdict) for verdict in now] == [_said(verdict) for verdict in result.verdicts]:
         return False
-    (result.folder / "verdicts.json").write_text(now, encoding="utf-8")
-    result.__dict__.pop("verdicts", None)
+    write_verdicts(result.folder, now)
+    if "page" in (thinned := result.about.get("thinned") or {}):
+        left = {key: words for key, words in thinned.items() if key != "page"}
+        RunFolder(result.folder).write_about(result.about | {"thinned": left})
+    for name in ("verdicts", "about"):
+        result.__dict__.pop(name, None)
     redraw(result.folder)
     return True
+
+
+def _said(verdict: Verdict) -> tuple[Any, ...]:
+    """What a verdict says; the last digits of its numbers are those of a machine."""
+    return tuple(verdict[name] for name in ("claim", "subject", "scope", "status", "why"))
+
+
+def write_verdicts(folder: Path, verdicts: list[dict[str, Any]]) -> None:
+    (folder / "verdicts.json").write_text(verdict_text(verdicts), encoding="utf-8")
 
 
 def is_robust(result: Result) -> bool:
@@ -41,6 +53,8 @@ def is_robust(result: Result) -> bool:
 def redraw(folder: Path) -> None:
     """Write report.html and its figures again, in one format."""
     shutil.rmtree(folder / "figures", ignore_errors=True)
+    for path in folder.glob("*.*"):
+        path.touch()  # the page of a run that was stopped says how long ago it wrote
     write_page(folder, page_of_runs([RunFolder.open(folder)]), claims=claims())
     for path in (folder / "figures").glob("*"):
         if path.suffix != KEPT:

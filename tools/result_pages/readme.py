@@ -291,4 +291,4 @@ def _with_seeds(models: Iterable[str]) -> str:
 
 def _thinned(result: Result) -> Iterator[str]:
     if how := result.about.get("thinned"):
-        yield str(how["words"])
+        yield " ".join(how[name] for name in ("words", "page") if name in how)

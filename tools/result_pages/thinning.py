@@ -29,10 +29,10 @@ from anisoscope.results.privacy import without_places
 from anisoscope.results.query import SCHEMA, Query, Table
 from anisoscope.view.document import page_document
 from anisoscope.view.words import number, plural
-from result_pages.judging import is_robust, judge_again, redraw
+from result_pages.judging import is_robust, redraw, write_verdicts
 from result_pages.reading import Reading, numbered, reading
 from result_pages.readme import readme
-from result_pages.result import Result, judged, verdict_text
+from result_pages.result import Result, judged
 
 NUMBERS = ("value", "low", "high", "sd")
 FLAT = "replicates.list.element"
@@ -43,31 +43,32 @@ MAP_GRID = 2000  # places on each axis of a map
 
 @dataclass(frozen=True)
 class Wish:
-    """How far to thin: only some steps; without what only the page reads, which is then drawn from the whole table."""
+    """How far to thin.
+
+    Only some steps; without what only the page reads, which is then drawn from the whole table; without verdicts under
+    other choices (`claims --robust`), which read twice as much.
+    """
 
     steps: tuple[int, ...] = ()
     claims_only: bool = False
+    plain: bool = False
 
 
 def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen value
     """Thin a folder in its place; an error, and the folder as it was, if a verdict would become another."""
     result = Result(folder)
-    robust = is_robust(result)
+    robust = is_robust(result) and not wish.plain
     before = judged(result, robust=robust)
     whole = result.table if not wish.steps else _at_steps(result.table, wish.steps)
-    seen = _watched(result, numbered(whole), claims_only=wish.claims_only)
-    small = thinned(whole, seen)
-    _check_same(before, judged(result, Table(small, result.about), robust=robust))
+    small = thinned(whole, _watched(result, numbered(whole), wish=wish))
+    after = judged(result, Table(small, result.about), robust=robust)
+    _check_same(before, after)
     if wish.claims_only:
         redraw(folder)
-    _write(result, small, words=_told(result.table, small, wish))
-    judge_again(Result(folder)) if wish.claims_only else _judged_and_drawn(Result(folder))
-
-
-def _judged_and_drawn(result: Result) -> None:
-    text = verdict_text(judged(result, robust=is_robust(result)))
-    (result.folder / "verdicts.json").write_text(text, encoding="utf-8")
-    redraw(result.folder)
+    _write(result, small, wish=wish)
+    write_verdicts(folder, after)
+    if not wish.claims_only:
+        redraw(folder)
 
 
 def _at_steps(table: Table, steps: Sequence[int]) -> Table:
@@ -77,15 +78,15 @@ def _at_steps(table: Table, steps: Sequence[int]) -> Table:
     return table.take(np.unique(np.concatenate(kept)))
 
 
-def _watched(result: Result, table: Table, *, claims_only: bool) -> Reading:
+def _watched(result: Result, table: Table, *, wish: Wish) -> Reading:
     """What is read of a numbered table while everything is made that is shown of it."""
     quiet = contextlib.redirect_stderr(io.StringIO())  # words on what README leaves out are told when it is written
     with tempfile.TemporaryDirectory() as place, reading(len(table)) as seen, quiet:
         copy = _copy(result, Path(place) / result.name, table)
-        judged(result, table, robust=is_robust(result) or not claims_only)
+        judged(result, table, robust=not wish.plain)
         with _gallery_of(result.name, Query(table)):
             readme(copy)
-        if not claims_only:
+        if not wish.claims_only:
             page_document(page_of_runs([RunFolder.open(copy.folder)]))
     return seen
 
@@ -165,15 +166,17 @@ def _told(whole: Table, small: pa.Table, wish: Wish) -> str:
     parts = [f"{len(small):,} of {plural(len(whole), 'row')} that verdicts, tables and figures read"]
     parts += [f"at {plural(len(wish.steps), 'step')}"] if wish.steps else []
     parts += [f"leave-one-fold-out values of {folds[1]:,} of {folds[0]:,} rows", "numbers with seven digits"]
-    page = " `report.html` was drawn from the whole table." if wish.claims_only else ""
-    return f"The table is thinned for its size: {', '.join(parts)}. Verdicts are those of the whole table.{page}"
+    return f"The table is thinned for its size: {', '.join(parts)}. Verdicts are those of the whole table."
 
 
-def _write(result: Result, small: pa.Table, *, words: str) -> None:
+def _write(result: Result, small: pa.Table, *, wish: Wish) -> None:
+    """Write table and record; of a folder that was thinned before, the words on the first time stay."""
     folder, about = result.folder, without_places(result.about, share=True)
-    former = (about.get("thinned") or {}).get("words")
+    former = (about.get("thinned") or {}).get("words", "")
+    told = {"words": f"{former} {_told(result.table, small, wish)}".strip()}
+    told |= {"page": "`report.html` was drawn from the whole table."} if wish.claims_only else {}
     write_small(small, folder / "table.parquet")
-    RunFolder(folder).write_about(about | {"thinned": {"words": former or words}})
+    RunFolder(folder).write_about(about | {"thinned": told})
     for path in folder.iterdir():
         if path.name not in FILES:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -182,13 +185,18 @@ def _write(result: Result, small: pa.Table, *, words: str) -> None:
 
 
 def _thin_map(path: Path) -> None:
-    """Keep the two axes that pages draw, each rounded to a grid as fine as a figure shows."""
+    """Keep the two axes that pages draw, rounded at each site to a grid as fine as a figure shows."""
     table = pq.read_table(path)
     table = table.select([name for name in table.column_names if name in MAPPED])
+    keys = [table[name].to_pylist() for name in ("model", "seed", "stack", "layer", "kind")]
+    number_of = {key: place for place, key in enumerate(dict.fromkeys(zip(*keys, strict=True)))}
+    sites = np.array([number_of[key] for key in zip(*keys, strict=True)])
     for name in ("x", "y"):
-        values = np.asarray(table[name], dtype=np.float64)
-        step = float(np.nanmax(np.abs(values))) / MAP_GRID or 1.0
-        rounded = pa.array((np.round(values / step) * step).astype(np.float32))
+        values = np.nan_to_num(np.asarray(table[name], dtype=np.float64))
+        largest = np.zeros(len(number_of))
+        np.maximum.at(largest, sites, np.abs(values))
+        step = np.where(largest > 0, largest, 1.0)[sites] / MAP_GRID
+        rounded = pa.array((np.round(values / step) * step).astype(np.float32), mask=pc.is_null(table[name]).to_numpy())
         table = table.set_column(table.column_names.index(name), name, rounded)
     pq.write_table(table, path, compression="zstd", compression_level=19, write_statistics=False)
 
