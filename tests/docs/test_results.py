@@ -251,3 +251,13 @@ def test_rounded_numbers_are_within_seven_digits(tmp_path: Path) -> None:
     np.testing.assert_allclose(again["value"], values, rtol=6e-8)
     folds = again.arrow["replicates"].to_pylist()
     assert all(folds[:8]) and not any(folds[8:])
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_was_measured_twice_has_the_rows_of_the_first_run_and_what_the_second_adds() -> None:
+    from result_pages.judging import without_repeats
+
+    rows = [row(1.0), row(2.0, metric="two_nn"), row(9.0), row(3.0, model="other")]
+    assert without_repeats(Table.from_records(rows).arrow)["value"].to_pylist() == [1.0, 2.0, 3.0]

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import anisoscope
 from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
-from anisoscope.commands.drawing import joint_table, open_runs, page_of_runs
+from anisoscope.commands.drawing import open_runs, page_of_runs
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.privacy import without_places
+from anisoscope.results.query import Table
 from anisoscope.view.report import write_page
 from result_pages.result import Result, Verdict, judged, verdict_text
 
+PLACE = ("model", "seed", "step", "stack", "layer", "kind", "head", "group", "metric", "variant")
 KEPT = ".pdf"  # the format of figures that is kept: the one that pages link to, and the smaller
 
 
@@ -65,13 +69,26 @@ def join(out: Path, runs: Sequence[Path]) -> None:
     """Write one folder from several runs: their tables under each other, their records, verdicts and a page."""
     folders = open_runs(runs)
     abouts = [without_places(folder.about(), share=True) for folder in folders]
-    table = joint_table(folders)
+    models = {str(model.get("name")): model for about in reversed(abouts) for model in about.get("models") or []}
+    record = _record(abouts, list(reversed(models.values())))
+    table = Table(without_repeats(Table.concat([folder.table() for folder in folders]).arrow), record)
     target = RunFolder(out)
     out.mkdir(parents=True)
     target.write_table(table)
-    target.write_about(_record(abouts, table.about.get("models") or []))
-    target.write_json("verdicts.json", verdicts_to_dicts(evaluate_claims(table)))
+    target.write_about(record)
+    write_verdicts(out, verdicts_to_dicts(evaluate_claims(table)))
     redraw(out)
+
+
+def without_repeats(arrow: pa.Table) -> pa.Table:
+    """The first row of each place, metric and variant: a model may be profiled and its gradients studied apart."""
+    seen: set[tuple[Any, ...]] = set()
+    kept = []
+    for at, key in enumerate(zip(*(arrow[name].to_pylist() for name in PLACE), strict=True)):
+        if key not in seen:
+            seen.add(key)
+            kept.append(at)
+    return arrow.take(pa.array(kept))
 
 
 def _record(abouts: Sequence[dict[str, Any]], models: list[Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _finding(result: Result) -> list[str]:
 def paragraphs(result: Result, file: str) -> list[str]:
     """What people wrote into a file, numbers looked up; a part that asks for what is absent is left out."""
     lines: list[str] = []
-    for part in PARTS.split(result.text(file).strip()):
+    for part in filter(None, PARTS.split(result.text(file).strip())):
         try:
             lines += [filled_in(part, result), *([] if part.startswith("- ") else [""])]
         except NotInTable as error:
