@@ -32,8 +32,10 @@ from anisoscope.view.words import number, plural
 from result_pages.judging import is_robust, redraw, write_verdicts
 from result_pages.reading import Reading, numbered, reading
 from result_pages.readme import readme
-from result_pages.result import Result, judged
+from result_pages.result import Result, all_results, judged
+from result_pages.summary import learned_sentences
 
+DOCS = Path(__file__).parents[2] / "docs"
 NUMBERS = ("value", "low", "high", "sd")
 FLAT = "replicates.list.element"
 FILES = {"table.parquet", "verdicts.json", "run.json", "report.html", "figures", "comparison.json", "map.parquet",
@@ -86,6 +88,7 @@ def _watched(result: Result, table: Table, *, wish: Wish) -> Reading:
         judged(result, table, robust=not wish.plain)
         with _gallery_of(result.name, Query(table)):
             readme(copy)
+        learned_sentences({**all_results(DOCS), result.name: copy})
         if not wish.claims_only:
             page_document(page_of_runs([RunFolder.open(copy.folder)]))
     return seen
