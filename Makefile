@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE :=  # empty: hundreds of modules are compiled once, not by every process of the tests
 
-.PHONY: demo test test-all test-floors test-times lint docs gallery notebooks site bench bench-gpu clean
+.PHONY: demo test test-all test-floors test-times lint docs results gallery notebooks site bench bench-gpu clean
 
 demo: $(VENV)/.installed  ## train a decoder and an encoder with the monitor on, test the claims; ends with a report
 	@rm -rf runs/demo
@@ -35,6 +35,10 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev  ## write docs/metrics.md, sites.md, claims.md and cli.md again, from the declarations
 	$(BIN)/python tools/reference_pages.py docs
+
+results: $(VENV)/.dev  ## write docs/results again from its tables: READMEs, summary and, where rules changed, verdicts and pages; then the gallery
+	$(BIN)/python tools/results.py write docs
+	$(MAKE) gallery
 
 gallery: $(VENV)/.dev  ## draw the figures of docs/gallery.md and docs/concepts.md again, from the tables of docs/results
 	$(BIN)/python tools/gallery.py docs

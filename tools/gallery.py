@@ -5,6 +5,7 @@ python tools/gallery.py docs
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from anisoscope.results.query import Query, Table
+from anisoscope.view.words import few
 from drawing_style import Look, draw_both, label_ends, step_axis
+from result_pages.chosen_rows import chosen
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODALITIES = ("text-decoder", "text-encoder", "characters", "speech", "vision", "convolution")
-REFIT = {"fit": "refit", "proxy": "semi_nmf", "rank": "16", "average": None, "balanced": None, "group": ""}
+LEAST_TOKENS = 1000  # entries of a vocabulary that is not one of characters
 Steps = dict[int, float]
 
 
@@ -43,14 +46,29 @@ def mean_by(rows: Query, field: str) -> dict[Any, float]:
 # -- Revisiting Anisotropy: where gradients go -------------------------------------------------------------------------
 
 
+def tangent(metric: str, **more: Any) -> Query:
+    """Rows of the decoder's tangent proxy, refitted at every step, in plain coordinates."""
+    choice = {"model": "decoder", "metric": metric, "proxy": "semi_nmf", "rank": ..., "fit": "refit", **more}
+    return chosen(results("revisiting"), choice)
+
+
+def decoder() -> Mapping[str, Any]:
+    """What run.json says of the decoder, and the rank of its proxy."""
+    about = json.loads((DOCS / "results" / "revisiting" / "run.json").read_text(encoding="utf-8"))
+    entry = next(model for model in about["models"] if model["name"] == "decoder")
+    seeds = len(tangent("gradient_enrichment").values("seed"))
+    rank = int(tangent("gradient_enrichment").values("rank")[0])
+    reads = "tokens" if (about.get("data") or {}).get("vocab_size", 0) >= LEAST_TOKENS else "characters"
+    return {**entry, "rank": rank, "chance": rank / entry["width"], "seeds": seeds, "reads": reads}
+
+
 def enrichment_map() -> tuple[list[int], np.ndarray]:
-    """Gradient enrichment of the decoder, [layers, steps]; layer 0 is the embedding."""
-    rows = results("revisiting").where(model="decoder", metric="gradient_enrichment", control=None, of=None, **REFIT)
-    rows = rows.where(kind=["embed", "resid"])
+    """Gradient enrichment of the decoder, mean over seeds, [layers, steps]; layer 0 is the embedding."""
+    rows = tangent("gradient_enrichment", kind=["embed", "resid"])
     steps, layers = sorted(set(rows.column("step"))), sorted(set(rows.column("layer")))
     grid = np.full((len(layers), len(steps)), np.nan)
-    for row in rows:
-        grid[layers.index(row.layer), steps.index(row.step)] = row.value
+    for (layer, step), group in rows.groups("layer", "step").items():
+        grid[layers.index(layer), steps.index(step)] = float(group.numbers().mean())
     return steps, grid
 
 
@@ -59,35 +77,36 @@ def draw_map(figure: Figure, look: Look) -> None:
     axes = figure.subplots()
     image = axes.imshow(grid, origin="lower", aspect="auto", cmap=look.heat, vmin=1)
     axes.grid(False)
-    axes.set_xticks(range(len(steps)), [f"{s:,}" for s in steps])
+    shown = [steps.index(step) for step in few(steps, 14)]
+    axes.set_xticks(shown, [f"{steps[place]:,}" for place in shown])
     axes.set_yticks(range(0, len(grid), 2), ["embedding", *map(str, range(2, len(grid), 2))])
     axes.set_xlabel("training step")
     axes.set_ylabel("layer")
-    axes.set_title("Gradient energy in 16 directions fitted on activations alone")
+    axes.set_title(f"Gradient energy in {decoder()['rank']} directions fitted on activations alone")
     bar = figure.colorbar(image, ax=axes, pad=0.015)
     bar.set_label("times chance (random directions: 1)")
     bar.outline.set_visible(False)
 
 
 def tell_map() -> str:
-    steps, grid = enrichment_map()
+    (steps, grid), about = enrichment_map(), decoder()
     layer, step = np.unravel_index(np.nanargmax(grid), grid.shape)
     return (
-        f"A decoder of 12 blocks learns to predict characters. Colour: how much of the true gradient lies in 16 "
-        f"directions fitted on the activations alone, against chance. At the start every layer is at chance "
-        f"({grid[:, 0].min():.1f} to {grid[:, 0].max():.1f}); the most is {grid[layer, step]:.0f} times chance, "
-        f"{'at the embedding' if layer == 0 else f'after block {layer}'} at step {steps[step]:,}."
+        f"A decoder of {about['layers']} blocks learns to predict {about['reads']}. Colour: how much of the true "
+        f"gradient lies in {about['rank']} directions fitted on the activations alone, against chance. At the start "
+        f"every layer is at chance ({grid[:, 0].min():.1f} to {grid[:, 0].max():.1f}); the most is "
+        f"{grid[layer, step]:.0f} times chance, {'at the embedding' if layer == 0 else f'after block {layer}'} at step "
+        f"{steps[step]:,}."
     )
 
 
 def energies(control: str | None) -> Steps:
-    rows = results("revisiting").where(model="decoder", metric="gradient_energy", control=control, of=None, **REFIT)
-    return mean_by(rows.where(kind="resid", layer=6), "step")
+    return mean_by(tangent("gradient_energy", control=control, site="middle block"), "step")
 
 
 CONTROLS: Mapping[str | None, str] = {
     None: "tangent proxy",
-    "next": "next 16 components",
+    "next": "next components",
     "permuted": "permuted columns",
     "normal": "normal directions",
 }
@@ -96,10 +115,11 @@ CONTROLS: Mapping[str | None, str] = {
 def draw_energy(figure: Figure, look: Look) -> None:
     axes, ends = figure.subplots(), []
     for (control, name), color in zip(CONTROLS.items(), look.lines, strict=False):
-        line = energies(control)
+        if not (line := energies(control)):
+            continue
         axes.plot(*zip(*line.items(), strict=True), color=color, marker="o", ms=3.5, lw=2.4 if control is None else 1.5)
         ends.append((max(line), line[max(line)], name, color))
-    axes.axhline(16 / 512, color=look.faint, ls=":", lw=1)
+    axes.axhline(decoder()["chance"], color=look.faint, ls=":", lw=1)
     step_axis(axes, energies(None))
     axes.set_ylabel("share of gradient energy")
     axes.set_title("Middle block of the decoder; dotted: chance")
@@ -107,13 +127,15 @@ def draw_energy(figure: Figure, look: Look) -> None:
 
 
 def tell_energy() -> str:
-    line, normal = energies(None), energies("normal")
+    line, normal, about = energies(None), energies("normal"), decoder()
     peak = max(line, key=line.__getitem__)
+    seeds = "One seed." if about["seeds"] == 1 else f"Mean of {about['seeds']} seeds."
     return (
-        f"**Gradients go where activations already point, early most.** In the middle block of a 12-block decoder the "
-        f"tangent proxy holds {line[0]:.3f} of the gradient's energy at step 0 (chance is {16 / 512:.3f}), "
-        f"{line[peak]:.2f} at step {peak:,} and {line[max(line)]:.2f} at step {max(line):,}. Directions normal to it "
-        f"hold {min(normal.values()):.3f} to {max(normal.values()):.3f}. One seed."
+        f"**Gradients go where activations already point{', early most' if 2 * peak < max(line) else ''}.** In the "
+        f"middle block of a {about['layers']}-block decoder the tangent proxy holds {line[0]:.3f} of the gradient's "
+        f"energy at step 0 (chance is "
+        f"{about['chance']:.3f}), {line[peak]:.2f} at step {peak:,} and {line[max(line)]:.2f} at step {max(line):,}. "
+        f"Directions normal to it hold {min(normal.values()):.3f} to {max(normal.values()):.3f}. {seeds}"
     )
 
 
@@ -395,7 +417,7 @@ PICTURES = (
 
 def page() -> str:
     """docs/gallery.md: every picture with the sentence that its table gives."""
-    lines = ["# Gallery", "", "Written by `make gallery` from the tables in `docs/results`, figures and numbers. Each",
+    lines = ["# Gallery", "", "Written by `make results` from the tables in `docs/results`, figures and numbers. Each",
              "result page says how the run was made and what to hold against it.", ""]  # fmt: skip
     for picture in PICTURES:
         lines += [f"## {picture.title}", "", f"![{picture.alt}](figures/gallery/{picture.name}.svg)", ""]

@@ -170,7 +170,7 @@ def test_numbers_of_the_readme_are_those_of_the_tables() -> None:
 def test_the_gallery_is_what_the_tables_say() -> None:
     from gallery import page
 
-    assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == page(), "write it again with `make gallery`"
+    assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == page(), "write it again with `make results`"
 
 
 def test_every_picture_of_the_gallery_is_there_in_light_and_dark() -> None:

@@ -1,0 +1,201 @@
+"""What the pages of docs/results show: the key tables of every result, and sentences on all of them.
+
+A new result is a folder with table.parquet, verdicts.json and run.json, and an entry of `RESULTS`: the question, the
+page that says how it is done, and its key tables (`KeyTable`; how rows are chosen: `chosen_rows`). A row or a column
+that the table does not have is left out. Words about limits are in limits.md of the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from result_pages.chosen_rows import Choice
+from result_pages.key_table import KeyTable
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A result: the question that it answers, the page on how it is done, and what its README shows."""
+
+    question: str
+    page: str
+    tables: tuple[KeyTable, ...]
+
+
+SITES = {site: {"site": site} for site in ("embedding", "first block", "middle block", "last block")}
+PROXY = {"proxy": "semi_nmf", "rank": ..., "fit": "refit"}
+ENERGY = {**PROXY, "metric": "gradient_energy"}
+ENRICHMENT = {**PROXY, "metric": "gradient_enrichment"}
+FREQUENCIES = {f"{place} {of}": {"group": f"{field}:{bin}"} for field, of in (("frequency", "tokens"),
+               ("target", "targets")) for place, bin in (("most frequent fifth of", 1), ("middle fifth of", 3),
+               ("rarest fifth of", 5))}  # fmt: skip
+LOSSES = {"held-out loss": {"metric": "probe_loss"}, "of the best constant": {"metric": "constant_loss"},
+          "weighted held-out loss": {"metric": "weighted_probe_loss"},
+          "of the best constant, weighted": {"metric": "constant_loss", "weighted": "1"},
+          "entropy of single tokens": {"metric": "unigram_entropy"}}  # fmt: skip
+ENDS = {"first step": {"step": "first"}, "last step": {"step": "last"}}
+
+
+def learned() -> KeyTable:
+    """Losses at both ends: whether a model left the frequencies of single tokens."""
+    return KeyTable("Whether they learned", {}, ENDS, LOSSES, note="Nats for each prediction, on held-out contexts.")
+
+
+def over_steps(title: str, *, where: Choice, rows: Mapping[str, Choice] | None = None, note: str = "") -> KeyTable:
+    """A table over steps, by model."""
+    return KeyTable(title, where, "step", rows or {"": {}}, note=note, most=9 if rows else 14)
+
+
+CONTROLS = {"proxy (semi-NMF)": {}, "PCA of that rank": {"proxy": "pca"}, "next components": {"control": "next"},
+            "permuted columns": {"control": "permuted"}, "normal directions": {"control": "normal"},
+            "random directions": {"control": "random"}}  # fmt: skip
+FROZEN = {label: {**choice, "fit": "frozen"} for label, choice in CONTROLS.items()}
+FROZEN_NOTE = "Frozen directions were fitted on the first measured steps and kept from then on."
+
+TRAINED_TANGENT = (
+    learned(),
+    over_steps("Enrichment of gradients, times chance", where=ENRICHMENT, rows=SITES),
+    over_steps("The same in standardised coordinates", where={**ENRICHMENT, "coordinates": "standardised"}, rows=SITES),
+    over_steps("Enrichment after the middle block, beside other ways to fit", note=FROZEN_NOTE,
+               where={**ENRICHMENT, "site": "middle block"},
+               rows={"PCA": {"proxy": "pca"}, "frozen": {"fit": "frozen"},
+                     "PCA, frozen": {"proxy": "pca", "fit": "frozen"},
+                     "frozen, standardised": {"fit": "frozen", "coordinates": "standardised"},
+                     "masked rows": {"group": "masked"}, "unmasked rows": {"group": "unmasked"}}),
+    over_steps("Share of gradient energy after the middle block, beside controls of the same rank",
+               where={**ENERGY, "site": "middle block"}, rows=CONTROLS),
+    over_steps("The same with frozen directions", where={**ENERGY, "site": "middle block"}, rows=FROZEN),
+    KeyTable("Enrichment by frequency, last step, mean over blocks", {**ENRICHMENT, "site": "blocks", "step": "last"},
+             FREQUENCIES),
+)  # fmt: skip
+
+RESULTS: dict[str, Declared] = {
+    "revisiting": Declared("Do gradients go where activations already point?", "tangent.md", TRAINED_TANGENT),
+    "long": Declared("Does the enrichment of gradients decay in a long training?", "tangent.md", (
+        *TRAINED_TANGENT,
+        over_steps("Anisotropy over depth: σ₁/Σσ", where={"metric": "svd_ratio"}, rows=SITES),
+        over_steps("Intrinsic dimension (TwoNN)", where={"metric": "two_nn"}, rows=SITES),
+    )),
+    "real": Declared("What do pretrained models look like?", "tangent.md", (
+        KeyTable("Enrichment of gradients by depth, times chance", ENRICHMENT, SITES, by=("model", "stack")),
+        KeyTable("The same in standardised coordinates", {**ENRICHMENT, "coordinates": "standardised"}, SITES,
+                 by=("model", "stack")),
+        *(KeyTable(f"{title} by depth", {"metric": metric}, SITES, by=("model", "stack")) for metric, title in
+          (("average_cosine", "Average cosine"), ("svd_ratio", "σ₁/Σσ"), ("two_nn", "Intrinsic dimension (TwoNN)"))),
+        KeyTable("σ₁/Σσ without the first position", {"metric": "svd_ratio", "first": "out"}, SITES,
+                 by=("model", "stack")),
+    )),
+    "shape": Declared("How do dimension and anisotropy change over training and depth?", "shape.md", (
+        learned(),
+        over_steps("Intrinsic dimension (TwoNN)", where={"metric": "two_nn"}, rows=SITES),
+        over_steps("Other estimators of dimension, middle block", where={"site": "middle block"},
+                   rows={"TwoNN": {"metric": "two_nn"}, "GRIDE": {"metric": "gride"},
+                         "Levina–Bickel": {"metric": "levina_bickel"}}),
+        over_steps("Anisotropy: σ₁/Σσ", where={"metric": "svd_ratio"}, rows=SITES),
+        KeyTable("Attention and cosine, last step, mean over blocks", {"step": "last"},
+                 {"average cosine": {"metric": "average_cosine", "site": "blocks"},
+                  "attention sharpness": {"metric": "attention_sharpness", "head": ..., "kind": "scores"}}),
+    )),
+    "inherent": Declared("Is anisotropy inherent to attention, in every modality?", "inherent.md", (
+        learned(),
+        over_steps("Average cosine, mean over blocks", where={"metric": "average_cosine", "site": "blocks"}),
+        KeyTable("Mean over blocks at the last step; families with random weights beside them",
+                 {"site": "blocks", "step": "last"},
+                 {"average cosine": {"metric": "average_cosine"},
+                  "explained by drift": {"metric": "explained_by_drift"}}, by=("model", "stack")),
+    )),
+    "untrained": Declared("What does a block do before it has learned anything?", "untrained.md", (
+        *(KeyTable(f"Average cosine of outputs against the bias of inputs, width 768, {words} inputs",
+                   {"metric": "average_cosine", "width": "768", "input_norm": norm, "bias": biases},
+                   "bias", {"inputs": {"init": "normal", "kind": "embed"},
+                            **{f"outputs, {init}": {"init": init, "kind": "resid"}
+                               for init in ("normal", "xavier", "orthogonal")}}, most=10)
+          for norm, words, biases in (("1", "normed", ...), ("0", "plain", ["0", "0.5", "1", "2", "5", "10"]))),
+        KeyTable("Entropy of attention over log length, width 768, normed inputs",
+                 {"metric": "attention_entropy", "width": "768", "input_norm": "1"}, "bias",
+                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=10),
+        KeyTable("Sharpness of attention, width 768, normed inputs",
+                 {"metric": "attention_sharpness", "width": "768", "input_norm": "1"}, "bias",
+                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=10),
+        KeyTable("The reference block with all sequences (run in `reference/`)",
+                 {"width": "768", "init": "normal", "input_norm": ..., "bias": ...}, "bias",
+                 {f"{label}, {words}": {**choice, "input_norm": norm}
+                  for norm, words in (("1", "normed"), ("0", "plain"))
+                  for label, choice in (("cosine in", {"metric": "average_cosine", "kind": "embed"}),
+                                        ("cosine out", {"metric": "average_cosine", "kind": "resid"}),
+                                        ("entropy", {"metric": "attention_entropy"}))},
+                 most=10, of="reference/table.parquet"),
+    )),
+    "sharpness": Declared("Does attention need drift to be sharp?", "sharpness.md", (
+        KeyTable("At the last step", {"step": "last"}, "model",
+                 {"held-out loss": {"metric": "probe_loss"},
+                  "average cosine of blocks": {"metric": "average_cosine", "site": "blocks"},
+                  "drift of queries": {"metric": "drift", "kind": "query", "head": ...},
+                  "drift of keys": {"metric": "drift", "kind": "key", "head": ...},
+                  "cosine of mean query and mean key": {"metric": "qk_cosine", "kind": "query", "head": ...},
+                  "sharpness": {"metric": "attention_sharpness", "head": ...},
+                  "entropy over log length": {"metric": "attention_entropy", "head": ...}}, by=()),
+        over_steps("Average cosine, mean over blocks", where={"metric": "average_cosine", "site": "blocks"}),
+        over_steps("Sharpness of attention, mean over blocks and heads",
+                   where={"metric": "attention_sharpness", "head": ...}),
+    )),
+    "curvature": Declared("Does the theory hold on known manifolds?", "curvature.md", (
+        KeyTable("Slopes of variance against scale", {"metric": "curvature_slope", "sampling": "gaussian"},
+                 {"tangent (expected: two)": {"of": "tangent"}, "normal (four)": {"of": "normal"},
+                  "visibility (two)": {"of": "visibility"}}),
+        KeyTable("Slopes of gradients against scale, curved manifolds",
+                 {"metric": "manifold_gradient_slope", "model": lambda model: model not in ("flat", "parabola")},
+                 {"tangent (expected: one)": {"of": "tangent"}, "normal (two)": {"of": "normal"},
+                  "ratio (one)": {"of": "ratio"}},
+                 {f"{words}, {signal}": {"per": per, "signal": signal} for per, words in
+                  (("rows", "row by row"), ("mean", "mean"))
+                  for signal in ("constant", "noise", "linear", "network")}, by=(), show="range"),
+        KeyTable("Tangent share of variance in training", {"metric": "tangent_variance_share"}, ENDS,
+                 {f"{labels} labels, {layers} layers, {update} updates":
+                  {"labels": labels, "layers": layers, "update": update} for layers in "12"
+                  for labels, update in
+                  (("tangent", "all"), ("tangent", "random"), ("noise", "all"), ("normal", "all"))},
+                 by=(), show="range"),
+        KeyTable("β of the model by block", {"metric": "frequency_beta", "over": "context"}, "layer", most=8),
+        KeyTable("Slope of distance on frequency", {"metric": "pinning_slope"},
+                 {"whole training": {"window": "all"}, "second half": {"window": "late"}},
+                 {"SGD": {"optimiser": "sgd"}, "Adam": {"optimiser": "adam"}}, by=()),
+    )),
+}  # fmt: skip
+
+# What was learned that the papers do not say, on the summary page; numbers are looked up (`placeholders`).
+_MIDDLE = 'model=decoder proxy=semi_nmf rank=any fit=refit site="middle block"'
+_LAST = 'model=decoder proxy=semi_nmf rank=any fit=refit site="last block"'
+_COSINE = "metric=average_cosine site=blocks"
+LEARNED: tuple[str, ...] = (
+    "Where gradients go is a matter of depth as much as of training: after the middle block of the decoder of "
+    "[revisiting](revisiting/README.md) enrichment is at chance at first "
+    f"({{{{revisiting metric=gradient_enrichment {_MIDDLE} step=first}}}} times), "
+    f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} | peak}}}} times chance at its peak, at step "
+    f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} | peak step}}}}, and down to "
+    f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} step=last}}}} at the end, while after the last block it ends "
+    f"at {{{{revisiting metric=gradient_enrichment {_LAST} step=last}}}}.",
+    "The proxy needs no concepts: semi-NMF holds no more of the gradients than PCA of the same rank "
+    "(`semi_nmf_beats_pca` fails in {{revisiting count claim=semi_nmf_beats_pca status=fails}} and holds in "
+    "{{revisiting count claim=semi_nmf_beats_pca status=holds}} of the models), and the components that follow hold "
+    f"{{{{revisiting metric=gradient_energy {_MIDDLE} control=next step=last | 2}}}} of the energy beside "
+    f"{{{{revisiting metric=gradient_energy {_MIDDLE} step=last | 2}}}}.",
+    "The narrow cone is an event of the first updates, and needs neither drift of queries and keys nor scores: in "
+    "[sharpness](sharpness/README.md) the average cosine has its peak, "
+    f"{{{{sharpness {_COSINE} model=uniform-6x256 | peak}}}}, at step "
+    f"{{{{sharpness {_COSINE} model=uniform-6x256 | peak step}}}} without any scores, as with ordinary attention "
+    f"({{{{sharpness {_COSINE} model=softmax-6x256 | peak}}}}), and ends at "
+    f"{{{{sharpness {_COSINE} model=uniform-6x256 step=last | 2}}}} and "
+    f"{{{{sharpness {_COSINE} model=softmax-6x256 step=last | 2}}}}.",
+    "What is left of anisotropy at the end differs by modality more than by attention: "
+    f"{{{{inherent {_COSINE} model=convolution step=last | 2}}}} in a convolutional network, "
+    f"{{{{inherent {_COSINE} model=vision step=last | 2}}}} in a transformer on the same pictures, "
+    f"{{{{inherent {_COSINE} model=speech step=last | 2}}}} in speech ([inherent](inherent/README.md)).",
+    "Frequent tokens need not be the narrow ones: in a pretrained model rows of frequent types spread more than those "
+    "of rare ones (β is {{curvature metric=frequency_beta from=measured used=1 | interval}}), so that drawing tokens "
+    "by frequency shows more curvature, not less; and whether frequent types are pinned depends on the optimiser "
+    "(slope {{curvature metric=pinning_slope optimiser=adam window=all | interval}} with Adam, "
+    "{{curvature metric=pinning_slope optimiser=sgd window=all | interval}} with SGD; "
+    "[curvature](curvature/README.md)).",
+)
