@@ -28,8 +28,8 @@ from anisoscope.planning.stages import READING
 from anisoscope.planning.subject import ModelShape, of_model, subject_of
 from anisoscope.series import SweepConfig
 from anisoscope.series.integrity import SKETCH
-from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
 from anisoscope.studies.config import PROBED
+from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
 from anisoscope.training.config import CommonTrainConfig, TrainConfig, checkpoint_steps
 from anisoscope.view.words import spoken
 
