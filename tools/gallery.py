@@ -21,6 +21,7 @@ from anisoscope.results.query import Query, Table
 from anisoscope.view.words import few
 from drawing_style import Look, draw_both, label_ends, step_axis
 from result_pages.chosen_rows import chosen
+from result_pages.result import Result
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODALITIES = ("text-decoder", "text-encoder", "characters", "speech", "vision", "convolution")
@@ -130,13 +131,23 @@ def tell_energy() -> str:
     line, normal, about = energies(None), energies("normal"), decoder()
     peak = max(line, key=line.__getitem__)
     seeds = "One seed." if about["seeds"] == 1 else f"Mean of {about['seeds']} seeds."
+    most = ", early most" if 2 * peak < max(line) else ""
     return (
-        f"**Gradients go where activations already point{', early most' if 2 * peak < max(line) else ''}.** In the "
-        f"middle block of a {about['layers']}-block decoder the tangent proxy holds {line[0]:.3f} of the gradient's "
-        f"energy at step 0 (chance is "
-        f"{about['chance']:.3f}), {line[peak]:.2f} at step {peak:,} and {line[max(line)]:.2f} at step {max(line):,}. "
-        f"Directions normal to it hold {min(normal.values()):.3f} to {max(normal.values()):.3f}. {seeds}"
+        f"**Once a model learns, its gradients go where activations already point{most}.** In the middle block of a "
+        f"{about['layers']}-block decoder the tangent proxy holds {line[0]:.3f} of the gradient's energy at step 0 "
+        f"(chance is {about['chance']:.3f}), {line[peak]:.2f} at step {peak:,} and {line[max(line)]:.2f} at step "
+        f"{max(line):,}. Directions normal to it hold {min(normal.values()):.3f} to {max(normal.values()):.3f}. "
+        f"{seeds}{_judged()}"
     )
+
+
+def _judged() -> str:
+    """The verdict on the claim, which asks for more than the picture shows."""
+    verdict = Result(DOCS / "results" / "revisiting").verdict("tangent_energy", "decoder")
+    if verdict is None or verdict["status"] == "holds":
+        return ""
+    words = {"fails": "fails", "undecided": "stays undecided"}[verdict["status"]]
+    return f" The claim as declared, which also asks for the first measured steps and for frozen directions, {words}."
 
 
 # -- Inherent to attention? --------------------------------------------------------------------------------------------

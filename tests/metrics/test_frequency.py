@@ -15,11 +15,18 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import (
     OCCURRENCES,
+    Correlation,
     TemporalSpread,
+    TypeSpread,
+    beta_points,
     bin_of,
     contextual_spread,
     correlate_types,
     equal_mass_bins,
+    frequency_beta,
+    frequency_spread,
+    resampled,
+    spread_points,
 )
 from support import references
 
@@ -171,6 +178,33 @@ def test_a_whole_vocabulary_is_resampled_in_parts() -> None:
     assert found.low < found.value < found.high and found.high - found.low == pytest.approx(
         4 / math.sqrt(2000), rel=0.2
     )
+
+
+def bare_resampling(x: Tensor, y: Tensor, *, draws: int) -> Correlation:
+    """A correlation with permutations and bootstrap samples taken one by one, of the same random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(draws, len(x), generator=generator).argsort(1)
+    drawn = torch.randint(len(x), (draws, len(x)), generator=generator)
+    r = float(np.corrcoef(x, y)[0, 1])
+    null = [abs(np.corrcoef(x, y[mine])[0, 1]) >= abs(r) - 1e-12 for mine in order]
+    low, high = np.quantile([np.corrcoef(x[mine], y[mine])[0, 1] for mine in drawn], [0.025, 0.975])
+    return Correlation(r, float(low), float(high), (1 + sum(null)) / (draws + 1), len(x))
+
+
+def test_statistics_that_share_their_resamplings_are_those_of_each_alone() -> None:
+    frequency, dead = noise(40), torch.arange(40) == 3
+    spreads = [TypeSpread(frequency, noise(40, seed=s).exp(), noise(40, seed=s + 9).abs() + 1) for s in (1, 2)]
+    spreads.append(TypeSpread(frequency, noise(40, seed=3).exp().masked_fill(dead, 0.0), torch.ones(40)))
+    spreads.append(TypeSpread(frequency, torch.zeros(40), torch.ones(40)))  # no variance, and no type for an exponent
+    ways = [(one, method, n) for one in spreads for method in ("pearson", "spearman") for n in (False, True)]
+    points = [spread_points(one, method=method, normalised=n) for one, method, n in ways]
+    found = resampled([*points, *map(beta_points, spreads)])
+    alone = [frequency_spread(one, method=method, normalised=n) for one, method, n in ways]
+    for mine, wanted in zip(found, [*alone, *map(frequency_beta, spreads)], strict=True):
+        assert vars(mine) == pytest.approx(vars(wanted), rel=1e-12, nan_ok=True)
+    bare = bare_resampling(frequency, spreads[0].distance, draws=199)
+    assert vars(resampled(points[:6], draws=199)[0]) == pytest.approx(vars(bare), rel=1e-9)
+    assert found[-2].types == 39 and math.isnan(found[-1].value)
 
 
 @pytest.mark.parametrize("method", ["pearson", "spearman"])

@@ -60,17 +60,27 @@ def _command(result: Result) -> list[str]:
     lines = ["```", *(shlex.join(command) for command in commands if command), "```", ""]
     if any("--resume" in command for command in commands):
         lines += ["The run was interrupted and went on with `--resume`; without it the same command runs it whole.", ""]
-    versions = about.get("versions") or {}
     facts = {"anisoscope": about.get("anisoscope")}
-    facts |= {name: versions.get(name) for name in ("torch", "transformers", "python")}
-    facts |= {"device": about.get("device_name") or about.get("device"), "seconds": _seconds(about)}
+    facts |= {name: _of_models(about, "versions", name) for name in ("torch", "transformers", "python")}
+    facts |= {"device": _of_models(about, "device_name") or about.get("device"), "seconds": _seconds(about)}
     facts |= {"date": _day(about), "status": about.get("status")}
     shown = {name: str(value) for name, value in facts.items() if value}
     return [*lines, *pipes(list(shown), [list(shown.values())]), ""]
 
 
+def _of_models(about: Mapping[str, Any], *path: str) -> str:
+    """An entry of the models, each once, since an arm may have run elsewhere; of the run where they have none."""
+    entries = [*about.get("models", ()), about]
+    for name in path:
+        entries = [entry.get(name) or {} for entry in entries]
+    return listed([str(value) for value in dict.fromkeys(filter(None, entries[:-1]))] or [str(entries[-1] or "")])
+
+
 def _seconds(about: Mapping[str, Any]) -> str:
-    return f"{about['wall_seconds']:,.0f}" if about.get("wall_seconds") else ""
+    """Those of the run; of arms that were trained side by side those of each as well."""
+    arms = [model["seconds"] for model in about.get("models", ()) if model.get("seconds")]
+    whole = f"{about['wall_seconds']:,.0f}" if about.get("wall_seconds") else ""
+    return f"{whole}; each arm {min(arms):,.0f} to {max(arms):,.0f}" if arms else whole
 
 
 def _day(about: Mapping[str, Any]) -> str:

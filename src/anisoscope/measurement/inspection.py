@@ -23,6 +23,7 @@ from anisoscope.metrics.engine.estimation import NEIGHBOUR_BATCH
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.models.forward import evaluating, forward, modalities_of
 from anisoscope.models.load import Loaded
+from anisoscope.models.placement import device_entry
 from anisoscope.models.processor import processor_fingerprint
 from anisoscope.models.source import StoredRows
 from anisoscope.models.tokenizer import tokenizer_fingerprint
@@ -57,7 +58,7 @@ def describe(loaded: Loaded, setup: Setup, key: str) -> Entry:
         "width": _config_size(loaded, "hidden_size"),
         "stacks": stacks,
         "sites": setup.kinds,
-        "device": str(loaded.device),
+        **device_entry(loaded.device),
         "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
         "notes": [*loaded.notes, *setup.notes],
     }

@@ -98,6 +98,16 @@ def _does_not_fit(needed: int, free: int, device: torch.device) -> AnisoscopeErr
     )
 
 
+def device_entry(device: torch.device) -> dict[str, str]:
+    """The entries of run.json that tell a device; a GPU by its name, too.
+
+    >>> device_entry(torch.device("cpu"))
+    {'device': 'cpu'}
+    """
+    named = {"device_name": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {"device": str(device), **named}
+
+
 def free_memory(device: torch.device) -> int:
     """Free bytes on a device; for MPS and the CPU those of the host."""
     if device.type == "cuda":

@@ -190,7 +190,8 @@ class ArmsStudy(Study):
         arm = RunFolder.open(path)
         self.joined.append(arm)
         about = arm.about()
-        self.about["models"] += [{**model, **fields, "key": ""} for model in about.get("models", [])]
+        made = {"seconds": about.get("wall_seconds"), "versions": about.get("versions")}  # it may have run elsewhere
+        self.about["models"] += [{**model, **fields, **made, "key": ""} for model in about.get("models", [])]
         name = fields.get("name") or path.name
         self.about["warnings"] += [f"{name}: {text}" for text in [*about.get("warnings", []), *_unfinished(about)]]
         for part in ("device", "data"):

@@ -32,6 +32,7 @@ from anisoscope.measurement.inspection import modality_words
 from anisoscope.measurement.profile import PeakMemory
 from anisoscope.metrics.engine.metric import STREAM_KINDS
 from anisoscope.models.load import quiet
+from anisoscope.models.placement import device_entry
 from anisoscope.results.folder import RunFolder, replace_file, room_on_disk
 from anisoscope.results.manifest import diverged_loss, new_manifest, outcome
 from anisoscope.results.query import Query, Table
@@ -177,7 +178,7 @@ class TrainingRecord:
             "parameters": sum(p.numel() for p in model.parameters()),
             "layers": self.config.layers,
             "width": self.config.width,
-            "device": str(parameter.device),
+            **device_entry(parameter.device),
             "dtype": str(parameter.dtype).removeprefix("torch."),
         }
         entry |= {"gradients_of": "weighted loss"} if self.watch.get("weighted_gradients") else {}
