@@ -53,6 +53,13 @@ CONTROLS = {"proxy (semi-NMF)": {}, "PCA of that rank": {"proxy": "pca"}, "next 
 FROZEN = {label: {**choice, "fit": "frozen"} for label, choice in CONTROLS.items()}
 FROZEN_NOTE = "Frozen directions were fitted on the first measured steps and kept from then on."
 
+READINGS = {"plain": {"site": "blocks"}, "without the first position": {"site": "blocks", "first": "out"},
+            "standardised": {"site": "blocks", "coordinates": "standardised"},
+            "standardised, without the first position":
+            {"site": "blocks", "coordinates": "standardised", "first": "out"}}  # fmt: skip
+STREAM = {"kind": ["embed", "resid"]}
+SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
+
 TRAINED_TANGENT = (
     learned(),
     over_steps("Enrichment of gradients, times chance", where=ENRICHMENT, rows=SITES),
@@ -78,13 +85,27 @@ RESULTS: dict[str, Declared] = {
         over_steps("Intrinsic dimension (TwoNN)", where={"metric": "two_nn"}, rows=SITES),
     )),
     "real": Declared("What do pretrained models look like?", "tangent.md", (
-        KeyTable("Enrichment of gradients by depth, times chance", ENRICHMENT, SITES, by=("model", "stack")),
-        KeyTable("The same in standardised coordinates", {**ENRICHMENT, "coordinates": "standardised"}, SITES,
+        KeyTable("Enrichment of gradients in the proxy, mean over blocks, times chance", ENRICHMENT, READINGS,
                  by=("model", "stack")),
+        KeyTable("How well the proxy is determined, and the loss", {}, {
+            "proxy stability, mean over blocks": {**PROXY, "metric": "proxy_stability", "site": "blocks"},
+            "loss": {"metric": "probe_loss"}}),
+        KeyTable("SmolLM2 by layer: enrichment in four readings", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
+                 "layer", {words: {key: value for key, value in choice.items() if key != "site"}
+                           for words, choice in READINGS.items()}, most=12),
+        KeyTable("SmolLM2 by layer: share of gradient energy beside controls of the same rank",
+                 {**ENERGY, "model": "SmolLM2-135M", **STREAM}, "layer", CONTROLS, most=12),
+        KeyTable("SmolLM2 and its copies by layer: enrichment", {**ENRICHMENT, "model": SMOLLM2, **STREAM}, "layer",
+                 {"plain": {}, "standardised, without the first position":
+                  {"coordinates": "standardised", "first": "out"}}, most=12),
+        KeyTable("σ₁/Σσ and σ₁²/Σσ² by layer, decoders of words", {"model": [*SMOLLM2, "Gemma-3-270M"], **STREAM},
+                 "layer", {"σ₁/Σσ": {"metric": "svd_ratio"},
+                           "σ₁/Σσ, without the first position": {"metric": "svd_ratio", "first": "out"},
+                           "σ₁²/Σσ²": {"metric": "svd_ratio_squared"},
+                           "σ₁²/Σσ², without the first position": {"metric": "svd_ratio_squared", "first": "out"}},
+                 most=12),
         *(KeyTable(f"{title} by depth", {"metric": metric}, SITES, by=("model", "stack")) for metric, title in
           (("average_cosine", "Average cosine"), ("svd_ratio", "σ₁/Σσ"), ("two_nn", "Intrinsic dimension (TwoNN)"))),
-        KeyTable("σ₁/Σσ without the first position", {"metric": "svd_ratio", "first": "out"}, SITES,
-                 by=("model", "stack")),
     )),
     "shape": Declared("How do dimension and anisotropy change over training and depth?", "shape.md", (
         learned(),

@@ -2,14 +2,15 @@
 
 What is read is watched (`reading`), not declared, so that no rule must be kept in step with claims and figures. Rows
 that nothing reads go, except those without a number, which say what failed; leave-one-fold-out values stay where an
-interval is made of them. Numbers are rounded to 24 binary digits (about seven decimal ones). The verdicts of the
-thinned table must be those of the whole one, or nothing is written.
+interval is made of them. Numbers are rounded to some digits. The verdicts of the thinned table must be those of the
+whole one, or nothing is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from anisoscope.results.folder import MAPPED, RunFolder
 from anisoscope.results.privacy import without_places
 from anisoscope.results.query import SCHEMA, Query, Table
 from anisoscope.view.document import page_document
+from anisoscope.view.sections.findings import leading, measured
 from anisoscope.view.words import number, plural
 from result_pages.judging import is_robust, redraw, write_verdicts
 from result_pages.reading import Reading, numbered, reading
@@ -40,6 +42,8 @@ NUMBERS = ("value", "low", "high", "sd")
 FLAT = "replicates.list.element"
 FILES = {"table.parquet", "verdicts.json", "run.json", "report.html", "figures", "comparison.json", "map.parquet",
          "README.md", "limits.md", "finding.md", "reference"}  # fmt: skip
+PAGE_FILES = ("map.parquet", "comparison.json")  # which only the page reads
+MOST_DIGITS = 7  # of numbers
 MAP_GRID = 2000  # places on each axis of a map
 
 
@@ -47,13 +51,15 @@ MAP_GRID = 2000  # places on each axis of a map
 class Wish:
     """How far to thin.
 
-    Only some steps; without what only the page reads, which is then drawn from the whole table; without verdicts under
-    other choices (`claims --robust`), which read twice as much.
+    Only some steps; without what only the page reads, which is then drawn from the whole table: rows, the map of rows
+    and the parts of verdicts on single seeds; without verdicts under other choices (`claims --robust`), which read
+    twice as much; with so many digits of every number.
     """
 
     steps: tuple[int, ...] = ()
     claims_only: bool = False
     plain: bool = False
+    digits: int = MOST_DIGITS
 
 
 def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen value
@@ -62,15 +68,21 @@ def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen val
     robust = is_robust(result) and not wish.plain
     before = judged(result, robust=robust)
     whole = result.table if not wish.steps else _at_steps(result.table, wish.steps)
-    small = thinned(whole, _watched(result, numbered(whole), wish=wish))
+    small = thinned(whole, _watched(result, numbered(whole), wish=wish), digits=wish.digits)
     after = judged(result, Table(small, result.about), robust=robust)
     _check_same(before, after)
     if wish.claims_only:
         redraw(folder)
     _write(result, small, wish=wish)
-    write_verdicts(folder, after)
+    write_verdicts(folder, _leading_in_full(after) if wish.claims_only else after)
     if not wish.claims_only:
         redraw(folder)
+
+
+def _leading_in_full(verdicts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The verdicts, those on single seeds without their parts."""
+    whole = {id(verdict) for verdict in leading(measured(verdicts))}
+    return [verdict if id(verdict) in whole else {**verdict, "details": {}} for verdict in verdicts]
 
 
 def _at_steps(table: Table, steps: Sequence[int]) -> Table:
@@ -121,28 +133,37 @@ def _gallery_of(name: str, rows: Query) -> Any:
         gallery.results = read  # type: ignore[assignment]
 
 
-def thinned(table: Table, seen: Reading) -> pa.Table:
+def thinned(table: Table, seen: Reading, *, digits: int = MOST_DIGITS) -> pa.Table:
     """The rows that were read, and those without a number; folds where they were read; numbers rounded."""
     unknown = ~np.isfinite(np.asarray(pc.fill_null(table.arrow["value"], np.nan)))
     kept = np.flatnonzero(seen.rows | unknown)
     arrow = table.arrow.take(pa.array(kept))
     folds = pc.if_else(pa.array(seen.folds[kept]), arrow["replicates"].combine_chunks(), pa.scalar(None, _FOLDS))
-    arrow = arrow.set_column(arrow.column_names.index("replicates"), SCHEMA.field("replicates"), _rounded_lists(folds))
+    arrow = arrow.set_column(
+        arrow.column_names.index("replicates"), SCHEMA.field("replicates"), _rounded_lists(folds, digits)
+    )
     for name in NUMBERS:
-        arrow = arrow.set_column(arrow.column_names.index(name), SCHEMA.field(name), _rounded(arrow[name]))
+        arrow = arrow.set_column(arrow.column_names.index(name), SCHEMA.field(name), _rounded(arrow[name], digits))
     return arrow
 
 
 _FOLDS = SCHEMA.field("replicates").type
 
 
-def _rounded(column: Any) -> Any:
-    """Numbers rounded to 24 binary digits, in their former type, which compresses the zeros."""
-    return pc.cast(pc.cast(column, pa.float32(), safe=False), pa.float64())
+def _rounded(column: Any, digits: int) -> Any:
+    """Numbers rounded to as many binary digits as these decimal ones need, which compresses the zeros behind them."""
+    values = np.asarray(pc.fill_null(pc.cast(column, pa.float64()), np.nan))
+    fraction, exponent = np.frexp(values)
+    scale = 2.0 ** math.ceil(digits * math.log2(10))
+    return pa.array(np.ldexp(np.round(fraction * scale) / scale, exponent), mask=np.asarray(pc.is_null(column)))
 
 
-def _rounded_lists(folds: Any) -> Any:
-    return pc.cast(pc.cast(folds, pa.list_(pa.float32()), safe=False), _FOLDS)
+def _rounded_lists(folds: Any, digits: int) -> Any:
+    whole = folds.combine_chunks() if isinstance(folds, pa.ChunkedArray) else folds
+    numbers = _rounded(whole.flatten(), digits)
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(whole), 0))
+    starts = pa.array(np.concatenate([[0], lengths.cumsum()]), pa.int32())
+    return pa.ListArray.from_arrays(starts, numbers, mask=pc.is_null(whole)).cast(_FOLDS)
 
 
 def write_small(arrow: pa.Table, path: Path) -> None:
@@ -168,7 +189,7 @@ def _told(whole: Table, small: pa.Table, wish: Wish) -> str:
     folds = [int(pc.sum(pc.is_valid(column)).as_py()) for column in (whole.arrow["replicates"], small["replicates"])]
     parts = [f"{len(small):,} of {plural(len(whole), 'row')} that verdicts, tables and figures read"]
     parts += [f"at {plural(len(wish.steps), 'step')}"] if wish.steps else []
-    parts += [f"leave-one-fold-out values of {folds[1]:,} of {folds[0]:,} rows", "numbers with seven digits"]
+    parts += [f"leave-one-fold-out values of {folds[1]:,} of {folds[0]:,} rows", f"numbers with {wish.digits} digits"]
     return f"The table is thinned for its size: {', '.join(parts)}. Verdicts are those of the whole table."
 
 
@@ -181,7 +202,7 @@ def _write(result: Result, small: pa.Table, *, wish: Wish) -> None:
     write_small(small, folder / "table.parquet")
     RunFolder(folder).write_about(about | {"thinned": told})
     for path in folder.iterdir():
-        if path.name not in FILES:
+        if path.name not in FILES or (wish.claims_only and path.name in PAGE_FILES):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if (folder / "map.parquet").is_file():
         _thin_map(folder / "map.parquet")
