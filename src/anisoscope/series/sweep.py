@@ -290,13 +290,17 @@ class Sweeper:
         for entry in self._flagged():
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
             remarks = [*entry["flags"], *(note for note in entry.get("notes", []) if note == HEADLESS)]
-            columns = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(remarks)}
+            columns = {"revision": self._revision(entry), "step": entry["step"], "note": "; ".join(remarks)}
             rows.append({**place, **columns, "value": checkpoint_intact(entry["flags"])})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
         fixed = {"run": self.folder.path.name, "data": self.config.data, "seed": self.config.seed, **columns}
         return Table.from_records({**fixed, **row} for row in records)
+
+    def _revision(self, entry: Entry) -> str:
+        """The label of a checkpoint of a series; one model alone has the revision that a profile gives it."""
+        return str(entry["label"] if self.config.series else entry.get("described", {}).get("revision") or "")
 
     def _name(self) -> str:
         """The model's name in the table."""
@@ -388,7 +392,7 @@ class Sweeper:
         entry["notes"] = list(dict.fromkeys([*seen.notes, *found.notes]))
         if (loss := next((row for row in found.records if row["metric"] == "probe_loss"), None)) is not None:
             entry["loss"] = loss.get("low", loss["value"]), seen.vocabulary
-        self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
+        self.tables[key] = self._table(found.records, {"model": name, "revision": self._revision(entry)})
         if seen.sketch is not None:
             replace_file(self._sketch(key), lambda path: torch.save(seen.sketch, path))
         self.kept += 1

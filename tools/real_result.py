@@ -1,0 +1,133 @@
+"""Join the runs of `real_models.py` into one result: table, record, verdicts, page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.engine.claim import verdicts_to_dicts
+from anisoscope.commands.drawing import report_runs
+from anisoscope.results.folder import RunFolder
+from anisoscope.results.manifest import new_manifest
+from anisoscope.results.query import Table
+
+RUN, DIGITS = "real", 7
+COARSE = 5  # digits of replicates, from which intervals of differences are made
+UNREAD = ("average=row", "batches=", "split=")  # variants that neither a claim nor a figure nor a key table reads
+READINGS = ("coordinates=", "first=", "proxy=pca", "control=", "of=")  # left out of single bins of frequency
+BINNED = ("gradient_enrichment", "gradient_p")  # what the claim on bins of frequency reads
+ALIKE = ("gradient_enrichment", "gradient_ratio")  # energies in another unit, which have the replicates themselves
+Records = list[dict[str, Any]]
+
+
+def join(out: Path, target: Path, models: Sequence[Any]) -> None:
+    """Write the result of all complete runs under `out` into the folder `target`."""
+    found = {model.name: arms(out, model.name) for model in models}
+    there = [model for model in models if found[model.name]]
+    records = [row for model in there for row in rows_of(found[model.name])]
+    table = Table.from_records(thinned(records))
+    about = record_of(there, found, skipped=skipped_of(out, models, found))
+    target.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(target)
+    table = Table(table.arrow, about)
+    pq.write_table(table.arrow, target / "table.parquet", compression="zstd", compression_level=19)
+    folder.write_about(about)
+    folder.write_json("verdicts.json", judged(folder.table()))
+    report_runs([target])
+
+
+def judged(table: Table) -> Records:
+    """Verdicts on every claim for which some model of the table has what it needs."""
+    names = [name for name, each in claims().items() if each.metrics[0] in table.metrics]
+    verdicts = verdicts_to_dicts(evaluate_claims(table, names))
+    asked = {each["claim"] for each in verdicts if not (each.get("details") or {}).get("missing")}
+    return [each for each in verdicts if each["claim"] in asked]
+
+
+def arms(out: Path, name: str) -> list[RunFolder]:
+    """The complete runs of a model: its profile first."""
+    folders = [RunFolder(out / "arms" / f"{name}-{kind}") for kind in ("profile", "tangent")]
+    return [each for each in folders if (each.path / "run.json").is_file() and each.about()["status"] == "complete"]
+
+
+def rows_of(folders: Sequence[RunFolder]) -> Records:
+    """Rows of a profile, and of a tangent study those of other metrics: both measure the same contexts."""
+    records: Records = []
+    for folder in folders:
+        before = {row["metric"] for row in records}
+        records += [{**row, "run": RUN} for row in folder.table().records() if row["metric"] not in before]
+    return records
+
+
+def thinned(records: Iterable[Mapping[str, Any]]) -> Records:
+    """Rows that are read, rounded."""
+    return [_rounded(row) for row in records if _read(row)]
+
+
+def _read(row: Mapping[str, Any]) -> bool:
+    variant, group = row["variant"] or "", row["group"] or ""
+    if row["head"] is not None or any(word in variant for word in UNREAD) or group.startswith("target:"):
+        return False
+    binned = group.startswith("frequency:")
+    return not binned or (row["metric"] in BINNED and not any(word in variant for word in READINGS))
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {name: _short(row[name]) for name in ("value", "low", "high", "sd")}
+    parts = row.get("replicates")
+    if parts is not None:
+        needed = row["metric"] not in ALIKE or row["group"]
+        parts = [_short(each, COARSE) for each in parts] if needed else None
+    return {**row, **numbers, "replicates": parts}
+
+
+def _short(value: float | None, digits: int = DIGITS) -> float | None:
+    return value if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def record_of(models: Sequence[Any], found: Mapping[str, list[RunFolder]], *, skipped: Records) -> dict[str, Any]:
+    """run.json of the result: where each model is from, what it read, how long it took, and what was noted."""
+    config = {"models": [model.name for model in models]}
+    command = ["python", "tools/real_models.py", "runs/real", "--join", "docs/results/real"]
+    about = new_manifest(config, command=command, seed=0, old={}, kind="study", study=RUN)
+    about |= {"status": "complete", "skipped": skipped, "runs": []}
+    for model in models:
+        abouts = [folder.about() for folder in found[model.name]]
+        about["models"].append(_entry(model, abouts))
+        about["runs"] += [_run(folder) for folder in found[model.name]]
+        notes = dict.fromkeys(text for each in abouts for text in each.get("warnings", []))
+        about["warnings"] += [text if text.startswith(model.name) else f"{model.name}: {text}" for text in notes]
+    about["wall_seconds"] = round(sum(run["wall_seconds"] for run in about["runs"]), 1)
+    about["started"] = min(run["started"] for run in about["runs"])
+    return about | {"device": "cpu"}
+
+
+def _entry(model: Any, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A model in the record: the entry of its profile, what its gradients are of, and its source."""
+    entry: dict[str, Any] = {}
+    for about in reversed(abouts):
+        entry |= {name: value for name, value in (about.get("models") or [{}])[0].items() if value not in (None, "")}
+    data = next((each["data"] for each in reversed(abouts) if isinstance(each.get("data"), dict)), {})
+    data = entry.get("data") or data
+    kept = {"name": model.name, "key": "", "source": model.source, "loss": model.loss}
+    return entry | kept | {"data": {**data, "name": model.data}, "notes": []}  # notes are warnings of the result
+
+
+def _run(folder: RunFolder) -> dict[str, Any]:
+    about = folder.about()
+    names = ("kind", "command", "started", "wall_seconds", "code", "versions")
+    return {"name": folder.path.name, **{name: about.get(name) for name in names}}
+
+
+def skipped_of(out: Path, models: Sequence[Any], found: Mapping[str, list[RunFolder]]) -> Records:
+    """Models without a run, with the reason that was noted."""
+    path = out / "skipped.json"
+    reasons = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    absent = [model.name for model in models if not found[model.name]]
+    return [{"model": name, "reason": reasons.get(name, "not measured")} for name in absent]
