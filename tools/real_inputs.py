@@ -88,7 +88,16 @@ def linked(path: Path, target: Path) -> Path:
     for file in [*path.iterdir(), *(each for each in above if each.is_file())]:
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file)
+    _typed(target / "config.json")
     return target
+
+
+def _typed(config: Path) -> None:
+    """Configurations of early versions of transformers do not say their type; those of our packages are BERT's."""
+    said = json.loads(config.read_text(encoding="utf-8"))
+    if "model_type" not in said:
+        config.unlink()
+        config.write_text(json.dumps(said | {"model_type": "bert"}), encoding="utf-8")
 
 
 def joined_parts(names: Iterable[str], target: Path) -> Path:

