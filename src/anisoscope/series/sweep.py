@@ -29,7 +29,7 @@ from anisoscope.models.source import parse_model
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
+from anisoscope.results.manifest import gravest_first, new_manifest, outcome, wrong_loss
 from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
@@ -232,7 +232,8 @@ class Sweeper:
         if done:
             learned = not self.config.random_init and done[-1]["step"] != 0
             wrong = wrong_loss(*done[-1]["loss"]) if learned and "loss" in done[-1] else []
-            self.about["warnings"] = [*(f"{done[-1]['label']}: {words}" for words in wrong), *self.about["warnings"]]
+            warnings = [*(f"{done[-1]['label']}: {words}" for words in wrong), *self.about["warnings"]]
+            self.about["warnings"] = gravest_first(warnings)
             described = done[0]["described"]
             self.about["models"] = [described | {"notes": [*wrong, *described["notes"]]}]
             self.about["device"] = done[-1]["device"]
