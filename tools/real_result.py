@@ -61,7 +61,8 @@ def rows_of(folders: Sequence[RunFolder]) -> Records:
     records: Records = []
     for folder in folders:
         before = {row["metric"] for row in records}
-        records += [{**row, "run": RUN} for row in folder.table().records() if row["metric"] not in before]
+        fresh = [row for row in folder.table().records() if row["metric"] not in before]
+        records += [{**row, "run": RUN, "revision": ""} for row in fresh]
     return records
 
 
