@@ -29,6 +29,7 @@ SMILES = (
     r"|\||\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9])"
 )
 CHAINS = 2000
+LETTERS = 1200  # of an article that is one document
 CROP = 224  # side of the pieces that photographs are cut into
 PICTURES = (
     "astronaut",
@@ -240,13 +241,17 @@ def english(source: Path, places: Places, *, megabytes: int = 8) -> Path:
     return places.out / "data/enwik8"
 
 
-def chats(text: Path, target: Path, *, letters: int = 1200) -> Path:
-    """The same articles as answers in the form of a chat: a question by the title, and the beginning of the article."""
+def beginnings(text: Path, target: Path, *, form: str = "{1}") -> Path:
+    """The beginning of every article as a document of its own, so that contexts are of many articles."""
     titles = (text / "enwik8.titles").read_text(encoding="utf-8").splitlines()
     articles = (text / "enwik8.txt").read_text(encoding="utf-8").split("\n\n\n")
+    return write_records(target, (form.format(t, a[:LETTERS]) for t, a in zip(titles, articles, strict=True)))
+
+
+def chats(text: Path, target: Path) -> Path:
+    """The same beginnings as answers in the form of a chat, after a question by the title."""
     form = "<|im_start|>user\nTell me about {}.<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
-    pairs = zip(titles, articles, strict=True)
-    return write_records(target, (form.format(title, article[:letters]) for title, article in pairs))
+    return beginnings(text, target, form=form)
 
 
 def reactions(places: Places) -> Path:

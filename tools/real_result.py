@@ -124,6 +124,7 @@ def _entry(model: Any, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         entry |= {name: value for name, value in (about.get("models") or [{}])[0].items() if value not in (None, "")}
     data = next((each["data"] for each in reversed(abouts) if isinstance(each.get("data"), dict)), {})
     data = entry.get("data") or data
+    entry.setdefault("fingerprint", model.source)  # which tells that weights were loaded
     kept = {"name": model.name, "key": "", "source": model.source, "loss": model.loss}
     return entry | kept | {"data": {**data, "name": model.data}, "notes": []}  # notes are warnings of the result
 
