@@ -110,8 +110,8 @@ def record_of(models: Sequence[Any], found: Mapping[str, list[RunFolder]], *, sk
         abouts = [folder.about() for folder in found[model.name]]
         about["models"].append(_entry(model, abouts))
         about["runs"] += [_run(folder) for folder in found[model.name]]
-        notes = dict.fromkeys(text for each in abouts for text in each.get("warnings", []))
-        about["warnings"] += [text if text.startswith(model.name) else f"{model.name}: {text}" for text in notes]
+        said = [text.removeprefix(f"{model.name}: ") for each in abouts for text in each.get("warnings", [])]
+        about["warnings"] += [f"{model.name}: {text}" for text in dict.fromkeys(said)]
     about["wall_seconds"] = round(sum(run["wall_seconds"] for run in about["runs"]), 1)
     about["started"] = min(run["started"] for run in about["runs"])
     return about | {"device": "cpu"}
@@ -131,7 +131,7 @@ def _entry(model: Any, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _run(folder: RunFolder) -> dict[str, Any]:
     about = folder.about()
-    names = ("kind", "command", "started", "wall_seconds", "code", "versions")
+    names = ("command", "started", "wall_seconds", "code", "versions")
     return {"name": folder.path.name, **{name: about.get(name) for name in names}}
 
 
