@@ -72,9 +72,9 @@ def rows_of(folders: Sequence[RunFolder]) -> Records:
 
 
 def thinned(records: Iterable[Mapping[str, Any]], model: Any) -> Records:
-    """Rows that are read, rounded, under the name of the model."""
+    """Rows that are read, rounded, under the names of the model and its data."""
     kept = [row for row in records if _read(row) and (not model.lean or row["metric"] in LEAN)]
-    return [{**_rounded(row), "model": model.name} for row in kept]
+    return [{**_rounded(row), "model": model.name, "data": model.data} for row in kept]
 
 
 def _read(row: Mapping[str, Any]) -> bool:
