@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from anisoscope.results.query import Table
 RUN, DIGITS = "real", 7
 COARSE = 5  # digits of replicates, from which intervals of differences are made
 UNREAD = ("average=row", "batches=", "split=")  # variants that neither a claim nor a figure nor a key table reads
-READINGS = ("coordinates=", "first=", "proxy=pca", "control=", "of=")  # left out of single bins of frequency
-BINNED = ("gradient_enrichment", "gradient_p")  # what the claim on bins of frequency reads
+BINS = ("frequency:", "target:")  # groups by frequencies of the probe, which are not those of the training
+KINDS = ("query", "key")  # sites, and metrics, that no claim of this result reads
+UNASKED = ("rogue_share", "effective_rank", "stable_rank")
 BOTH = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", "proxy_stability")  # of PCA, too
 LEAN = (*BOTH, "probe_loss", "average_cosine", "svd_ratio", "svd_ratio_squared", "drift", "explained_by_drift")
-ALIKE = ("gradient_enrichment", "gradient_ratio")  # energies in another unit, which have the replicates themselves
-SHOWN = ("hero", "modalities")  # figures that stay as SVG
+# energies in another unit, which have the replicates themselves, and what no claim compares
+ALIKE = ("gradient_enrichment", "gradient_ratio", "relative_drift", "mean_norm", "iso_score", "participation_ratio")
+SHOWN = ("hero",)  # figures that stay as SVG
 Records = list[dict[str, Any]]
 
 
@@ -41,6 +44,7 @@ def join(out: Path, target: Path, models: Sequence[Any]) -> None:
     pq.write_table(table.arrow, target / "table.parquet", compression="zstd", compression_level=19)
     folder.write_about(about)
     folder.write_json("verdicts.json", judged(folder.table()))
+    shutil.rmtree(target / "figures", ignore_errors=True)  # of an earlier join
     report_runs([target])
     for drawn in target.glob("figures/*.svg"):  # each is a PDF, too, and on the page
         if drawn.stem not in SHOWN:
@@ -52,7 +56,16 @@ def judged(table: Table) -> Records:
     names = [name for name, each in claims().items() if each.metrics[0] in table.metrics]
     verdicts = verdicts_to_dicts(evaluate_claims(table, names))
     asked = {each["claim"] for each in verdicts if each["effect"] is not None}
-    return [each for each in verdicts if each["claim"] in asked]
+    return [_shortened(each) for each in verdicts if each["claim"] in asked]
+
+
+def _shortened(value: Any) -> Any:
+    """Numbers of nested records with as many digits as the table has."""
+    if isinstance(value, dict):
+        return {name: _shortened(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shortened(each) for each in value]
+    return _short(value) if isinstance(value, float) else value
 
 
 def arms(out: Path, name: str) -> list[RunFolder]:
@@ -79,20 +92,18 @@ def thinned(records: Iterable[Mapping[str, Any]], model: Any) -> Records:
 
 def _read(row: Mapping[str, Any]) -> bool:
     variant, group = row["variant"] or "", row["group"] or ""
-    if row["head"] is not None or any(word in variant for word in UNREAD) or group.startswith("target:"):
+    if row["head"] is not None or any(word in variant for word in UNREAD) or group.startswith(BINS):
         return False
-    if "proxy=pca" in variant and row["metric"] not in BOTH:
+    if row["kind"] in KINDS or row["metric"] in UNASKED:
         return False
-    binned = group.startswith("frequency:")
-    return not binned or (row["metric"] in BINNED and not any(word in variant for word in READINGS))
+    return "proxy=pca" not in variant or row["metric"] in BOTH
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {name: _short(row[name]) for name in ("value", "low", "high", "sd")}
     parts = row.get("replicates")
     if parts is not None:
-        needed = row["metric"] not in ALIKE or row["group"]
-        parts = [_short(each, COARSE) for each in parts] if needed else None
+        parts = None if row["metric"] in ALIKE else [_short(each, COARSE) for each in parts]
     return {**row, **numbers, "replicates": parts}
 
 
