@@ -147,8 +147,8 @@ def _run(folder: RunFolder) -> dict[str, Any]:
 
 
 def skipped_of(out: Path, models: Sequence[Any], found: Mapping[str, list[RunFolder]]) -> Records:
-    """Models without a run, with the reason that was noted."""
+    """Models without a run, or without gradients though they have a loss, with the reason that was noted."""
     path = out / "skipped.json"
     reasons = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    absent = [model.name for model in models if not found[model.name]]
+    absent = [model.name for model in models if len(found[model.name]) < (2 if model.loss else 1)]
     return [{"model": name, "reason": reasons.get(name, "not measured")} for name in absent]
