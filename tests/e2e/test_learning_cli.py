@@ -84,6 +84,15 @@ def test_tangent_of_one_checkpoint_and_its_claims(trained: Path, command: Comman
     assert found.code == 0 and json.loads(found.out)[0]["claim"] == "tangent_energy"
 
 
+def test_tangent_and_profile_of_one_model_are_of_one_model(trained: Path, command: Command, tmp_path: Path) -> None:
+    model = trained / "checkpoints" / "checkpoint-4"
+    look = [word for word in LOOK if word not in ("--draws", 49)]
+    assert command("tangent", model, *LOOK, "--preset", "light", "--out", tmp_path / "one").code == 0
+    assert command("profile", model, *look, "--metrics", "drift", "--out", tmp_path / "two").code == 0
+    named = [RunFolder.open(tmp_path / each).table() for each in ("one", "two")]
+    assert set(named[0]["revision"]) == set(named[1]["revision"]), "a page of both would show two models"
+
+
 @pytest.mark.slow
 def test_the_study_trains_its_arms_and_ends_with_verdicts(command: Command, tmp_path: Path) -> None:
     options = ("--arms", "decoder,encoder", "--steps", 4, "--layers", 2, "--width", 32, "--context", 32)

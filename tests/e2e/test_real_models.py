@@ -265,3 +265,17 @@ def test_the_tangent_study_of_real_encoder_weights_tells_masked_rows_apart(comma
     table = RunFolder.open(tmp_path / "run").table().where(metric="gradient_energy", layer=6)
     groups = set(table.arrow["group"].to_pylist())
     assert {"", "masked", "unmasked"} <= groups, "one shared layer, twelve sites, masked and unmasked rows apart"
+
+
+def test_tangent_says_like_profile_that_many_tokens_are_unknown(command: Command, tmp_path: Path) -> None:
+    """The vocabulary of RXNMapper has atoms, which WordPiece does not find in reactions written without spaces."""
+    model = package("rxnmapper", "models", "transformers", "albert_heads_8_uspto_all_1310k")
+    (tmp_path / "text.txt").write_text(
+        "\n".join(f"CC({'=O' * (i % 7)})CC {i}".replace("", " ", i % 5) for i in range(400))
+    )
+    words = ("--data", tmp_path / "text.txt", "--tokens", 1200, "--context", 32)
+    for kind, more in (("profile", ("--metrics", "drift")), ("tangent", ("--draws", 49, "--preset", "light"))):
+        done = command(kind, model, *words, *more, "--out", tmp_path / kind)
+        assert done.code == 0, done.err
+        warnings = RunFolder.open(tmp_path / kind).about()["warnings"]
+        assert any("tokenizer has no word for" in warning for warning in warnings), kind

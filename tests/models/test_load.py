@@ -232,3 +232,11 @@ def test_a_tokenizer_one_folder_up_is_found_where_it_has_a_word_for_each_id(tmp_
     assert found.modality.name == "characters" and any("folder above, 'models'" in note for note in found.notes)
     with pytest.raises(AnisoscopeError, match="comes without a tokenizer"):
         load_model(str(tmp_path / "models" / "other"), device="cpu")
+
+
+def test_a_vocabulary_of_letters_beside_the_weights_gives_a_token_for_each_letter(tmp_path: Path) -> None:
+    saved(tmp_path / "protein", BERT)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY"]
+    (tmp_path / "protein" / "vocab.txt").write_text("\n".join(words))
+    tokenizer = load(tmp_path / "protein", tokenizer=None).tokenizer
+    assert tokenizer("EVQL", add_special_tokens=False)["input_ids"] == [words.index(letter) for letter in "EVQL"]

@@ -202,3 +202,18 @@ def test_a_page_of_nothing_but_a_loop_is_drawn(chromium: Any, tmp_path: Path) ->
     empty = "[...document.querySelectorAll('.plot')].filter(p => p.data && !p.data.length).length"
     assert page.evaluate(empty) == 0
     context.close()
+
+
+@pytest.mark.parametrize("models", [4, 5, 16])
+def test_verdicts_of_several_models_stay_inside_the_page(chromium: Any, tmp_path: Path, models: int) -> None:
+    subjects = [f"Family-{number}35M" for number in range(models)]
+    names = ("tangent_energy", "bell_shaped")
+    verdicts = [verdict(name, subject, "undecided") for name in names for subject in subjects]
+    table = training_table(steps=STEPS, layers=3)
+    path = write_report(tmp_path, [RunView(table, table.about, verdicts=verdicts)])
+    page = chromium.new_page(viewport=SCREEN)
+    page.goto(path.as_uri())
+    inside = "(() => { const a = document.querySelector('.verdict-grid'), b = a.parentElement;"
+    width = page.evaluate(f"{inside} return [a.scrollWidth, b.clientWidth] }})()")
+    page.close()
+    assert width[0] <= width[1], "the last column is cut off"

@@ -34,6 +34,7 @@ from anisoscope.models.forward import evaluating, input_device
 from anisoscope.models.load import Loaded
 from anisoscope.models.processor import longest, picture_inputs, sampling_rate, sound_inputs
 from anisoscope.option import Progress
+from anisoscope.results.manifest import WRONG_TEXT
 from anisoscope.results.modality import IMAGES_DATA, SOUNDS_DATA, TEXT_DATA
 from anisoscope.results.privacy import placeless
 
@@ -41,6 +42,8 @@ DEFAULT_CONTEXT = 512
 _OPTIONS = {"special": "--skip-special", "first": "--skip-first", "text_field": "--text-field"}
 _FILMS = ("num_frames", "frames_per_clip", "tubelet_size")  # configuration fields that only video models have
 EMBEDDED_CLASSES = {SOUNDS_DATA: [f"vowel-{i}" for i in range(CLASSES)], IMAGES_DATA: sorted(SHAPES)}
+_MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
+_MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
 _WAITING = 8  # batches' worth of contexts that may be held back to be batched with others of their shape
 
 
@@ -96,6 +99,17 @@ class Feed(ABC):
             return []
         units = self.loaded.modality.units
         return [f"the data ended after {self.tokens:,} of the {self.config.tokens:,} {units} asked for"]
+
+    def unknown_notes(self) -> list[str]:
+        """The warning about tokens that the tokenizer has no word for, where they are many."""
+        share = self.unknown / self.tokens if self.tokens else 0.0
+        if share > _MOSTLY_UNKNOWN:  # the most important note
+            return [
+                f"{WRONG_TEXT}its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
+                "unknown token and not a text; give what the model was made for with --data"
+            ]
+        many = share > _MANY_UNKNOWN
+        return [f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?"] if many else []
 
 
 @dataclass

@@ -44,7 +44,7 @@ from anisoscope.models.source import parse_model, stored_rows
 from anisoscope.numerics.neighbours import nearest
 from anisoscope.option import Progress, refuse_idle
 from anisoscope.results.folder import RunFolder, slug
-from anisoscope.results.manifest import WRONG_TEXT, gravest_first, new_manifest, outcome
+from anisoscope.results.manifest import gravest_first, new_manifest, outcome
 from anisoscope.results.query import Table
 
 LONGEST = 100  # characters of a model's name in file names, whose length file systems limit
@@ -55,8 +55,6 @@ OF_MODELS = (
     *("attention_rows", "trust_remote_code", "random_init", "device", "memory_mb"),
 )
 _SAVE_EVERY = 30.0  # least seconds between saves of an unfinished pass
-_MANY_UNKNOWN = 0.1  # share of unknown tokens above which the text is probably not the model's
-_MOSTLY_UNKNOWN = 0.5  # above which the rows are mostly one token at different positions
 
 
 def _highest() -> int:
@@ -402,16 +400,7 @@ class ModelPasses:
         entry["dropped"] |= {"padding": feed.padding}
         if self.config.special == "out":
             entry["dropped"] |= {"special": feed.special}
-        notes = [*entry["notes"], *feed.notes(), *self.setup.notes]
-        share = feed.unknown / feed.tokens if feed.tokens else 0.0
-        if share > _MOSTLY_UNKNOWN:  # the most important note
-            notes.insert(
-                0,
-                f"{WRONG_TEXT}its tokenizer has no word for {share:.0%} of the tokens, so these numbers describe the "
-                "unknown token and not a text; give what the model was made for with --data",
-            )
-        elif share > _MANY_UNKNOWN:
-            notes.insert(0, f"the tokenizer has no word for {share:.0%} of the tokens: is this the right text?")
+        notes = [*feed.unknown_notes(), *entry["notes"], *feed.notes(), *self.setup.notes]
         entry["notes"] = gravest_first(list(dict.fromkeys(notes)))
 
     def _measure(self, work: _Pass, before: Records) -> tuple[Records, dict[str, Any]]:

@@ -113,6 +113,9 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     options |= {} if gguf_file is None else {"gguf_file": gguf_file}
+    if _of_letters(path / "vocab.txt") and not (path / "tokenizer.json").exists():
+        notes.append("the tokenizer was read from vocab.txt, which has letters alone: each is a token")
+        return tokenizer_from_file(path / "vocab.txt")
     tokenizer = None
     # all of these errors mean that there is no usable tokenizer; the caller reports it or uses bytes with a note
     with contextlib.suppress(OSError, ValueError, ImportError, KeyError, TypeError, AttributeError):
@@ -169,10 +172,18 @@ def tokenizer_from_file(path: Path) -> Any:
         raise AnisoscopeError(
             f"{str(path)!r} is no WordPiece vocabulary: it lacks one of [UNK], [CLS], [SEP], [PAD], [MASK]."
         )
-    if all(len(word) == 1 for word in words if not word.startswith("[")):  # protein sequences have no spaces
+    if _of_letters(path):  # protein sequences have no spaces
         inner, letters = tokenizer.backend_tokenizer, pre_tokenizers.Split(Regex("."), "isolated")
         inner.pre_tokenizer = pre_tokenizers.Sequence([inner.pre_tokenizer, letters])
     return tokenizer
+
+
+def _of_letters(path: Path) -> bool:
+    """Whether a vocab.txt has single letters alone, beside special tokens; False where there is none."""
+    if not path.is_file():
+        return False
+    words = path.read_text(encoding="utf-8").splitlines()
+    return all(len(word) == 1 for word in words if not word.startswith("["))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -107,7 +107,7 @@ class CheckpointMeasurer:
             result.records = [{**row, "step": step} for row in result.records]
             result.records += self._loss(loaded, step, feed, result)
         result.data = feed.about()
-        alone.notes.append(feed.notes())
+        alone.notes.append([*feed.unknown_notes(), *feed.notes()])
         alone.counts = self.counts
         if self.row_map is not None:
             self.row_map.close(step or 0, tokenizer=loaded.tokenizer)

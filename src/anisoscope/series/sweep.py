@@ -29,7 +29,7 @@ from anisoscope.models.source import parse_model
 from anisoscope.monitor.sink import MonitorStore, ResultSink, in_order, send
 from anisoscope.option import Progress
 from anisoscope.results.folder import RunFolder, replace_file
-from anisoscope.results.manifest import new_manifest, outcome, wrong_loss
+from anisoscope.results.manifest import gravest_first, new_manifest, outcome, wrong_loss
 from anisoscope.results.privacy import placeless
 from anisoscope.results.query import Table
 from anisoscope.series import SweepConfig, discovery, integrity
@@ -232,7 +232,8 @@ class Sweeper:
         if done:
             learned = not self.config.random_init and done[-1]["step"] != 0
             wrong = wrong_loss(*done[-1]["loss"]) if learned and "loss" in done[-1] else []
-            self.about["warnings"] = [*(f"{done[-1]['label']}: {words}" for words in wrong), *self.about["warnings"]]
+            warnings = [*(f"{done[-1]['label']}: {words}" for words in wrong), *self.about["warnings"]]
+            self.about["warnings"] = gravest_first(warnings)
             described = done[0]["described"]
             self.about["models"] = [described | {"notes": [*wrong, *described["notes"]]}]
             self.about["device"] = done[-1]["device"]
@@ -290,13 +291,17 @@ class Sweeper:
         for entry in self._flagged():
             place = {"metric": "checkpoint", "variant": "", "group": "", "kind": "training", "stack": "single"}
             remarks = [*entry["flags"], *(note for note in entry.get("notes", []) if note == HEADLESS)]
-            columns = {"revision": entry["label"], "step": entry["step"], "note": "; ".join(remarks)}
+            columns = {"revision": self._revision(entry), "step": entry["step"], "note": "; ".join(remarks)}
             rows.append({**place, **columns, "value": checkpoint_intact(entry["flags"])})
         return self._table(rows, {"model": self._name()})
 
     def _table(self, records: Sequence[dict[str, Any]], columns: dict[str, Any]) -> Table:
         fixed = {"run": self.folder.path.name, "data": self.config.data, "seed": self.config.seed, **columns}
         return Table.from_records({**fixed, **row} for row in records)
+
+    def _revision(self, entry: Entry) -> str:
+        """The label of a checkpoint of a series; one model alone has the revision that a profile gives it."""
+        return str(entry["label"] if self.config.series else entry.get("described", {}).get("revision") or "")
 
     def _name(self) -> str:
         """The model's name in the table."""
@@ -388,7 +393,7 @@ class Sweeper:
         entry["notes"] = list(dict.fromkeys([*seen.notes, *found.notes]))
         if (loss := next((row for row in found.records if row["metric"] == "probe_loss"), None)) is not None:
             entry["loss"] = loss.get("low", loss["value"]), seen.vocabulary
-        self.tables[key] = self._table(found.records, {"model": name, "revision": checkpoint.label})
+        self.tables[key] = self._table(found.records, {"model": name, "revision": self._revision(entry)})
         if seen.sketch is not None:
             replace_file(self._sketch(key), lambda path: torch.save(seen.sketch, path))
         self.kept += 1

@@ -32,7 +32,7 @@ PAPERS = {
 }
 OTHERS = "Beside the papers"
 TOGETHER = "together"  # the column of subjects that only one claim speaks of
-WORDED, BESIDE = 5, 14  # columns with which a badge has its word; columns of a grid that fits beside the hero
+WORDED, BESIDE = 4, 14  # columns with which a badge has its word; columns of a grid that fits beside the hero
 MISSING = ("not measured", "–")
 ARXIV = re.compile(r"\d{4}\.\d{5}")
 
