@@ -187,6 +187,7 @@ RESULTS: dict[str, Declared] = {
 
 # What was learned that the papers do not say, on the summary page; numbers are looked up (`placeholders`).
 _MIDDLE = 'model=decoder proxy=semi_nmf rank=any fit=refit site="middle block"'
+_REAL = "metric=gradient_enrichment proxy=semi_nmf rank=any fit=refit site=blocks"
 _COSINE = "metric=average_cosine site=blocks"
 LEARNED: tuple[str, ...] = (
     "Gradients go where activations point only once a model learns, and then less and less: after the middle block of "
@@ -208,10 +209,13 @@ LEARNED: tuple[str, ...] = (
     f"({{{{sharpness {_COSINE} model=softmax-6x256 | peak}}}}), and ends at "
     f"{{{{sharpness {_COSINE} model=uniform-6x256 step=last | 2}}}} and "
     f"{{{{sharpness {_COSINE} model=softmax-6x256 step=last | 2}}}}.",
-    "What is left of anisotropy at the end differs by modality more than by attention: "
-    f"{{{{inherent {_COSINE} model=convolution step=last | 2}}}} in a convolutional network, "
-    f"{{{{inherent {_COSINE} model=vision step=last | 2}}}} in a transformer on the same pictures, "
-    f"{{{{inherent {_COSINE} model=speech step=last | 2}}}} in speech ([inherent](inherent/README.md)).",
+    "In finished models gradients lie in the large directions of the activations by little or by much: "
+    f"{{{{real {_REAL} model=SmolLM2-135M | 2}}}} times chance in SmolLM2, "
+    f"{{{{real {_REAL} model=IgLM | 2}}}} in IgLM, {{{{real {_REAL} model=RXNFP-1-pretrained | 2}}}} in RXNFP, mean "
+    "over blocks; rounding the weights of SmolLM2 once more to four bits leaves "
+    f"{{{{real {_REAL} model=SmolLM2-135M-rounded | 2}}}}; and its bell of σ₁/Σσ over depth is its first position "
+    "(largest value of a block {{real metric=svd_ratio model=SmolLM2-135M site=blocks | most}}, without that position "
+    "{{real metric=svd_ratio model=SmolLM2-135M site=blocks first=out | most}}; [real](real/README.md)).",
     "Frequent tokens need not be the narrow ones: in a pretrained model rows of frequent types spread more than those "
     "of rare ones (β is {{curvature metric=frequency_beta from=measured used=1 | interval}}), so that drawing tokens "
     "by frequency shows more curvature, not less; and whether frequent types are pinned depends on the optimiser "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 LINK = re.compile(r"^.*(?= \[How it was made\]\(docs/results/([a-z]+)/README\.md\)$)", re.MULTILINE)
-PICTURE = re.compile(r"docs/figures/gallery/([a-z-]+)\.svg")
+PICTURE = re.compile(r'src="docs/figures/gallery/([a-z-]+)\.svg"')  # not that of the dark theme
 
 
 def front_page(text: str) -> str:

@@ -18,6 +18,7 @@ from anisoscope.results.quantity import FEWEST_SEEDS
 from anisoscope.view.headline import headline
 from anisoscope.view.sections.findings import status_counts, unmeasured
 from anisoscope.view.words import listed, plural, shortened
+from result_pages.chosen_rows import BLOCKS
 from result_pages.declared import RESULTS, Declared
 from result_pages.key_table import markdown, pipes
 from result_pages.placeholders import NotInTable, effect_words, filled_in
@@ -149,7 +150,8 @@ def _sizes(result: Result) -> list[str]:
     told = [plural(len(table), "row") + " in the table"]
     if steps := table.steps:
         told.append(f"measured at {plural(len(steps), 'step')}: {', '.join(f'{step:,}' for step in steps)}")
-    counts = [int(n) for n in result.rows.where(group="").values("contexts") if n]
+    streams = result.rows.where(group="", kind=["embed", *BLOCKS], of=None)  # those of tables count types
+    counts = [int(n) for n in streams.values("contexts") if n]
     told += [f"values rest on up to {plural(max(counts), 'context')}"] if counts else []
     if seeds := table.unique("seed"):
         told.append(f"seeds {', '.join(map(str, seeds))}")

@@ -80,9 +80,14 @@ def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen val
 
 
 def _leading_in_full(verdicts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The verdicts, those on single seeds without their parts."""
+    """The verdicts, those on single seeds without their parts: what is a word or a number stays."""
     whole = {id(verdict) for verdict in leading(measured(verdicts))}
-    return [verdict if id(verdict) in whole else {**verdict, "details": {}} for verdict in verdicts]
+    return [verdict if id(verdict) in whole else {**verdict, "details": _flat(verdict)} for verdict in verdicts]
+
+
+def _flat(verdict: dict[str, Any]) -> dict[str, Any]:
+    details = verdict.get("details") or {}
+    return {name: value for name, value in details.items() if not isinstance(value, dict | list)}
 
 
 def _at_steps(table: Table, steps: Sequence[int]) -> Table:
