@@ -208,10 +208,11 @@ def rows_seen(table: Table) -> dict[str, int]:
     """The largest numbers of rows and contexts of any site of the stream, for run.json; {} without rows.
 
     >>> row = {"metric": "drift", "kind": "resid", "layer": 1, "value": 1.0, "n": 64, "contexts": 4}
-    >>> rows_seen(Table.from_records([row, {**row, "n": 9}, {**row, "kind": "training", "n": 99}]))
+    >>> types = {**row, "variant": "of=update", "contexts": 99}  # of the embedding table, whose units are types
+    >>> rows_seen(Table.from_records([row, {**row, "n": 9}, types, {**row, "kind": "training", "n": 99}]))
     {'row_count': 64, 'contexts': 4}
     """
-    stream = Query(table).where(kind=STREAM_KINDS, head=None)
+    stream = Query(table).where(kind=STREAM_KINDS, head=None, of=None)
     counts = {"row_count": stream.numbers("n"), "contexts": stream.numbers("contexts")}
     return {name: int(np.nanmax(numbers)) for name, numbers in counts.items() if (numbers > 0).any()}
 
