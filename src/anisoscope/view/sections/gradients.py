@@ -91,7 +91,7 @@ class Gradients:
     def __init__(self, rows: TrainingRows, catalogue: Catalogue, detail: Detail = DETAILS[0]) -> None:
         self.rows, self.catalogue, self.detail = rows, catalogue, detail
         self.time = figure.Time.of(rows.steps)
-        self.left_out: dict[str, str] = {}
+        self.left_out, self.proxies = dict[str, str](), cache(self._proxies)  # proxies are asked for every line
         self.rank, self.proxy = self._main("rank", ("16",)), self._main("proxy", ("semi_nmf", "pca"))
         self.chances = {subject.index: self._chance(subject) for subject in rows.subjects}
 
@@ -148,7 +148,7 @@ class Gradients:
         shown = limited(readings_of(keys), self.detail.readings, "ways to fit and average", **look)
         return Options(shown, choice("Proxy", map(reading_words, shown)))
 
-    def proxies(self, metric: str) -> list[str]:
+    def _proxies(self, metric: str) -> list[str]:
         """The proxies of a metric, the main one last, so that it is drawn on top."""
         others = {options_of(key.variant).get("proxy", "") for key in self.keys([metric])} - {"", self.proxy}
         return [*sorted(others, key=lambda proxy: (proxy == "pca", proxy)), self.proxy]
