@@ -206,3 +206,16 @@ def test_contexts_of_a_token_classifier_are_told_apart_by_their_text_not_by_thei
     labels = torch.where(hidden, ids, -100)
     masked = {"input_ids": ids.masked_fill(hidden, MASK), "labels": labels}
     assert torch.equal(original_contexts(masked), original_contexts({"input_ids": ids})), "the counter-test"
+
+
+def test_the_optimizer_inside_a_wrapper_is_watched_and_anything_else_is_refused() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model: Any = tiny("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    prepared = accelerate.Accelerator(cpu=True).prepare(optimizer)
+    monitor = build(model, optimizer=prepared)
+    assert monitor.watch.optimizer is optimizer, "hooks of the wrapper are never called"
+    with monitor, monitor.step(0):  # its hooks are added here
+        model(**probe_of("gpt2")).loss.backward()
+    with pytest.raises(AnisoscopeError, match=r"optimizer is 'adam'; expected an optimizer of torch, or a wrapper"):
+        build(model, optimizer="adam")

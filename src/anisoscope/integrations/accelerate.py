@@ -19,7 +19,8 @@ from typing import Any
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
+from anisoscope.integrations.follower import FollowerCallback
+from anisoscope.monitor.embedding_watch import bare_optimizer
 
 
 class AcceleratorMonitor(FollowerCallback):

@@ -238,13 +238,6 @@ class FollowerCallback:
         return self._follower.table
 
 
-def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The torch optimizer inside a framework's wrappers; step hooks of the wrappers would never be called."""
-    while (inner := getattr(optimizer, "optimizer", None)) is not None and inner is not optimizer:
-        optimizer = inner
-    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-
-
 def refuse_reentrant(model: nn.Module) -> None:
     """Raise an error for re-entrant gradient checkpointing, which hides the gradients."""
     for path, module in model.named_modules():

@@ -18,8 +18,9 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import FollowerCallback, bare_optimizer
+from anisoscope.integrations.follower import FollowerCallback
 from anisoscope.integrations.trackers.host import Log
+from anisoscope.monitor.embedding_watch import bare_optimizer
 
 _LOGGED = {"grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 

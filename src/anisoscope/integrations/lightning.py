@@ -23,10 +23,11 @@ import torch
 from torch import nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.integrations.follower import SAVED, FollowerCallback, bare_optimizer
+from anisoscope.integrations.follower import SAVED, FollowerCallback
 from anisoscope.integrations.trackers.host import Log
 from anisoscope.metrics.training import gradient_norm, learning_rate
 from anisoscope.models.forward import ENGINE, FSDP
+from anisoscope.monitor.embedding_watch import bare_optimizer
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
 

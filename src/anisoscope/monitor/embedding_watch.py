@@ -42,6 +42,13 @@ def held_rows(table: Any) -> tuple[Tensor, int] | None:
     return table.to_local(), int(start)
 
 
+def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside a framework's wrappers; step hooks of the wrappers would never be called."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and inner is not optimizer:
+        optimizer = inner
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
 @dataclass
 class EmbeddingWatch:
     """Tracks the input embedding table between measured steps.

@@ -45,7 +45,7 @@ from anisoscope.monitor.analysis.desk import Desk
 from anisoscope.monitor.analysis.ranks import Ranks
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.description import data_entry, model_entry, shared_options
-from anisoscope.monitor.embedding_watch import EmbeddingWatch
+from anisoscope.monitor.embedding_watch import EmbeddingWatch, bare_optimizer
 from anisoscope.monitor.every_step import ROWS, EveryStep
 from anisoscope.monitor.files import WRITE, MonitorFiles
 from anisoscope.monitor.guard import FaultGuard
@@ -131,7 +131,7 @@ class Monitor:
         modules: Sequence[str] | str | None = None,
         counts: Tensor | None = None,
         tokenizer: Any = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Any = None,
         loss: LossRule | None = None,
         constant_loss: Constant | None = None,
         target_weights: Tensor | None = None,
@@ -185,7 +185,7 @@ class Monitor:
         setup = prepare(self.model, requests, sites=stream, **where)
         if self.ranks is not None and self.ranks.together is not None:
             leave_split_out(setup)
-        self.watch = EmbeddingWatch(self.model, optimizer, model, shield=self._shield)
+        self.watch = EmbeddingWatch(self.model, bare_optimizer(optimizer), model, shield=self._shield)
         study = self._study("" if probe is not None else "live")
         words: dict[str, Any] = {"layers": layers, "halves": halves, "rows": rows, "progress": progress}
         skips = {"skip_first": skip_first, "skip_special": skip_special}

@@ -18,6 +18,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank
 from anisoscope.metrics.tangent import check_rank
 from anisoscope.monitor.analysis.analysis import Found
+from anisoscope.monitor.embedding_watch import bare_optimizer
 from anisoscope.monitor.every_step import EveryStep
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.option import check_values, refuse_arguments, seeds_of
@@ -98,6 +99,11 @@ def check_arguments(function: Any, values: Mapping[str, Any]) -> None:
     check_values(function, {name: value for name, value in values.items() if name != "when"}, _LEAST)
     if (probe := values["probe"]) is not None and not isinstance(probe, Iterable):
         raise AnisoscopeError(f"probe is {str(probe)[:80]!r}; expected batches as the model takes them, or None.")
+    if (optimizer := values["optimizer"]) is not None and bare_optimizer(optimizer) is None:
+        raise AnisoscopeError(
+            f"optimizer is {str(optimizer)[:80]!r}; expected an optimizer of torch, or a wrapper with one as its "
+            "attribute `optimizer`; else leave it out: updates of the embedding table then keep their weight decay."
+        )
     if (out := values["out"]) is not None and (not str(out).strip() or "\0" in str(out)):
         raise AnisoscopeError(f"out is {str(out)[:80]!r}; expected a folder, or None for results in memory alone.")
     if values["modules"] is not None:
