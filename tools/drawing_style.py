@@ -73,7 +73,7 @@ def step_axis(axes: Axes, steps: Iterable[int]) -> None:
     """A logarithmic axis of training steps on which step 0 has a place."""
     last = max(steps)
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-    ticks = [0, 1, *(t for t in (8, 64, 512, 4096) if t < last * 0.7), last]
+    ticks = [0, 1, *(t for t in (8, 64, 512, 4096) if t < last * 0.4), last]
     axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
     axes.minorticks_off()
     axes.set_xlim(-0.15, last * 1.15)
