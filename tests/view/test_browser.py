@@ -221,12 +221,13 @@ def test_verdicts_of_several_models_stay_inside_the_page(chromium: Any, tmp_path
 
 @pytest.mark.parametrize("models", [4, 16])
 def test_on_a_phone_every_badge_has_the_name_of_its_model(chromium: Any, tmp_path: Path, models: int) -> None:
-    verdicts = [verdict("tangent_energy", f"Family-{number}35M", "undecided") for number in range(models)]
+    names = ("tangent_energy", "bell_shaped")
+    verdicts = [verdict(name, f"Family-{number}35M", "undecided") for name in names for number in range(models)]
     table = training_table(steps=STEPS, layers=3)
     path = write_report(tmp_path, [RunView(table, table.about, verdicts=verdicts)])
     page = chromium.new_page(viewport=PHONE)
     page.goto(path.as_uri())
     shown = "[...document.querySelectorAll('.verdict-grid td[data-who]')].filter(td => td.offsetParent)"
-    names = page.evaluate(f"{shown}.map(td => getComputedStyle(td, '::before').content)")
+    before = page.evaluate(f"{shown}.map(td => getComputedStyle(td, '::before').content)")
     page.close()
-    assert len(names) == models and all("Family-" in name for name in names)
+    assert len(before) == 2 * models and all("Family-" in name for name in before)
