@@ -204,15 +204,20 @@ def test_a_page_of_nothing_but_a_loop_is_drawn(chromium: Any, tmp_path: Path) ->
     context.close()
 
 
-@pytest.mark.parametrize("models", [4, 5, 16])
-def test_verdicts_of_several_models_stay_inside_the_page(chromium: Any, tmp_path: Path, models: int) -> None:
-    subjects = [f"Family-{number}35M" for number in range(models)]
-    names = ("tangent_energy", "bell_shaped")
+def page_of_models(chromium: Any, folder: Path, models: int, viewport: Any) -> Any:
+    """A page with two verdicts on each of some models, opened."""
+    names, subjects = ("tangent_energy", "bell_shaped"), [f"Family-{number}35M" for number in range(models)]
     verdicts = [verdict(name, subject, "undecided") for name in names for subject in subjects]
     table = training_table(steps=STEPS, layers=3)
-    path = write_report(tmp_path, [RunView(table, table.about, verdicts=verdicts)])
-    page = chromium.new_page(viewport=SCREEN)
+    path = write_report(folder, [RunView(table, table.about, verdicts=verdicts)])
+    page = chromium.new_page(viewport=viewport)
     page.goto(path.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("models", [4, 5, 16])
+def test_verdicts_of_several_models_stay_inside_the_page(chromium: Any, tmp_path: Path, models: int) -> None:
+    page = page_of_models(chromium, tmp_path, models, SCREEN)
     inside = "(() => { const a = document.querySelector('.verdict-grid'), b = a.parentElement;"
     width = page.evaluate(f"{inside} return [a.scrollWidth, b.clientWidth] }})()")
     page.close()
@@ -221,12 +226,7 @@ def test_verdicts_of_several_models_stay_inside_the_page(chromium: Any, tmp_path
 
 @pytest.mark.parametrize("models", [4, 16])
 def test_on_a_phone_every_badge_has_the_name_of_its_model(chromium: Any, tmp_path: Path, models: int) -> None:
-    names = ("tangent_energy", "bell_shaped")
-    verdicts = [verdict(name, f"Family-{number}35M", "undecided") for name in names for number in range(models)]
-    table = training_table(steps=STEPS, layers=3)
-    path = write_report(tmp_path, [RunView(table, table.about, verdicts=verdicts)])
-    page = chromium.new_page(viewport=PHONE)
-    page.goto(path.as_uri())
+    page = page_of_models(chromium, tmp_path, models, PHONE)
     shown = "[...document.querySelectorAll('.verdict-grid td[data-who]')].filter(td => td.offsetParent)"
     before = page.evaluate(f"{shown}.map(td => getComputedStyle(td, '::before').content)")
     page.close()
