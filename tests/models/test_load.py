@@ -240,3 +240,10 @@ def test_a_vocabulary_of_letters_beside_the_weights_gives_a_token_for_each_lette
     (tmp_path / "protein" / "vocab.txt").write_text("\n".join(words))
     tokenizer = load(tmp_path / "protein", tokenizer=None).tokenizer
     assert tokenizer("EVQL", add_special_tokens=False)["input_ids"] == [words.index(letter) for letter in "EVQL"]
+
+
+def test_a_vocabulary_beside_the_weights_that_is_no_text_is_told_in_a_sentence(tmp_path: Path) -> None:
+    saved(tmp_path / "protein", BERT)
+    (tmp_path / "protein" / "vocab.txt").write_bytes(b"[PAD]\n\xff\xfe\n")
+    with pytest.raises(AnisoscopeError, match="is not text in UTF-8"):
+        load(tmp_path / "protein", tokenizer=None)

@@ -101,6 +101,9 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(ids - {unknown} if unknown not in others else ids)
 
 
+_SPECIAL = frozenset(("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"))
+
+
 def load_tokenizer(
     place: str, *, config: Any, notes: list[str], gguf_file: str | None = None, **options: Any
 ) -> Any | None:
@@ -113,7 +116,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     options |= {} if gguf_file is None else {"gguf_file": gguf_file}
-    if _of_letters(path / "vocab.txt") and not (path / "tokenizer.json").exists():
+    if not (path / "tokenizer.json").exists() and _of_letters(path / "vocab.txt"):
         notes.append("the tokenizer was read from vocab.txt, which has letters alone: each is a token")
         return tokenizer_from_file(path / "vocab.txt")
     tokenizer = None
@@ -179,11 +182,16 @@ def tokenizer_from_file(path: Path) -> Any:
 
 
 def _of_letters(path: Path) -> bool:
-    """Whether a vocab.txt has single letters alone, beside special tokens; False where there is none."""
-    if not path.is_file():
-        return False
-    words = path.read_text(encoding="utf-8").splitlines()
-    return all(len(word) == 1 for word in words if not word.startswith("["))
+    """Whether a vocab.txt has single letters alone, beside BERT's special tokens; False where there is none."""
+    try:
+        words = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    except UnicodeDecodeError as error:
+        raise AnisoscopeError(
+            f"{str(path)!r} is not text in UTF-8 ({error}); expected a token a line: replace the file, or give another "
+            "tokenizer with --tokenizer."
+        ) from error
+    letters = [word for word in words if not word.startswith("[")]
+    return bool(letters) and all(len(word) == 1 for word in letters) and _SPECIAL.issubset(words)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
