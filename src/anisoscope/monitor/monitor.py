@@ -67,7 +67,7 @@ from anisoscope.monitor.sink import LogTo, MonitorStore, ResultSink, all_sinks, 
 from anisoscope.option import Progress, takes_plain
 from anisoscope.results.query import Table
 from anisoscope.tangent.energy import Record
-from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, more_sites
+from anisoscope.tangent.plan import PLANS, TangentPlan, choose_plan, leading_preset, more_sites
 from anisoscope.tangent.proxy import StepRows
 from anisoscope.tangent.row_map import RowMap
 from anisoscope.tangent.tangent_study import TangentStudy, spread_records
@@ -180,7 +180,7 @@ class Monitor:
         self.depths = self.layout.depths
         refuse_unlearnable(self.model, self.plan, learns=self.plan is not None or self.live_wanted or bool(every_step))
         # metrics requested by name are measured wherever possible; those of a preset in the residual stream only
-        stream = stream_kinds(self.layout) if isinstance(metrics, str) and metrics in PLANS else None
+        stream = stream_kinds(self.layout) if leading_preset(metrics) in PLANS else None
         where: dict[str, Any] = {"layers": layers, "more": more_sites(metrics), "layout": self.layout}
         setup = prepare(self.model, requests, sites=stream, **where)
         if self.ranks is not None and self.ranks.together is not None:

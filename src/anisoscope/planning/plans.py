@@ -29,7 +29,7 @@ from anisoscope.planning.subject import ModelShape, of_model, subject_of
 from anisoscope.series import SweepConfig
 from anisoscope.series.integrity import SKETCH
 from anisoscope.studies.config import PROBED
-from anisoscope.tangent.plan import PLANS, choose_plan, more_sites
+from anisoscope.tangent.plan import PLANS, choose_plan, leading_preset, more_sites
 from anisoscope.training.config import CommonTrainConfig, TrainConfig, checkpoint_steps
 from anisoscope.view.words import spoken
 
@@ -260,7 +260,8 @@ def plan_train(config: CommonTrainConfig, watch: Mapping[str, Any], calibrated: 
 
 
 def preset_of(watch: Mapping[str, Any]) -> str:
-    return str(watch["monitor"]) if watch["monitor"] in PLANS else "standard"
+    preset = leading_preset(watch["monitor"])
+    return preset if preset in PLANS else "standard"
 
 
 def _watched(watch: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -312,7 +313,7 @@ def _step(costs: Costs, plan: Any, requests: list[Any], watch: Mapping[str, Any]
         one = costs.tangent(preset_of(watch), plan, layers=None)
     if not requests:
         return one
-    at_stream = watch["monitor"] in PLANS
+    at_stream = leading_preset(watch["monitor"]) in PLANS
     kinds = stream_kinds(costs.subject.layout) if at_stream else None
     setup = prepare(costs.subject.model, requests, sites=kinds, more=more_sites(watch["monitor"]))
     cost, _ = costs.geometry(setup, requests, halves=bool(watch.get("halves")))

@@ -31,7 +31,7 @@ from anisoscope.planning.plans import (
 )
 from anisoscope.planning.stages import READING
 from anisoscope.series import SweepConfig
-from anisoscope.tangent.plan import GEOMETRY, PLANS
+from anisoscope.tangent.plan import GEOMETRY, PLANS, leading_preset
 from anisoscope.view.words import spoken
 
 # processor seconds of `study curvature` for one manifold, and of the probes of `study performance` for one layer of one
@@ -44,7 +44,7 @@ _START = 5.2
 def arms_plan(title: str, config: Any, calibrated: Calibrated, *, jobs: int | None) -> RunPlan:
     """A study that trains arms: all of them, then claims and page over the joint table."""
     watch, runs = config.watch, config.runs()
-    gradients = watch["monitor"] in PLANS or watch.get("gradients")
+    gradients = leading_preset(watch["monitor"]) in PLANS or watch.get("gradients")
     c = calibrated(parts_of(preset_of(watch) if gradients else ""))
     total, notes = Cost(), list[str]()
     cost_alike = functools.cache(lambda training: cost_of_training(training, watch, c))

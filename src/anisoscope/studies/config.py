@@ -25,6 +25,36 @@ _SIZE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 PaperPreset = Annotated[str, Option("tiny (2 cores, minutes), small (one GPU), paper (hub models).")]
 TrainedPreset = Annotated[str, Option("tiny (2 cores, minutes) or small (one GPU).")]
+
+
+def vocabulary(text: str, option: str = "--tokens") -> str:
+    """The tokens as typed; a number is an error that names the option which had that name before.
+
+    >>> vocabulary("bpe:8192")
+    'bpe:8192'
+    """
+    if text.isdecimal():
+        raise AnisoscopeError(
+            f"{option} is {text}, a number; it is the vocabulary of the trained models: char, enwik8 or bpe:N, such as "
+            f"bpe:8192. The size of the probe of published models is --probe-tokens {text}."
+        )
+    return text
+
+
+Vocabulary = Annotated[
+    str | None, Option("char, enwik8 (its 205 bytes), or bpe:8192.", parse=vocabulary, preset="trained")
+]
+Checkpoints = Annotated[
+    str | None, Option("Kept weights: log, every:N, none, steps, comma-separated.", preset="trained")
+]
+Background = Annotated[
+    bool | None,
+    Option(
+        "Analyse measured steps in other processes; default: on CUDA.",
+        name="--background/--no-background",
+        preset="trained",
+    ),
+]
 Seeds = Annotated[
     tuple[int, ...], Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers, preset="trained")
 ]
@@ -139,11 +169,14 @@ class SizedArmsConfig(ArmsConfig):
     preset: TrainedPreset = "tiny"
     data: Text = "embedded"
     arms: tuple[str, ...] = ()
+    tokens: Vocabulary = None
     sizes: tuple[str, ...] = ()
     seeds: Seeds = ()
     steps: Updates = None
     context: Annotated[int | None, Option("Tokens of a context.", least=4, preset="trained")] = None
     limit: Limit = None
+    checkpoints: Checkpoints = None
+    background: Background = None
     when: When = None
     contexts: Contexts = None
     metrics: str = ""
@@ -176,7 +209,8 @@ class SizedArmsConfig(ArmsConfig):
         own = {name: value for name, value in self.size.sizes.get(size, {}).items() if name != "seeds"}
         fields: dict[str, Any] = {**self.size.train, **own, **self.differences[arm]}
         fields |= {"family": PRENORM, "tokens": SYMBOLS, "data": self.data, "device": self.device, "limit": self.limit}
-        fields |= {"layers": layers, "width": width, "heads": max(4, width // 64), **given(self, "steps", "context")}
+        fields |= {"layers": layers, "width": width, "heads": max(4, width // 64)}
+        fields |= given(self, "tokens", "steps", "context", "checkpoints", "background")
         return TrainConfig(**fields | {"seed": seed})
 
 

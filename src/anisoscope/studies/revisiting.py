@@ -16,6 +16,8 @@ from anisoscope.option import Device, Option, Rank, Text, given, listed
 from anisoscope.studies.config import (
     ArmRun,
     ArmsConfig,
+    Background,
+    Checkpoints,
     Contexts,
     Limit,
     PaperModels,
@@ -26,6 +28,7 @@ from anisoscope.studies.config import (
     Seeds,
     StudyArm,
     Updates,
+    Vocabulary,
     When,
 )
 from anisoscope.studies.study_run import ArmsStudy
@@ -56,20 +59,6 @@ PRESETS = {
 }
 
 
-def vocabulary(text: str, option: str = "--tokens") -> str:
-    """The tokens as typed; a number is an error that names the option which had that name before.
-
-    >>> vocabulary("bpe:8192")
-    'bpe:8192'
-    """
-    if text.isdecimal():
-        raise AnisoscopeError(
-            f"{option} is {text}, a number; it is the vocabulary of the trained models: char, enwik8 or bpe:N, such as "
-            f"bpe:8192. The size of the probe of published models is --probe-tokens {text}."
-        )
-    return text
-
-
 @dataclass(frozen=True)
 class RevisitingConfig(ArmsConfig):
     """What the study runs; what is None is as the preset has it.
@@ -88,27 +77,18 @@ class RevisitingConfig(ArmsConfig):
             preset="trained",
         ),
     ] = ()
-    tokens: Annotated[
-        str | None, Option("char, enwik8 (its 205 bytes), or bpe:8192.", parse=vocabulary, preset="trained")
-    ] = None
+    tokens: Vocabulary = None
     seeds: Seeds = ()
     steps: Updates = None
     layers: Annotated[int | None, Option("Blocks.", preset="trained")] = None
     width: Annotated[int | None, Option("Width of the residual stream.", preset="trained")] = None
     context: Annotated[int | None, Option("Tokens of a context.", preset="trained")] = None
     batch_size: Annotated[int | None, Option("Contexts of an update.", preset="trained")] = None
-    checkpoints: Annotated[
-        str | None, Option("Kept weights: log, every:N, none, steps, comma-separated.", preset="trained")
+    checkpoints: Checkpoints = None
+    background: Background = None
+    metrics: Annotated[
+        str | None, Option("light, standard, full, or metrics; also standard,two_nn.", preset="trained")
     ] = None
-    background: Annotated[
-        bool | None,
-        Option(
-            "Analyse measured steps in other processes; default: on CUDA.",
-            name="--background/--no-background",
-            preset="trained",
-        ),
-    ] = None
-    metrics: Annotated[str | None, Option("light, standard, full, or metrics.", preset="trained")] = None
     when: When = None
     rank: Rank = None
     contexts: Contexts = None

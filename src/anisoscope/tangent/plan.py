@@ -97,7 +97,17 @@ def more_sites(metrics: str | Sequence[str]) -> tuple[str, ...]:
     >>> more_sites("attention"), more_sites("shape")
     (('query_unrotated', 'key_unrotated'), ())
     """
-    return _MORE_SITES.get(metrics, ()) if isinstance(metrics, str) else ()
+    return _MORE_SITES.get(leading_preset(metrics), ())
+
+
+def leading_preset(metrics: str | Sequence[str]) -> str:
+    """The preset that stands alone, or before further metrics; empty where there is none.
+
+    >>> leading_preset("standard"), leading_preset("standard,two_nn"), leading_preset("two_nn,drift")
+    ('standard', 'standard', '')
+    """
+    words = metrics.split(",") if isinstance(metrics, str) else [*metrics]
+    return words[0] if words and words[0] in GEOMETRY else ""
 
 
 def choose_plan(
@@ -111,14 +121,16 @@ def choose_plan(
 ) -> tuple[TangentPlan | None, list[Request]]:
     """(tangent plan, or None for geometry alone; requests for geometry metrics) of the option `metrics`.
 
-    Metrics of a preset are measured only at the sites each declares, metrics requested by name wherever possible.
+    Metrics of a preset, and those that follow it, are measured only at the sites each declares; metrics without a
+    preset wherever possible.
     """
     chosen: TangentPlan | None
-    if isinstance(metrics, str) and metrics in GEOMETRY:
-        chosen = plan or PLANS.get(metrics)
-        requests = [replace(request, named=False) for request in parse_requests(GEOMETRY[metrics])]
+    given = metrics.split(",") if isinstance(metrics, str) else list(metrics)
+    if preset := leading_preset(metrics):
+        chosen = plan or PLANS.get(preset)
+        names = list(dict.fromkeys([*GEOMETRY[preset], *given[1:]]))
+        requests = [replace(request, named=False) for request in parse_requests(names)]
     else:
-        given = metrics.split(",") if isinstance(metrics, str) else list(metrics)
         wanted = "tangent" in given or plan is not None
         chosen, names = (plan or PLANS["standard"]) if wanted else None, [w for w in given if w != "tangent"]
         requests = parse_requests(names) if names else []
