@@ -114,16 +114,18 @@ def followed(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     backward: Callable[[Tensor], Any] = Tensor.backward,
     steps: int = 2,
+    micro_batches: int = 2,
     lengths: tuple[int, ...] = (9,),
     options: dict[str, Any] | None = None,
     **words: Any,
 ) -> Monitor:
-    """A monitored training of two micro-batches a step; with `first` the model is compiled and run before."""
+    """A monitored training; with `first` the model is compiled and run before."""
     compile_with = {"backend": "aot_eager", **(options or {})}
     called = how(model, **compile_with) if first else None
     device = next(model.parameters()).device
     if called is not None:
         called(input_ids=ids_of(0).to(device), labels=ids_of(0).to(device))["loss"].backward()
+        model.zero_grad()  # gradients that CUDA graphs own must not be added to
     words = {"when": at([0, steps - 1]), "metrics": "tangent", "plan": PLAN, "strict": True, **words}
     given: Any = called if isinstance(called, nn.Module) else model
     with Monitor(given, **words) as monitor:
@@ -131,10 +133,10 @@ def followed(
             called = how(model, **compile_with)
         for step in range(steps):
             with monitor.step(step):
-                for micro in range(2):
+                for micro in range(micro_batches):
                     ids = ids_of(2 * step + micro, length=lengths[step % len(lengths)]).to(device)
                     with around():
-                        loss = called(input_ids=ids, labels=ids)["loss"] / 2
+                        loss = called(input_ids=ids, labels=ids)["loss"] / micro_batches
                     backward(loss)
             model.zero_grad()
     return monitor

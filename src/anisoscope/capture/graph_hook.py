@@ -569,7 +569,8 @@ def _keep(order: Tensor, rows: list[Tensor], numbers: list[int], learning: list[
 def _arrived(gradient: Tensor, ticket: Tensor, number: Tensor) -> None:
     waiting, hook = _waiting.get(int(ticket)), _hooks.get(int(number))
     if waiting is not None and hook is not None:
-        waiting.arrived(gradient, hook)
+        # CUDA graphs refuse a replay in which a tensor of theirs lives on that was freed while they were recorded
+        waiting.arrived(gradient.clone() if hook.keeps else gradient, hook)
 
 
 def _fake_choice(order: Tensor, x: Tensor, number: Tensor, size: int) -> tuple[Tensor, Tensor]:
