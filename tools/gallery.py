@@ -150,6 +150,68 @@ def _judged() -> str:
     return f" The claim as declared, which also asks for the first measured steps and for frozen directions, {words}."
 
 
+# -- The long training beside a finished model -------------------------------------------------------------------------
+
+FINISHED = "SmolLM2-135M"
+LONG_STEPS = (1000, 4000, 20000)
+COORDINATES: Mapping[str, Mapping[str, Any]] = {
+    "plain coordinates": {},
+    "standardised coordinates without the first position": {"coordinates": "standardised", "first": "out"},
+}
+
+
+def by_depth(result: str, model: str, **reading: Any) -> dict[float, float]:
+    """Enrichment of the blocks by depth, 0 to 1; where the first position is no outlier it is not apart."""
+    choice = {"model": model, "metric": "gradient_enrichment", "proxy": "semi_nmf", "rank": ..., "fit": "refit"}
+    rows = chosen(results(result), {**choice, "site": "blocks", **reading})
+    return (
+        mean_by(rows, "depth")
+        if len(rows) or "first" not in reading
+        else by_depth(result, model, **{key: value for key, value in reading.items() if key != "first"})
+    )
+
+
+def draw_long(figure: Figure, look: Look) -> None:
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (title, reading) in zip(panels, COORDINATES.items(), strict=True):
+        ends = []
+        for step, color in zip(LONG_STEPS, look.lines, strict=False):
+            line = by_depth("long", "decoder", step=step, **reading)
+            axes.plot(list(line), list(line.values()), color=color, marker="o", ms=3.5)
+            ends.append((max(line), line[max(line)], f"step {step:,}", color))
+        line, color = by_depth("real", FINISHED, **reading), look.lines[len(LONG_STEPS)]
+        axes.plot(list(line), list(line.values()), color=color, marker="o", ms=2.5, ls="--")
+        ends.append((max(line), line[max(line)], "SmolLM2", color))
+        axes.axhline(1, color=look.faint, ls=":", lw=1)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axes.set_xlabel("depth (1: last block)")
+        axes.set_title(title.partition(" ")[0].capitalize() + (", first position out" if reading else ""))
+        label_ends(axes, ends)
+    panels[0].set_ylabel("enrichment, times chance")
+
+
+def tell_long() -> str:
+    means = {
+        label: (
+            fmean(by_depth("long", "decoder", step=LONG_STEPS[0], **reading).values()),
+            fmean(by_depth("long", "decoder", step=LONG_STEPS[-1], **reading).values()),
+            fmean(by_depth("real", FINISHED, **reading).values()),
+        )
+        for label, reading in COORDINATES.items()
+    }
+    told = "; ".join(
+        f"in {label} {first:.1f} times chance at step {LONG_STEPS[0]:,}, {last:.1f} at step {LONG_STEPS[-1]:,} and "
+        f"{finished:.1f} in SmolLM2"
+        for label, (first, last, finished) in means.items()
+    )
+    end = by_depth("long", "decoder", step=LONG_STEPS[-1])
+    return (
+        f"**Enrichment decays, most in the last blocks, and stays above chance.** Mean over blocks: {told}. After the "
+        f"last block of the long training it ends at {end[max(end)]:.1f}, after its middle blocks it hardly decays."
+    )
+
+
 # -- Inherent to attention? --------------------------------------------------------------------------------------------
 
 
@@ -218,8 +280,8 @@ ARMS = {"causal-next": "causal, next token", "causal-masked": "causal, masked",
 
 
 def dimensions(arm: str) -> dict[int, Steps]:
-    """TwoNN after the middle block of the models of 6 blocks, by seed and step."""
-    rows = results("shape").where(model=f"{arm}-6x256", metric="two_nn", variant="", group="", kind="resid", layer=3)
+    """TwoNN after the middle block, by seed and step."""
+    rows = results("shape").where(model=f"{arm}-12x512", metric="two_nn", variant="", group="", kind="resid", layer=6)
     return {seed: mean_by(group, "step") for seed, group in rows.groups("seed").items()}
 
 
@@ -247,11 +309,12 @@ def draw_dimension(figure: Figure, look: Look) -> None:
 def tell_dimension() -> str:
     mean = mean_dimension("causal-next")
     peak = max(mean, key=mean.__getitem__)
+    masked = {name: mean_dimension(arm) for arm, name in ARMS.items() if arm != "causal-next"}
+    others = " and ".join(f"{line[max(line)]:.1f} ({name})" for name, line in masked.items())
     return (
-        f"**Intrinsic dimension grows, then the next-token model contracts.** TwoNN after the middle block of a "
-        f"6-block model, mean of three seeds: {mean[0]:.1f} at step 0, {mean[peak]:.1f} at step {peak:,}, "
-        f"{mean[max(mean)]:.1f} at step {max(mean):,} for next-token prediction. Models that predict masked tokens "
-        f"grow later. Other estimators fall less or not at all, so the claim of two phases stays undecided."
+        f"TwoNN after the middle block of a 12-block model, mean of three seeds. Next-token prediction: {mean[0]:.1f} "
+        f"at step 0, {mean[peak]:.1f} at most (step {peak:,}), {mean[max(mean)]:.1f} at step {max(mean):,}; models "
+        f"that predict masked tokens end at {others}."
     )
 
 
@@ -271,7 +334,7 @@ def draw_depth(figure: Figure, look: Look) -> None:
     axes.set_ylim(0, None)
     axes.set_xlabel("layer (0: embedding)")
     axes.set_ylabel("σ₁ / Σσ")
-    axes.set_title("Anisotropy over depth, step 2,048, 12 blocks")
+    axes.set_title("Anisotropy over depth at the last step, 12 blocks")
     label_ends(axes, ends)
 
 
@@ -409,12 +472,14 @@ PICTURES = (
             (9.2, 4.0)),
     Picture("gradient-energy", "The tangent proxy beside its controls", "revisiting", draw_energy, tell_energy,
             "Energy of the tangent proxy over training rises above all controls and falls again"),
+    Picture("long-depth", "A long training beside a finished model", "long", draw_long, tell_long,
+            "Enrichment over depth at three steps of a long training and in SmolLM2, in two coordinates"),
     Picture("average-cosine", "Anisotropy in six modalities", "inherent", draw_cosine, tell_cosine,
             "Average cosine over training in six small models: high early, low at the end"),
     Picture("random-families", "Architectures before training", "inherent", draw_families, tell_families,
             "Bars: average cosine of architectures with random weights", (8.2, 5.0)),
     Picture("dimension", "Intrinsic dimension over training", "shape", draw_dimension, tell_dimension,
-            "TwoNN over training for three arms: it grows; the next-token model falls after its peak"),
+            "TwoNN over training for three arms and three seeds"),
     Picture("depth-profile", "Anisotropy over depth", "shape", draw_depth, tell_depth,
             "Singular value share over layers for three arms"),
     Picture("attention-kinds", "Anisotropy without drift", "sharpness", draw_sharpness, tell_sharpness,

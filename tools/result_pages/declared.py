@@ -57,6 +57,12 @@ READINGS = {"plain": {"site": "blocks"}, "without the first position": {"site": 
             "standardised": {"site": "blocks", "coordinates": "standardised"},
             "standardised, without the first position":
             {"site": "blocks", "coordinates": "standardised", "first": "out"}}  # fmt: skip
+BY_LAYER = {words: {key: value for key, value in choice.items() if key != "site"} for words, choice in READINGS.items()}
+BLOCKS = {"mean over blocks": {"site": "blocks"}}
+RATIOS = {"σ₁/Σσ": {"metric": "svd_ratio"},
+          "σ₁/Σσ, without the first position": {"metric": "svd_ratio", "first": "out"},
+          "σ₁²/Σσ²": {"metric": "svd_ratio_squared"},
+          "σ₁²/Σσ², without the first position": {"metric": "svd_ratio_squared", "first": "out"}}  # fmt: skip
 STREAM = {"kind": ["embed", "resid"]}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
@@ -79,10 +85,24 @@ TRAINED_TANGENT = (
 
 RESULTS: dict[str, Declared] = {
     "revisiting": Declared("Do gradients go where activations already point?", "tangent.md", TRAINED_TANGENT),
-    "long": Declared("Does the enrichment of gradients decay in a long training?", "tangent.md", (
-        *TRAINED_TANGENT,
-        over_steps("Anisotropy over depth: σ₁/Σσ", where={"metric": "svd_ratio"}, rows=SITES),
-        over_steps("Intrinsic dimension (TwoNN)", where={"metric": "two_nn"}, rows=SITES),
+    "long": Declared("Does the enrichment of gradients decay in a long training, and does a bell form?", "tangent.md", (
+        learned(),
+        over_steps("Enrichment of gradients, times chance", where=ENRICHMENT, rows={**SITES, **BLOCKS}),
+        over_steps("The same in standardised coordinates", where={**ENRICHMENT, "coordinates": "standardised"},
+                   rows={**SITES, **BLOCKS}),
+        KeyTable("Enrichment by layer at the last step, in four readings", {**ENRICHMENT, **STREAM, "step": "last"},
+                 "layer", BY_LAYER, most=13),
+        KeyTable("Beside it: SmolLM2 by layer, a finished model", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
+                 "layer", BY_LAYER, most=13, of="../real/table.parquet"),
+        *TRAINED_TANGENT[3:],
+        KeyTable("Share of gradient energy by layer at the last step, beside controls of the same rank",
+                 {**ENERGY, **STREAM, "step": "last"}, "layer", CONTROLS, most=13),
+        over_steps("Anisotropy: σ₁/Σσ", where={"metric": "svd_ratio"}, rows=SITES),
+        KeyTable("σ₁/Σσ and σ₁²/Σσ² by layer at the last step", {**STREAM, "step": "last"}, "layer", RATIOS, most=13),
+        over_steps("Intrinsic dimension, middle block", where={"site": "middle block"},
+                   rows={"TwoNN": {"metric": "two_nn"}, "GRIDE": {"metric": "gride"},
+                         "Levina–Bickel": {"metric": "levina_bickel"}}),
+        over_steps("Average cosine", where={"metric": "average_cosine"}, rows=SITES),
     )),
     "real": Declared("What do pretrained models look like?", "tangent.md", (
         KeyTable("Enrichment of gradients in the proxy, mean over blocks, times chance", ENRICHMENT, READINGS,
@@ -91,19 +111,14 @@ RESULTS: dict[str, Declared] = {
             "proxy stability, mean over blocks": {**PROXY, "metric": "proxy_stability", "site": "blocks"},
             "loss": {"metric": "probe_loss"}}),
         KeyTable("SmolLM2 by layer: enrichment in four readings", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
-                 "layer", {words: {key: value for key, value in choice.items() if key != "site"}
-                           for words, choice in READINGS.items()}, most=12),
+                 "layer", BY_LAYER, most=12),
         KeyTable("SmolLM2 by layer: share of gradient energy beside controls of the same rank",
                  {**ENERGY, "model": "SmolLM2-135M", **STREAM}, "layer", CONTROLS, most=12),
         KeyTable("SmolLM2 and its copies by layer: enrichment", {**ENRICHMENT, "model": SMOLLM2, **STREAM}, "layer",
                  {"plain": {}, "standardised, without the first position":
                   {"coordinates": "standardised", "first": "out"}}, most=12),
         KeyTable("σ₁/Σσ and σ₁²/Σσ² by layer, decoders of words", {"model": [*SMOLLM2, "Gemma-3-270M"], **STREAM},
-                 "layer", {"σ₁/Σσ": {"metric": "svd_ratio"},
-                           "σ₁/Σσ, without the first position": {"metric": "svd_ratio", "first": "out"},
-                           "σ₁²/Σσ²": {"metric": "svd_ratio_squared"},
-                           "σ₁²/Σσ², without the first position": {"metric": "svd_ratio_squared", "first": "out"}},
-                 most=12),
+                 "layer", RATIOS, most=12),
         *(KeyTable(f"{title} by depth", {"metric": metric}, SITES, by=("model", "stack")) for metric, title in
           (("average_cosine", "Average cosine"), ("svd_ratio", "σ₁/Σσ"), ("two_nn", "Intrinsic dimension (TwoNN)"))),
     )),
@@ -196,7 +211,11 @@ LEARNED: tuple[str, ...] = (
     f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} | peak}}}} times chance at its peak, at step "
     f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} | peak step}}}}, and "
     f"{{{{revisiting metric=gradient_enrichment {_MIDDLE} step=last}}}} at the end; a claim that asks for it from the "
-    "first steps on fails in {{revisiting count claim=tangent_energy status=fails}} of the arms.",
+    "first steps on fails in {{revisiting count claim=tangent_energy status=fails}} of the arms. In a training three "
+    "times as long ([long](long/README.md)), whose early steps reach beyond the warm-up, it "
+    "{{long verdict claim=tangent_energy subject=decoder}}; there enrichment goes on to fall after the last block, to "
+    f"{{{{long metric=gradient_enrichment {_MIDDLE.replace('middle', 'last')} step=last}}}}, and hardly after the "
+    f"middle one ({{{{long metric=gradient_enrichment {_MIDDLE} step=last}}}}).",
     "The proxy needs no concepts: semi-NMF holds no more of the gradients than PCA of the same rank "
     "(`semi_nmf_beats_pca` fails in {{revisiting count claim=semi_nmf_beats_pca status=fails}} and holds in "
     "{{revisiting count claim=semi_nmf_beats_pca status=holds}} of the arms), and the components that follow hold "

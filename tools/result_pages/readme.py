@@ -60,7 +60,7 @@ def _command(result: Result) -> list[str]:
     commands = about.get("commands") or [about.get("command") or []]
     lines = ["```", *(shlex.join(command) for command in commands if command), "```", ""]
     if any("--resume" in command for command in commands):
-        lines += ["The run was interrupted and went on with `--resume`; without it the same command runs it whole.", ""]
+        lines += ["It went on in a folder that was there (`--resume`); without it the same command runs it whole.", ""]
     facts = {"anisoscope": about.get("anisoscope")}
     facts |= {name: _of_models(about, "versions", name) for name in ("torch", "transformers", "python")}
     facts |= {"device": _of_models(about, "device_name") or about.get("device"), "seconds": _seconds(about)}
@@ -81,7 +81,7 @@ def _seconds(about: Mapping[str, Any]) -> str:
     """Those of the run; of arms that were trained side by side those of each as well."""
     arms = [model["seconds"] for model in about.get("models", ()) if model.get("seconds")]
     whole = f"{about['wall_seconds']:,.0f}" if about.get("wall_seconds") else ""
-    return f"{whole}; each arm {min(arms):,.0f} to {max(arms):,.0f}" if arms else whole
+    return f"{whole}; each arm {min(arms):,.0f} to {max(arms):,.0f}" if len(arms) > 1 else whole
 
 
 def _day(about: Mapping[str, Any]) -> str:

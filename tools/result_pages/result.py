@@ -16,6 +16,7 @@ from anisoscope.view.sections.findings import leading, measured
 
 Verdict = Mapping[str, Any]
 RENAMED = {"flat_profile": "encoders_more_uniform"}  # claims of older verdicts
+COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 COMPACT: Mapping[str, Any] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
 
 
@@ -46,8 +47,11 @@ class Result:
         return Query(self.table)
 
     def rows_of(self, file: str) -> Query:
-        """The rows of a table of the folder: of a further run that lies inside it."""
-        return self.rows if file == "table.parquet" else Query(Table.read(self.folder / file))
+        """The rows of a table: of this result, of a further run inside its folder, or of another result (`../`)."""
+        if file == "table.parquet":
+            return self.rows
+        inside = not file.startswith("../")  # else of another result, wherever a copy of this one lies
+        return Query(Table.read(self.folder / file if inside else COMMITTED / self.name / file))
 
     def text(self, file: str) -> str:
         """A file of the folder; "" without it."""
