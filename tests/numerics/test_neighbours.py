@@ -265,7 +265,7 @@ def test_few_rows_without_lists_have_the_same_neighbours(name: str, threads: int
 def test_every_product_of_few_rows_lies_within_its_bound() -> None:
     for x in clouds().values():
         low = screening.rounded(x[:500], "float32", shift=centre(x), pad=1, fused=True)
-        keys = neighbors._symmetric_keys(low.rows, low.half)
+        keys = neighbors._symmetric_products(low.rows) - low.half
         wide = (x[:500].double() - centre(x)) * low.scale
         true = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         off = ~torch.eye(len(wide), dtype=torch.bool)
@@ -289,7 +289,6 @@ class Largest(TorchDispatchMode):
 def test_wide_rows_searched_in_float64_are_never_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     x, everyone = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)), torch.arange(300)
     wanted = neighbors._redone(x, everyone, k=K, shift=centre(x))
-    monkeypatch.setattr(neighbors, "_WIDE_COPY", x.numel() - 1)
     monkeypatch.setattr(neighbors, "_WIDE_ELEMENTS", 64 * 700)
     monkeypatch.setattr(neighbors, "_DENSE_BYTES", 1 << 18)
     with Largest() as seen:

@@ -271,7 +271,8 @@ def _graph_maker(sample: Sample, most: int) -> Callable[[int], list[Graph]]:
     @cache
     def graphs(wanted: int) -> list[Graph]:
         if wanted == most:
-            return sample_graphs(sample, wanted=most, batch=None, spare=False)  # no first positions to take out
+            # one graph of all rows, in any order; no first positions to take out
+            return sample_graphs(sample.as_given(), wanted=most, batch=None, spare=False)
         return [replace(graph, neighbours=graph.neighbours.cut(wanted), _known={}) for graph in graphs(most)]
 
     return graphs
