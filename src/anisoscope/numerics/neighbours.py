@@ -38,7 +38,6 @@ _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
 _FEW = 3072  # rows up to which all products at once take less time than lists of groups
-_WIDE_COPY = 1 << 20  # elements of rows up to which differences are quicker from a float64 copy of all
 _IN_TURN = 16  # largest keys that are found one after the other
 _STRIP = 1024  # most rows of a strip of products, which one core looks through
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
@@ -156,14 +155,13 @@ def _all_products(x: Tensor, k: int, *, shift: Tensor) -> Search:
     keys, half, everyone = _symmetric_products(low.rows), low.half, torch.arange(len(x), device=x.device)
     found = Search(low.norm.new_empty(len(x), k), everyone.new_empty(len(x), k), everyone < 0, "float32")
     listed = everyone.new_empty(len(x), min(k + 1, len(x) - 1))
-    wide = room("wide", x.shape, torch.float64).copy_(x) if x.is_cpu and x.numel() <= _WIDE_COPY else x
     step = min(_STRIP, -(-len(x) // cores())) if x.device.type == "cpu" else len(x)
 
     def settle(rows: Tensor | slice, near: Tensor, last: Tensor) -> Tensor:
         """Write the nearest of the candidates, and whether they are proved; the last one bounds all that follow."""
         here, every = everyone[rows], near.shape[1] == len(x) - 1
         near = near if every else near[:, :-1]
-        distance, index = _smallest(_few_distances(wide, rows, near), near, k)
+        distance, index = _smallest(_few_distances(x, rows, near), near, k)
         reach = low.norm[rows].square() - 2.0 * last.double()
         sure = here >= 0 if every else Candidates(here, here[:0], here[:0], reach, low).suffice(distance[:, -1])
         found.distance[rows], found.index[rows], found.sure[rows] = distance, index, sure
@@ -220,12 +218,12 @@ def _largest_keys(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
         keys.scatter_(1, column, -torch.inf)
         return value, column
     part, lines = keys.numpy(), np.arange(len(keys))
-    value, column = np.empty((len(keys), count), np.float32), np.empty((len(keys), count), np.int64)
-    for place in range(count):
-        at = column[:, place] = part.argmax(1)
-        value[:, place] = part[lines, at]
+    largest, place = np.empty((len(keys), count), np.float32), np.empty((len(keys), count), np.int64)
+    for i in range(count):
+        at = place[:, i] = part.argmax(1)
+        largest[:, i] = part[lines, at]
         part[lines, at] = -np.inf
-    return torch.from_numpy(value), torch.from_numpy(column)
+    return torch.from_numpy(largest), torch.from_numpy(place)
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
