@@ -265,13 +265,56 @@ def test_few_rows_without_lists_have_the_same_neighbours(name: str, threads: int
 def test_every_product_of_few_rows_lies_within_its_bound() -> None:
     for x in clouds().values():
         low = screening.rounded(x[:500], "float32", shift=centre(x), pad=1, fused=True)
-        keys = neighbors._symmetric_keys(low.rows, low.half)
+        keys = neighbors._symmetric_products(low.rows) - low.half
         wide = (x[:500].double() - centre(x)) * low.scale
         true = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         off = ~torch.eye(len(wide), dtype=torch.bool)
         error = (low.norm.square().unsqueeze(1) - 2.0 * keys.double() - true).abs()
         bound = (low.gamma + 2.0**-23) * (low.norm.unsqueeze(1) + low.norm).square() + low.least
         assert bool((error <= bound)[off].all())
+
+
+def hard_clouds() -> dict[str, Tensor]:
+    """Few rows with ties, with equal rows and with both far from 0."""
+    made = torch.Generator().manual_seed(5)
+    gauss = torch.randn(1000, 48, generator=made)
+    lattice = torch.cartesian_prod(*[torch.arange(6.0)] * 4)
+    shared = torch.cat([gauss, gauss[:300], gauss[:40]])[torch.randperm(1340, generator=made)]
+    far = 3000 / 48**0.5
+    return {
+        "lattice": lattice,
+        "lattice far from 0": lattice + 1500.0,
+        "equal rows": shared,
+        "equal rows far from 0": shared + far,
+        "nearly equal rows far from 0": torch.cat([gauss + far, gauss[:500] + far + 2.0**-12]),
+        "all equal": torch.ones(1001, 5),
+        "two values": torch.randint(0, 2, (1100, 10), generator=made).float(),
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("name", list(hard_clouds()))
+def test_few_rows_with_ties_and_equal_rows_are_exact(name: str, k: int, threads: int) -> None:
+    """Strips of rows that several cores settle, and the rows whose first candidates were not proved."""
+    x, before = hard_clouds()[name], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = search(x, k)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.distance, brute(x, k), rtol=1e-12, atol=0.0)
+    true = torch.linalg.vector_norm(x.double().unsqueeze(1) - x.double()[found.index], dim=2)
+    torch.testing.assert_close(true, found.distance, rtol=1e-12, atol=0.0)
+    assert all(len(set(row)) == k and i not in row for i, row in enumerate(found.index.tolist()))
+
+
+def test_few_rows_of_another_cloud_do_not_see_the_last_ones() -> None:
+    """The memory of products and rows is used again: a smaller cloud after a larger one, and the first once more."""
+    one, two = clouds()["gauss"], clouds()["few dimensions"][:333]
+    first = search(one, K)
+    torch.testing.assert_close(search(two, K).distance, brute(two), rtol=1e-12, atol=0.0)
+    assert torch.equal(search(one, K).index, first.index)
 
 
 class Largest(TorchDispatchMode):
@@ -289,7 +332,6 @@ class Largest(TorchDispatchMode):
 def test_wide_rows_searched_in_float64_are_never_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     x, everyone = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)), torch.arange(300)
     wanted = neighbors._redone(x, everyone, k=K, shift=centre(x))
-    monkeypatch.setattr(neighbors, "_WIDE_COPY", x.numel() - 1)
     monkeypatch.setattr(neighbors, "_WIDE_ELEMENTS", 64 * 700)
     monkeypatch.setattr(neighbors, "_DENSE_BYTES", 1 << 18)
     with Largest() as seen:

@@ -142,6 +142,8 @@ def _remarks(value: float, rows: int, options: dict[str, Any], graphs: list[Neig
     """
     remarks = [_bias_remark(value, rows, options)]
     with contextlib.suppress(TooFewRows):
+        if len(graphs) == 1 and _gride_within(graphs[0], 0.5 * value, 2.0 * value):
+            return "; ".join(filter(None, remarks))
         other = sum(float(gride.function(graph, scale=2)) for graph in graphs) / len(graphs)
         if not 0.5 <= value / other <= 2.0:
             words = "near-copies or noise decide one of the two"
@@ -300,23 +302,15 @@ def gride(neighbours: Neighbours, *, scale: int = 2) -> Tensor:
 
 
 def _gride(neighbours: Neighbours, scale: int) -> Tensor:
-    """The zero of the score N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ, of every line."""
-    near, usable, enough = _near(neighbours, 2 * scale)
-    log_mu = (near[..., 2 * scale - 1] / near[..., scale - 1]).log()
-    spread = usable & (log_mu > 0)
-    log_mu = torch.where(spread, log_mu, 0.0)  # 0 in the rows that do not count, N is how many do
-    count, total = torch.where(enough.isnan(), enough, spread.sum(-1)), log_mu.sum(-1)
+    """The zero of the score of every line."""
+    log_mu, count = _gride_ratios(neighbours, scale)
     # E log μ = (1/δ) Σ_{i=k}^{2k−1} 1/i gives the start, which for k = 1 is the answer
-    dimension = _quotient(count * sum(1.0 / i for i in range(scale, 2 * scale)), total)
+    dimension = _quotient(count * sum(1.0 / i for i in range(scale, 2 * scale)), log_mu.sum(-1))
     if scale == 1:
         return dimension
-    apart, low, high = log_mu <= 0, torch.zeros_like(dimension), torch.full_like(dimension, torch.inf)
+    low, high = torch.zeros_like(dimension), torch.full_like(dimension, torch.inf)
     for _ in range(_NEWTON):  # Newton's method in log δ, kept between the bounds found so far
-        power = (log_mu * -dimension.unsqueeze(-1)).expm1_()  # μ^−δ − 1
-        inner = (log_mu / power).masked_fill_(apart, 0.0)
-        score = count / dimension - (scale - 1) * inner.sum(-1) - (2 * scale - 1) * total
-        squares = inner.square_().mul_(power.add_(1.0)).sum(-1)
-        slope = -count / dimension - (scale - 1) * squares * dimension  # in log δ
+        score, slope = _gride_score(log_mu, count, dimension, scale)
         moves = score.abs() > 1e-12 * slope.abs()
         if not bool(moves.any()):
             break
@@ -325,6 +319,30 @@ def _gride(neighbours: Neighbours, scale: int) -> Tensor:
         inside = (low < ahead) & (ahead < high) | (low <= 0) | (low >= high) | (high == torch.inf)
         dimension = torch.where(moves, torch.where(inside, ahead, (low * high).sqrt()), dimension)
     return dimension
+
+
+def _gride_within(neighbours: Neighbours, low: float, high: float) -> bool:
+    """Whether GRIDE (k = 2) lies between two dimensions, by the signs of its score, without finding the zero."""
+    log_mu, count = _gride_ratios(neighbours, 2)
+    score, _ = _gride_score(log_mu, count, log_mu.new_tensor([low, high]), 2)
+    return bool(score[0] > 0.0) and bool(score[1] < 0.0)
+
+
+def _gride_ratios(neighbours: Neighbours, scale: int) -> tuple[Tensor, Tensor]:
+    """log μ, 0 in the rows that do not count, and N, how many do, of every line."""
+    near, usable, enough = _near(neighbours, 2 * scale)
+    log_mu = (near[..., 2 * scale - 1] / near[..., scale - 1]).log()
+    spread = usable & (log_mu > 0)
+    return torch.where(spread, log_mu, 0.0), torch.where(enough.isnan(), enough, spread.sum(-1))
+
+
+def _gride_score(log_mu: Tensor, count: Tensor, dimension: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+    """N/δ + (k−1) Σ log μ/(1 − μ^−δ) − (2k−1) Σ log μ, which falls in δ, and its slope in log δ."""
+    power = (log_mu * -dimension.unsqueeze(-1)).expm1_()  # μ^−δ − 1
+    inner = (log_mu / power).masked_fill_(log_mu <= 0, 0.0)
+    score = count / dimension - (scale - 1) * inner.sum(-1) - (2 * scale - 1) * log_mu.sum(-1)
+    squares = inner.square_().mul_(power.add_(1.0)).sum(-1)
+    return score, -count / dimension - (scale - 1) * squares * dimension
 
 
 def _few_hubs(value: float, rows: int, options: dict[str, Any], graphs: list[Neighbours]) -> str:

@@ -143,14 +143,16 @@ def float64_copy(x: Tensor) -> Tensor:
     return room("copy", x.shape, torch.float64).copy_(x)
 
 
-def room(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def room(name: str, shape: Sequence[int], dtype: torch.dtype, *, most: int = _MOST) -> Tensor:
     """An uninitialised host tensor; calls of one thread with the same name and dtype share its memory.
+
+    Of more than `most` elements it is new memory, which is not kept.
 
     >>> room("doctest", (2, 3), torch.float64).shape
     torch.Size([2, 3])
     """
     size, key = math.prod(shape), f"{name} {dtype}"
-    if size > _MOST:
+    if size > most:
         return torch.empty(tuple(shape), dtype=dtype)
     kept = _LOCAL.__dict__.get(key)
     if kept is None or kept.numel() < size:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.host import cores, float64_copy, room, single_steps, together
-from anisoscope.numerics.linalg import has_float64
+from anisoscope.numerics.host import cores, each_on_host, float64_copy, room, single_steps, together
+from anisoscope.numerics.linalg import has_float64, lengths
 from anisoscope.numerics.screening import (
     PLACES,
     Candidates,
@@ -37,9 +37,9 @@ _DENSE_BYTES = 1 << 21  # the same of rows with equally long lists, whose few st
 _DEVICE_BYTES = 1 << 30
 _LISTED, _DEVICE_LISTED = 2, 4  # candidates listed per wanted neighbour; a constant number is added
 _TRIED = 64  # rows on which bfloat16 is tried
-_WIDE_COPY = 1 << 24  # elements of rows up to which a float64 copy of all is worth its memory
-_FEW = 2560  # rows up to which all products at once take less time than lists of groups
-_IN_TURN, _IN_TURN_ROWS = 16, 512  # largest keys that are found one after the other, and rows at a time
+_FEW = 3072  # rows up to which all products at once take less time than lists of groups
+_IN_TURN = 16  # largest keys that are found one after the other
+_STRIP = 1024  # most rows of a strip of products, which one core looks through
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
@@ -152,29 +152,50 @@ def _all_products(x: Tensor, k: int, *, shift: Tensor) -> Search:
     """Search of few rows: all float32 products at once; the largest are candidates, and more where these are close."""
     low = rounded(x, "float32", shift=shift, pad=1, fused=True)
     low = replace(low, gamma=low.gamma + 2.0**-23)  # N²/2 is subtracted after the product
-    keys = _symmetric_keys(low.rows, low.half)
-    rows = torch.arange(len(x), device=x.device)
-    found = Search(low.norm.new_empty(len(x), k), rows.new_empty(len(x), k), rows < 0, "float32")
-    listed = rows.unsqueeze(1)[:, :0]
-    for more in (k, k + 4, 4 * k + 28):
-        value, column = _largest_keys(keys, min(more + 1, len(x) - 1 - listed.shape[1]))
-        listed, left = torch.cat([listed, column], 1), value.shape[1] > more  # the last only bounds what is left
-        near = listed[:, :-1] if left else listed
-        distance, index = _smallest(_dense_distances(x, rows, near), near, k)
-        reach = low.norm[rows].square() - 2.0 * value[:, -1].double()
-        sure = Candidates(rows, rows[:0], rows[:0], reach, low).suffice(distance[:, -1]) if left else rows >= 0
+    keys, half, everyone = _symmetric_products(low.rows), low.half, torch.arange(len(x), device=x.device)
+    found = Search(low.norm.new_empty(len(x), k), everyone.new_empty(len(x), k), everyone < 0, "float32")
+    listed = everyone.new_empty(len(x), min(k + 1, len(x) - 1))
+    step = min(_STRIP, -(-len(x) // cores())) if x.device.type == "cpu" else len(x)
+
+    def settle(rows: Tensor | slice, near: Tensor, last: Tensor) -> Tensor:
+        """Write the nearest of the candidates, and whether they are proved; the last one bounds all that follow."""
+        here, every = everyone[rows], near.shape[1] == len(x) - 1
+        near = near if every else near[:, :-1]
+        distance, index = _smallest(_few_distances(x, rows, near), near, k)
+        reach = low.norm[rows].square() - 2.0 * last.double()
+        sure = here >= 0 if every else Candidates(here, here[:0], here[:0], reach, low).suffice(distance[:, -1])
         found.distance[rows], found.index[rows], found.sure[rows] = distance, index, sure
-        rows, listed, keys = rows[~sure], listed[~sure], keys[~sure]
-        if not len(rows):
-            break
+        return sure
+
+    def first(start: int) -> None:
+        part = slice(start, start + step)
+        mine = keys[part].sub_(half)
+        mine.diagonal(start).fill_(-torch.inf)
+        value, listed[part] = _largest_keys(mine, listed.shape[1])
+        settle(part, listed[part], value[:, -1])
+
+    def further(rows: Tensor) -> None:
+        mine, near = keys[rows], listed[rows]
+        for more in (k + 5, 4 * k + 29):
+            value, column = _largest_keys(mine, min(more, len(x) - 1 - near.shape[1]))
+            near = torch.cat([near, column], 1)
+            left = ~settle(rows, near, value[:, -1])
+            rows, near, mine = rows[left], near[left], mine[left]
+            if not len(rows):
+                break
+
+    each_on_host(first, range(0, len(x), step), x.device.type)
+    again = (~found.sure).nonzero().squeeze(1)
+    each_on_host(further, again.split(step) if len(again) else (), x.device.type)
     return found
 
 
-def _symmetric_keys(rows: Tensor, half: Tensor) -> Tensor:
-    """yᵢ·yⱼ − Nⱼ²/2 [n, n]; −inf on the diagonal."""
+def _symmetric_products(rows: Tensor) -> Tensor:
+    """yᵢ·yⱼ [n, n]."""
     if rows.device.type != "cpu":
-        return (rows @ rows.T).sub_(half).fill_diagonal_(-torch.inf)
-    keys, wide, number = room("keys", (len(rows), len(rows)), torch.float32), rows.numpy(), 1 if cores() < 2 else 2
+        return rows @ rows.T
+    shape, wide, number = (len(rows), len(rows)), rows.numpy(), 1 if cores() < 2 else 2
+    keys = room("keys", shape, torch.float32, most=_FEW**2)
     parts = [slice(*pair) for pair in pairwise(round(len(rows) * i / number) for i in range(number + 1))]
 
     def product(pair: tuple[slice, slice]) -> None:
@@ -184,7 +205,7 @@ def _symmetric_keys(rows: Tensor, half: Tensor) -> Tensor:
             keys[two, one] = keys[one, two].T
 
     together(product, [*combinations(parts, 2), *((part, part) for part in parts)])
-    return keys.sub_(half).fill_diagonal_(-torch.inf)
+    return keys
 
 
 def _largest_keys(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -196,19 +217,13 @@ def _largest_keys(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
         value, column = keys.topk(count, dim=1)
         keys.scatter_(1, column, -torch.inf)
         return value, column
-    value, column = torch.empty(len(keys), count), torch.empty(len(keys), count, dtype=torch.int64)
-
-    def some(start: int) -> None:
-        part = keys[start : start + _IN_TURN_ROWS].numpy()
-        lines = np.arange(len(part))
-        for place in range(count):
-            at = part.argmax(1)
-            column[start : start + len(part), place] = torch.from_numpy(at)
-            value[start : start + len(part), place] = torch.from_numpy(part[lines, at])
-            part[lines, at] = -np.inf
-
-    together(some, range(0, len(keys), _IN_TURN_ROWS))
-    return value, column
+    part, lines = keys.numpy(), np.arange(len(keys))
+    largest, place = np.empty((len(keys), count), np.float32), np.empty((len(keys), count), np.int64)
+    for i in range(count):
+        at = place[:, i] = part.argmax(1)
+        largest[:, i] = part[lines, at]
+        part[lines, at] = -np.inf
+    return torch.from_numpy(largest), torch.from_numpy(place)
 
 
 def _fused(x: Tensor, k: int, precision: str | None) -> Search:
@@ -315,28 +330,36 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _dense_distances(x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
-    """‖x_i − x_j‖ in float64 of some rows to the rows at `index` [rows, k], from differences."""
+    """‖x_i − x_j‖ in float64 of some rows to the rows at `index` [rows, k], from differences; on all cores."""
     if x.device.type != "cpu":
-        return _distances(x, rows.repeat_interleave(index.shape[1]), index.flatten()).view(index.shape)
-    found, d, k = torch.empty(index.shape, dtype=torch.float64), x.shape[1], index.shape[1]
-    step = max(1, _DENSE_BYTES // (8 * d * max(1, k)))
-    pays = x.numel() <= min(2 * len(rows) * d, _WIDE_COPY)
-    wide = room("wide", x.shape, torch.float64).copy_(x) if pays else x
+        return _few_distances(x, rows, index)
+    step = _dense_rows(x, index)
+    pairs = zip(rows.split(step), index.split(step), strict=True)
+    return torch.cat(together(lambda pair: _few_distances(x, *pair), list(pairs)))
 
-    def some(start: int) -> None:
-        at = index[start : start + step]
-        near = _wide_taken(wide, at.flatten(), "one").view(-1, k, d).numpy()
-        np.subtract(near, _wide_taken(wide, rows[start : start + step], "two").unsqueeze(1).numpy(), out=near)
-        np.sqrt(np.vecdot(near, near), out=found[start : start + step].numpy())
 
-    together(some, range(0, len(rows), step))
+def _few_distances(x: Tensor, rows: Tensor | slice, index: Tensor) -> Tensor:
+    """As `_dense_distances`, by the calling thread alone; a slice of rows is not copied."""
+    d, k = x.shape[1], index.shape[1]
+    if x.device.type != "cpu":
+        one = torch.arange(len(x), device=x.device)[rows]
+        return _distances(x, one.repeat_interleave(k), index.flatten()).view(index.shape)
+    found, own, step = torch.empty(index.shape, dtype=torch.float64), x[rows], _dense_rows(x, index)
+    for start in range(0, len(own), step):
+        part = slice(start, start + step)
+        gap = _widened(_taken(x, index[part].flatten(), "one"), "one").view(-1, k, d)
+        found[part] = lengths(gap.sub_(_widened(own[part], "two").unsqueeze(1)))
     return found
 
 
-def _wide_taken(x: Tensor, at: Tensor, name: str) -> Tensor:
-    """x[at] in float64, in a buffer of this thread."""
-    taken = _taken(x, at, name)
-    return taken if x.dtype is torch.float64 else room(f"wide {name}", taken.shape, torch.float64).copy_(taken)
+def _dense_rows(x: Tensor, index: Tensor) -> int:
+    """Rows whose differences to the rows at `index` [rows, k] are computed at a time."""
+    return max(1, _DENSE_BYTES // (8 * x.shape[1] * max(1, index.shape[1])))
+
+
+def _widened(rows: Tensor, name: str) -> Tensor:
+    """The rows in float64, in a buffer of this thread unless they have that type."""
+    return rows if rows.dtype is torch.float64 else room(f"wide {name}", rows.shape, torch.float64).copy_(rows)
 
 
 def _taken(x: Tensor, at: Tensor, name: str) -> Tensor:

@@ -115,7 +115,7 @@ def blocks(x: Tensor) -> Iterator[slice]:
 
 def centre(x: Tensor) -> Tensor:
     """The coordinate-wise median of some rows, in float64, which is robust to a few rows of huge norm."""
-    some = x[:: -(-len(x) // _SEEN)].T.contiguous()
+    some = x[:: -(-len(x) // _SEEN)].contiguous().T.contiguous()  # columns of nearby rows are turned sooner
     if x.device.type != "cpu":
         return some.double().median(1).values
     short = some.numpy() if some.dtype.itemsize >= 4 else some.float().numpy()
@@ -125,14 +125,15 @@ def centre(x: Tensor) -> Tensor:
 def rounded(x: Tensor, precision: str, *, shift: Tensor, pad: int, width: int = 1, fused: bool = False) -> Rounded:
     """Rows minus `shift` in low precision, padded to a multiple of `pad` rows and, if `fused`, of `width` columns.
 
-    Without `fused` they have the additional columns of which `Rounded.keys` are made."""
+    Without `fused` they have the additional columns of which `Rounded.keys` are made. The next call of this thread may
+    use the memory of the rows again."""
     n, d = x.shape
-    top = torch.stack([torch.stack(x[part].aminmax()).abs().amax() for part in blocks(x)]).amax()
-    power = math.frexp(float(top))[1]
+    power = math.frexp(max(abs(float(end)) for end in x.aminmax()))[1]
     scale = 1.0 if abs(power) <= _MODERATE else 2.0**-power  # scales the largest entry to about 1, exactly
     parts = 0 if fused else 3 if precision == "bfloat16" else 1  # bfloat16 has a third of the digits of float32
     tall, wide = -(-n // pad) * pad, -(-d // width) * width + 2 * parts
-    rows = torch.zeros(tall, wide, dtype=DTYPES[precision], device=x.device)
+    rows = _memory("rows", (tall, wide), torch.empty(0, dtype=DTYPES[precision], device=x.device))
+    rows[n:], rows[:, d:] = 0.0, 0.0
     norm = torch.empty(n, dtype=torch.float64, device=x.device)
     lost = torch.zeros(n, dtype=torch.float64, device=x.device)
 

@@ -85,6 +85,15 @@ class Sample:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def as_given(self) -> Sample:
+        """The sample in the order in which its rows came, for what does not depend on it: they need not be copied.
+
+        >>> Sample(3).update(torch.eye(3), context=torch.arange(3), lasting=True).as_given().label("context").tolist()
+        [0, 1, 2]
+        """
+        whole = len(self._rows) == 1 and len(self._rows[0]) <= self.size
+        return self._of(self._rows[0], self._labels[0]) if whole else self
+
     def select(self, mask: Tensor) -> Sample:
         """The sample of the rows where the mask holds."""
         index, rows = mask.nonzero().squeeze(1), self.rows

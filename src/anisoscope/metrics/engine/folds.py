@@ -336,10 +336,21 @@ def widening(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> float:
         homes.append(contexts[used])
         i, k = _links(index, used, contexts)
         shared, links = shared + 2.0 * float((psi[i] * psi[k]).sum()), links + 2.0 * len(i)
-        apart += n * n - float(torch.unique(homes[-1], return_counts=True)[1].square().sum())
-    kinds, place = torch.unique(torch.cat(homes), return_inverse=True)
-    within = float(terms[0].new_zeros(len(kinds)).index_add_(0, place, torch.cat(terms)).square().sum())
+        apart += n * n - float(_by_context(torch.ones(n, dtype=torch.float64), homes[-1]).square().sum())
+    within = float(_by_context(torch.cat(terms), torch.cat(homes)).square().sum())
     return max(1.0, 1.0 + shared / within + links / apart) ** 0.5 if within and apart else 1.0
+
+
+def _by_context(values: Tensor, contexts: Tensor) -> Tensor:
+    """The sum of the values of each context; rows that are a context each, in rising order, need no sorting.
+
+    >>> _by_context(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5, 4, 5])).tolist()
+    [2.0, 4.0]
+    """
+    if bool((contexts[1:] > contexts[:-1]).all()):
+        return values
+    kinds, place = torch.unique(contexts, return_inverse=True)
+    return values.new_zeros(len(kinds)).index_add_(0, place, values)
 
 
 def _links(index: Tensor, used: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,7 +358,7 @@ def _links(index: Tensor, used: Tensor, contexts: Tensor) -> tuple[Tensor, Tenso
     n, k = index.shape
     one, two = torch.arange(n).repeat_interleave(k), index.flatten()
     chosen = used[one] & used[two] & (contexts[one] != contexts[two])
-    pairs = torch.unique(torch.minimum(one, two)[chosen] * n + torch.maximum(one, two)[chosen])
+    pairs = torch.unique((torch.minimum(one, two) * n + torch.maximum(one, two))[chosen])
     return pairs // n, pairs % n
 
 

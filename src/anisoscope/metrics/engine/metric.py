@@ -206,7 +206,8 @@ def array_view(
         place = torch.arange(len(rows))
         sample = Sample(len(rows), seed).update(rows, context=contexts, position=place, token=tokens, lasting=True)
         read = [estimation.neighbours_read(*request) for request in wanted if Neighbours in request[0].needs]
-        graphs = _graph_maker(sample, max(read, default=0))
+        # one graph of all rows, which is the same in any order; taken before another metric sorts them
+        graphs = _graph_maker(sample.as_given(), max(read, default=0))
     # numbers in rising order, as of rows that are a context each, need no sorting
     kinds = home if bool((contexts[1:] > contexts[:-1]).all()) else fold_of(contexts.unique())
     counts: dict[str, Any] = {"contexts": len(kinds), "dropped": dropped, "interval": interval}
