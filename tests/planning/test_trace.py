@@ -24,6 +24,9 @@ def test_what_autograd_keeps_is_counted_once_and_weights_are_not() -> None:
     x = torch.zeros(16, 8)
     found = trace(lambda: layer(x).square().sum().backward())
     assert found.kept == 4 * (16 * 8 + 16 * 4)  # the input of the product and that of the square
+    second = nn.Linear(4, 3, bias=False)  # whose weight is kept, transposed, for the gradient of its input
+    found = trace(lambda: second(layer(x)).sum().backward())
+    assert found.kept == 4 * (16 * 8 + 16 * 4)  # the inputs of both products
 
 
 GPT = "gpt2:n_layer=2,n_embd=32,n_head=2"

@@ -37,6 +37,7 @@ from anisoscope.capture.objective import (
     logits_of,
     refuse_labels,
 )
+from anisoscope.capture.pass_size import contexts_at_once
 from anisoscope.capture.row import Batch, PositionChoice, Rule, Sink, by_rule, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -153,8 +154,7 @@ class Instruments:
         if self.readers and rows.weights:
             found.weights = weight_gradients(self.model, self.readers, rows)
             found.readers = self.readers
-        output = None if found.table is None else found.table.output
-        rows.weights = [(fold, {n: g for n, g in parts.items() if n == output}) for fold, parts in rows.weights]
+        rows.weights = {}  # of which no more is needed
         return found
 
     def _table(self) -> TableSeen | None:
@@ -162,10 +162,8 @@ class Instruments:
         study, watch = self.study, self.watch
         if study is None or watch is None or not study.plan.embedding or (table := watch.table) is None:
             return None
-        name = self.output_weight
-        tied = name is not None and dict(self.model.named_parameters())[name] is table
         read = watch.closed if watch.sharded else None
-        return TableSeen(len(table), table.shape[1], name, tied, watch.step, list(watch.updates()), read)
+        return TableSeen(len(table), table.shape[1], watch.step, list(watch.updates()), read)
 
     def live_rows(
         self, step: int, seen: Sequence[MicroBatch], bank: Bank | None, scale: LossScale, *, alone: bool = True
@@ -296,10 +294,11 @@ class Probe:
             if loss is None and self.gradients and not self._reads_tokens(given[0]):
                 given = [with_own_targets(self.model, batch) for batch in given]
             self.loss = loss if loss is not None else self._objective(given[0])
+            self.outputs = 0  # of one position, where no output head tells
             if isinstance(self.loss, Classes | PositionClasses):
-                classes = self._classes(given[0])
+                self.outputs = self._classes(given[0])
                 for inputs in given:
-                    refuse_labels(inputs["labels"], classes)
+                    refuse_labels(inputs["labels"], self.outputs)
         if isinstance(self.loss, OwnLoss) and self.loss.reduction == "alone":
             self.batch_size = 1
         if i.study is not None and i.study.plan.weights:
@@ -308,8 +307,11 @@ class Probe:
             if not i.readers:
                 i.note("no linear was found that reads attn_in or mlp_in, so weight gradients are left out")
         self.extra = [site for site in i.setup.captured if site not in i.sites] if i.requests else []  # for geometry
-        embedding = i.study is not None and i.study.plan.embedding and i.watch is not None and i.watch.table is not None
+        table = None if i.study is None or not i.study.plan.embedding or i.watch is None else i.watch.table
+        embedding = table is not None
         weights = [name for found in i.readers.values() for name in found]  # parameters whose gradients are kept
+        tied = embedding and table is weight_of(self.model, "get_output_embeddings")
+        self.head: dict[str, Any] = {"output": i.output_weight, "tied": tied}
         weights += [name for name in (i.output_weight,) if embedding and name is not None]
         if sharded(self.model) and weights:
             i.readers, weights = {}, []
@@ -405,9 +407,10 @@ class Probe:
             batches, chosen, contexts, halves.split(sizes), folds.split(sizes), strict=True
         ):
             known = bool(self.instruments.readers)
+            most = contexts_at_once(self.model, inputs, self.batch_size, outputs=self.outputs)
             for test, f in [(0, 0), *((1, f) for f in range(int(fold.max()) + 1 if len(fold) else 0))]:
                 some = mine[(half == test) & (fold == f)]
-                for part in some.split(self.batch_size) if len(some) else ():
+                for part in some.split(most) if len(some) else ():
                     yield ProbePiece(take(inputs, part), bool(test), hashes[part], f if known else -1)
 
     @property
@@ -515,13 +518,12 @@ class Probe:
         words = {**self.options, **self._words(others)}
         found = gradient_pass.gradient_rows(self.model, piece.inputs, self.instruments.sites, **words)
         out.add_test(found)
-        out.passes += [(found, piece.context, 1.0)] if self._splits else []
+        out.passes += [(replace(found, weights={}, embedded=None), piece.context, 1.0)] if self._splits else []
         if found.by_context is not None:
             out.by_context.append((piece.context, *found.by_context))
         if found.embedded is not None:
             out.embedded.append(found.embedded)
-        if found.weights:
-            out.weights.append((piece.fold, found.weights))
+        out.add_weights(piece.fold, found, **self.head)
 
     def _forward(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
         """A forward pass only: the loss, if there is one; rows go to the sink `others`."""

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from anisoscope.capture.pass_size import fitting_contexts, vocabulary
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Plan, Setup, make_plan, prepare
 from anisoscope.measurement.inspection import MIB, Amount, amount_of, pass_memory, record_count
 from anisoscope.metrics.engine.metric import Request
 from anisoscope.monitor.instruments import stream_kinds
+from anisoscope.numerics.hashing import FOLDS
 from anisoscope.planning.calibration import Calibration
 from anisoscope.planning.features import (
     added,
@@ -169,14 +171,21 @@ class Costs:
         rows = float(r.contexts * max((shapes[site].positions for site in sites), default=r.length))
         features = tangent_features(widths, plan, rows=rows)
         name = preset if preset in PLANS else "standard"
-        probe = self.forward_seconds(r.contexts / 2) + self.backward_seconds(r.contexts / 2)
+        words, most = vocabulary(self.subject.model), min(r.batch, r.contexts)
+        at_once = fitting_contexts(r.length, words, most, device=c.device, wide=r.dtype == "float64")
+        passes = replace(self, reading=replace(r, batch=at_once))
+        probe = passes.forward_seconds(r.contexts / 2) + passes.backward_seconds(r.contexts / 2)
         records = c.seconds(f"records:{name}", {"steps": 1.0, "sites": float(len(sites))})
         seconds = probe + c.seconds(f"tangent:{name}", features)
-        held = sum(rows * width * 4 * 2.5 for width in widths) + _SPACE  # rows and gradients, and what is fitted on
-        kept = self.subject.updated(min(r.batch, r.contexts), r.length).kept
-        weights = self.weights * 2  # with gradients
-        host = c.base + (weights + kept + held if self.on_host else held)
-        device = 0.0 if self.on_host else weights + kept + held + _CUDA
+        held = rows_held = sum(rows * width * 4 * 2.5 for width in widths) + _SPACE  # with gradients and fits
+        # logits go backward as gradients of their logarithms and of themselves, beside what the forward pass kept
+        held += self.subject.updated(at_once, r.length).kept + 2.0 * at_once * r.length * words * 4
+        head = float(words * self.subject.width)
+        # the head has a gradient in each pass, as a tied table in two parts, and their sum in float64
+        held += self.weights + (head * (8 + 2 * BYTES[r.dtype]) if plan.embedding else 0.0)
+        held += FOLDS * (self.weights - head * BYTES[r.dtype]) if plan.weights else 0.0
+        host = c.base + (held if self.on_host else rows_held)
+        device = 0.0 if self.on_host else held + _CUDA
         disk = records * (_ROW + _PART) + map_bytes(widths)
         return Cost((("measured steps", seconds),), host, device, disk, records).times(steps)
 

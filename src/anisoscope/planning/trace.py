@@ -75,7 +75,8 @@ def trace(run: Callable[[], Any]) -> PassTrace:
     kept: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
-        if not x.is_leaf or not x.requires_grad:  # weights are there anyway
+        owner = x if x._base is None else x._base
+        if not owner.is_leaf or not owner.requires_grad:  # weights are there anyway, transposed ones too
             kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 

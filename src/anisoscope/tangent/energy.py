@@ -308,7 +308,7 @@ def _sums(tests: Sequence[SubspaceTest], asked: Sequence[Sequence[Asked]]) -> li
     first, device = tests[0], tests[0].moments.folds.device
     rows = [test.rows for test in tests if test.rows is not None]
     sums: RowSums | MomentSums = (
-        RowSums(torch.stack([mine.g for mine in rows]), rows[0].member)
+        RowSums(torch.stack([mine.g for mine in rows]) if len(rows) > 1 else rows[0].g[None], rows[0].member)
         if rows
         else MomentSums(torch.stack([test.moments.folds for test in tests]))
     )

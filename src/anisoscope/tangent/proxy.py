@@ -145,7 +145,8 @@ class StepRows:
     loss: float = 0.0
     tokens: int = 0
     weighted_loss: float | None = None  # with the weights that training gives to targets; None where it gives none
-    weights: list[tuple[int, dict[str, Tensor]]] = field(default_factory=list)  # (fold or −1, gradients by name)
+    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by fold (or −1): gradients by name
+    output: Tensor | None = None  # the gradient of the output head [V, d] in float64, of a tied table as such alone
     embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids, gradients
     unreached: set[Site] = field(default_factory=set)
     # of the contexts that the loss is of: hash, summed loss, number of targets, each [B]
@@ -170,6 +171,24 @@ class StepRows:
         self.loss += loss
         self.tokens += tokens
         self.weighted_loss = self.weighted_loss if weighted is None else (self.weighted_loss or 0.0) + weighted
+
+    def add_weights(self, fold: int, found: GradientPass, *, output: str | None, tied: bool) -> None:
+        """Add the gradients of weights; `output` names the output head, `tied`: it is the input embedding as well.
+
+        They are added up at once: with a large vocabulary that of the head is as large as most of the model.
+        """
+        mine = self.weights.setdefault(fold, {})
+        for name, g in found.weights.items():
+            if name != output:
+                g = g if g.dtype == torch.float64 else g.float()
+                mine[name] = mine[name] + g if name in mine else g
+                continue
+            if tied and found.embedded is None:  # which part of the total gradient is of the input is not known
+                continue
+            self.output = g.double() if self.output is None else self.output.add_(g)
+            if tied and found.embedded is not None:
+                ids, inside = found.embedded
+                self.output.index_add_(0, ids.to(g.device), inside.to(g.device, torch.float64), alpha=-1)
 
     def drop(self, site: Site) -> None:
         """Leave a site out."""

@@ -49,14 +49,20 @@ from anisoscope.tangent.refit import FitRows, Fitted, refits_of, standardised_se
 from anisoscope.tangent.ties import Planes, opened, swings_of
 from anisoscope.tangent.together import Targets, on_host
 
+_TYPES = 1 << 15  # rows of a table that are looked at together: copies of all those of a large vocabulary take GBs
 
-def input_role(embedded: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
-    """T [V, d]: the gradient of the table as input embedding, by scatter-add of the gradients of its outputs."""
-    width = embedded[0][1].shape[-1]
-    out = torch.zeros(size, width, dtype=torch.float64, device=embedded[0][1].device)
-    for ids, grads in embedded:
-        out.index_add_(0, ids, grads.double())
-    return out
+
+def input_role(embedded: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The gradient of the table as input embedding, by scatter-add of the gradients of its outputs.
+
+    The types that were read [m], ascending, and their rows [m, d]; those of all others are 0.
+    """
+    here, width = embedded[0][1].device, embedded[0][1].shape[-1]
+    types, place = torch.cat([ids.to(here) for ids, _ in embedded]).unique(return_inverse=True)
+    out = torch.zeros(len(types), width, dtype=torch.float64, device=here)
+    for at, (_, grads) in zip(place.split([len(ids) for ids, _ in embedded]), embedded, strict=True):
+        out.index_add_(0, at, grads.to(here, torch.float64))
+    return types, out
 
 
 def table_records(
@@ -91,7 +97,11 @@ def table_records(
 
 
 def _moments_of(half: Half) -> GradientMoments:
-    return GradientMoments().update(half.x, context=half.context, fold=half.fold)
+    """The second moments of rows of a table, some at a time: every type is a context of its own, so that these add."""
+    found, parts = GradientMoments(), (half.x, half.context, half.fold)
+    for x, context, fold in zip(*(part.split(_TYPES) for part in parts), strict=True):
+        found.update(x, context=context, fold=fold)
+    return found
 
 
 @dataclass(frozen=True)
@@ -183,10 +193,10 @@ def weight_gradients(model: nn.Module, readers: Mapping[Site, Sequence[str]], ro
 def _fold_gradients(model: nn.Module, names: Sequence[str], rows: StepRows) -> Tensor | None:
     """[FOLDS, out, d]: gradients of the test contexts of each fold for all weights that read one site, or None."""
     found: dict[int, Tensor] = {}
-    for fold, gradients in rows.weights:
+    for fold, gradients in rows.weights.items():
         part = joined(model, names, gradients)
         if part is not None:
-            found[fold] = found[fold] + part if fold in found else part
+            found[fold] = part
     if not found:
         return None
     like = next(iter(found.values()))

@@ -24,6 +24,7 @@ from anisoscope.tangent.ties import Planes, opened, swings_of
 
 Found = dict[str, Tensor]  # numbers of one subspace at every site, [S, ...] each
 _ROOM = {"cpu": 1 << 24, "cuda": 1 << 29}  # bytes of the images of draws that are held for a target
+_ROWS = 1 << 16  # rows of every site whose products are held at a time
 
 
 def chunk_size(width: int, rank: int, draws: int, device: str) -> int:
@@ -76,7 +77,7 @@ class RowSums:
 
     @cached_property
     def norms(self) -> Tensor:
-        return self.g.double().square().sum(-1)
+        return torch.cat([part.double().square().sum(-1) for part in self.g.split(_ROWS, 1)], 1)
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -88,10 +89,6 @@ class RowSums:
         """Σ‖g‖², rows with a gradient and rows, by group and fold [S, groups, FOLDS, 3]."""
         columns = torch.stack([self.norms, (self.norms > 0).double(), torch.ones_like(self.norms)], -1)
         return (self.member.mT @ columns).unflatten(1, (-1, FOLDS))
-
-    @cached_property
-    def groups(self) -> Tensor:
-        return self.member.unflatten(1, (-1, FOLDS)).sum(-1)
 
     def each(self, subspaces: Sequence[Subspaces]) -> list[Found]:
         return [self._of(mine) for mine in subspaces]
@@ -108,17 +105,28 @@ class RowSums:
         columns = columns.reshape(S, d, lines * r)
         if given.planes is not None:
             columns = torch.cat([columns, given.planes.directions], -1)
-        with tangent.full_float32():
-            inside = (self.g @ columns.to(self.g.dtype)).double()
-        energy = inside[..., : lines * r].square().unflatten(-1, (lines, r)).sum(-1)
-        both = self.member.mT @ torch.cat([energy, energy * self.inverse], -1)
-        found = dict(zip(("energy", "energy row"), both.unflatten(1, (-1, FOLDS)).chunk(2, -1), strict=True))
-        if given.planes is not None:
-            u, v = inside[..., lines * r :].chunk(2, -1)
-            products = torch.cat([u.square(), v.square(), u * v], -1)
-            both = self.groups.mT @ torch.cat([products, products * self.inverse], -1)
-            found |= dict(zip(("planes", "planes row"), both.unflatten(-1, (6, r)).chunk(2, -2), strict=True))
+        columns, found = columns.to(self.g.dtype), Found()
+        parts = zip(self.g.split(_ROWS, 1), self.inverse.split(_ROWS, 1), self.member.split(_ROWS), strict=True)
+        for g, inverse, member in parts:
+            some = _energies(g, inverse, member, columns, lines=lines, rank=r)
+            found = {name: found[name] + x if found else x for name, x in some.items()}
         return found
+
+
+def _energies(g: Tensor, inverse: Tensor, member: Tensor, columns: Tensor, *, lines: int, rank: int) -> Found:
+    """The sums of `RowSums` over some rows; columns after those of subspaces are directions of planes."""
+    with tangent.full_float32():
+        inside = (g @ columns).double()
+    energy = inside[..., : lines * rank].square().unflatten(-1, (lines, rank)).sum(-1)
+    both = member.mT @ torch.cat([energy, energy * inverse], -1)
+    found = dict(zip(("energy", "energy row"), both.unflatten(1, (-1, FOLDS)).chunk(2, -1), strict=True))
+    if inside.shape[-1] > lines * rank:
+        u, v = inside[..., lines * rank :].chunk(2, -1)
+        products = torch.cat([u.square(), v.square(), u * v], -1)
+        groups = member.unflatten(1, (-1, FOLDS)).sum(-1)
+        both = groups.mT @ torch.cat([products, products * inverse], -1)
+        found |= dict(zip(("planes", "planes row"), both.unflatten(-1, (6, rank)).chunk(2, -2), strict=True))
+    return found
 
 
 @dataclass(frozen=True)

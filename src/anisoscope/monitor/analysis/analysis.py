@@ -35,8 +35,6 @@ class TableSeen:
 
     size: int
     width: int
-    output: str | None = None  # the name of the output head's weight
-    tied: bool = False  # whether that is the table itself
     since: int | None = None  # the step that updates are counted from
     updates: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # name, types, rows of the change
     read: Tensor | None = None  # [V] types read since then, if updates are of all that this process holds
@@ -77,6 +75,16 @@ class GradientsAlone:
     weights: list[Record] = field(default_factory=list)
     embed: Site | None = None  # where updates of the table are tested, if they can be
     types: TypeFit | None = None  # what they are tested in
+
+
+@dataclass(frozen=True)
+class _Role:
+    """Gradients of an embedding table in one of its roles, and the site whose proxies they are tested in."""
+
+    site: Site
+    of: str
+    types: Tensor  # [m]
+    rows: Tensor  # [m, d]
 
 
 @dataclass
@@ -235,15 +243,16 @@ class Analysis:
             return
         sizes: dict[str, Any] = {"bins": study.bins, "draws": study.plan.draws, "seed": self.seed}
 
-        def tested(role: tuple[Site, str, Tensor]) -> list[Record]:
-            site, of, found = role
-            used = found.abs().sum(1).nonzero().squeeze(1)
-            mine = {Label(p, study.main_rank): study.fitted[p][site] for p in study.plan.proxies[:2]}
-            return placed(site, rows.step, table_records(found[used], used.cpu(), mine, of=of, **sizes))
+        def tested(role: _Role) -> list[Record]:
+            used = role.rows.any(1).nonzero().squeeze(1)
+            whole = len(used) == len(role.rows)  # not copied: with a large vocabulary it is as large as the model
+            found, types = role.rows if whole else role.rows[used], role.types if whole else role.types[used]
+            mine = {Label(p, study.main_rank): study.fitted[p][role.site] for p in study.plan.proxies[:2]}
+            return placed(role.site, rows.step, table_records(found, types.cpu(), mine, of=role.of, **sizes))
 
-        roles = list(self._roles(study, rows, embed, table, sites))
+        roles = list(self._roles(study, rows, embed, sites))
         with full_float32():  # set once: parallel threads would reset it for each other
-            by_role = each_on_host(tested, roles, roles[0][2].device.type if roles else "cpu")
+            by_role = each_on_host(tested, roles, roles[0].rows.device.type if roles else "cpu")
         alone.tables += [row for found in by_role for row in found]
         alone.embed = embed
         if types:
@@ -251,26 +260,17 @@ class Analysis:
             how: dict[str, Any] = {"site": embed, "seed": self.seed, "standardised": study.plan.standardised}
             alone.types = TypeFit.of(rows.fit_half(embed), labels, **how)
 
-    def _roles(
-        self, study: TangentStudy, rows: StepRows, embed: Site, table: TableSeen, sites: Iterable[Site]
-    ) -> Iterator[tuple[Site, str, Tensor]]:
-        """(site, name, gradient [V, d]) of the table as input embedding and of the output head.
-
-        Of a tied table the output part is the total gradient minus the input part.
-        """
-        inside = input_role(rows.embedded, table.size) if rows.embedded else None
-        if inside is not None:
-            yield embed, "embedding_in", inside
-        name = table.output
-        parts = [g[name].double() for _, g in rows.weights if name is not None and name in g]
+    def _roles(self, study: TangentStudy, rows: StepRows, embed: Site, sites: Iterable[Site]) -> Iterator[_Role]:
+        """The gradients of the table as input embedding and of the output head."""
+        if rows.embedded:
+            yield _Role(embed, "embedding_in", *input_role(rows.embedded))
         last = [s for s in sites if s.stack == embed.stack or s.stack == "decoder"]
-        if not parts or not last or (table.tied and inside is None):
+        outside = rows.output
+        if outside is None or not last:
             return
         site = max(last, key=lambda s: (s.layer, s.kind == "final"))
-        whole = torch.stack(parts).sum(0)
-        outside = whole - inside if table.tied and inside is not None else whole
         if outside.shape[1] == len(study.fitted[study.plan.proxies[0]][site].basis):
-            yield site, "embedding_out", outside
+            yield _Role(site, "embedding_out", torch.arange(len(outside), device=outside.device), outside)
 
     def finish(self) -> tuple[list[Record], bool]:
         """Records that need the whole training, and whether a window is still open, so that its files are needed."""

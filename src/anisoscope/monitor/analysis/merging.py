@@ -98,8 +98,10 @@ def _joined_rows(parts: Sequence[StepRows]) -> StepRows:
         out.fit[site] = _in_turn([part.fit.get(site, []) for part in parts])
     for site in dict.fromkeys(site for part in parts for site in part.test):
         out.test[site] = _in_turn([part.test.get(site, []) for part in parts])
-    for name in ("weights", "embedded", "by_context", "passes"):
+    for name in ("embedded", "by_context", "passes"):
         setattr(out, name, _in_turn([getattr(part, name) for part in parts]))
+    heads = [part.output for part in parts if part.output is not None]  # not changed: files may hold them
+    out.output = reduce(lambda one, other: one + other.to(one.device), heads) if heads else None
     return out
 
 
@@ -128,4 +130,4 @@ def _joined_table(first: TableSeen, others: Sequence[TableSeen]) -> TableSeen:
             continue
         if bool(kept.any()):
             updates.append((name, types[kept], rows[where[kept].to(rows.device)]))
-    return TableSeen(first.size, first.width, first.output, first.tied, first.since, updates)
+    return TableSeen(first.size, first.width, first.since, updates)
