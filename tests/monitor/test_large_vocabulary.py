@@ -14,9 +14,10 @@ from anisoscope.capture import pass_size
 from anisoscope.capture.pass_size import contexts_at_once, vocabulary
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
-from anisoscope.tangent import tables, together
+from anisoscope.tangent import tables, tangent_study, together
 from anisoscope.tangent.plan import TangentPlan
 from support.monitored import COUNTS, compare, probe_of
+from support.planted_gradients import OTHER, SITE, D, planted
 from support.tiny_models import tiny
 
 WORDS, LENGTH, WIDTH = 60_000, 24, 16
@@ -80,6 +81,14 @@ def test_a_pass_has_as_many_contexts_as_there_is_room_for(monkeypatch: pytest.Mo
     assert monitor.probe is not None and {len(piece.context) for piece in monitor.probe.pieces} == {1}
 
 
+def test_wide_sites_are_tested_few_at_a_time() -> None:
+    rows = planted(0)  # two sites of width D
+    each = 6 * 8 * 8 * D**2  # six sets of second moments of eight folds in float64
+    assert rows.site_groups(1 << 30, {"cpu": 2 * each, "cuda": 0}) == [[SITE, OTHER]]
+    assert rows.site_groups(1 << 30, {"cpu": 2 * each - 1, "cuda": 0}) == [[SITE], [OTHER]]
+    assert rows.site_groups(1, {"cpu": 2 * each, "cuda": 0}) == [[SITE], [OTHER]]
+
+
 @pytest.mark.parametrize(("name", "splits"), [("gpt2", ()), ("llama", (1,))])  # a tied table, and one that is not
 def test_values_are_those_of_one_pass(name: str, splits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = TangentPlan(rank=4, draws=19, proxies=("pca", "svd"), frozen=False, weights=True, splits=splits)
@@ -88,6 +97,7 @@ def test_values_are_those_of_one_pass(name: str, splits: tuple[int, ...], monkey
     monkeypatch.setitem(pass_size.LOGITS, "cpu", 1)
     monkeypatch.setattr(tables, "_TYPES", 7)
     monkeypatch.setattr(together, "_ROWS", 11)
+    monkeypatch.setitem(tangent_study._SQUARES, "cpu", 1)
     pieces = measured(tiny(name), probe_of(name), **options)
     assert pieces.probe is not None and whole.probe is not None
     assert len(pieces.probe.pieces) > len(whole.probe.pieces)

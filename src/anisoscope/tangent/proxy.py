@@ -22,7 +22,7 @@ from anisoscope.metrics.frequency import bin_of
 from anisoscope.metrics.tangent import MOST_OF_WIDTH, check_rank, each_decomposed, next_components
 from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.factors import exact_products
-from anisoscope.numerics.hashing import even_folds, half_of, row_hash
+from anisoscope.numerics.hashing import FOLDS, even_folds, half_of, row_hash
 from anisoscope.numerics.host import together
 from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases
 from anisoscope.stats.moments import GradientMoments
@@ -135,6 +135,9 @@ def _labels(rows: SiteRows) -> dict[str, Tensor]:
     return {"context": index.context, "position": index.position, **targets}
 
 
+_MOMENTS = 6  # sets of second moments by fold that a site has while it is tested: of rows and gradients, each reading
+
+
 @dataclass
 class StepRows:
     """The rows that the passes of one step gave, by site."""
@@ -228,18 +231,24 @@ class StepRows:
         counts = on_host([{"": each} for each in finite.values()])
         return next((reason for reason, count in zip(finite, counts, strict=True) if not count[""]), "")
 
-    def site_groups(self, most: int) -> list[list[Site]]:
-        """The sites with gradients, as many together as have `most` bytes of rows, and at least one."""
+    def site_groups(self, most: int, moments: Mapping[str, int]) -> list[list[Site]]:
+        """The sites with gradients, as many together as have `most` bytes of rows, and at least one.
+
+        Wide sites have larger second moments than rows: `moments` are the bytes of theirs, by device.
+        """
         groups: list[list[Site]] = []
-        held = 0
+        held, squares = 0, 0
         for site in (site for site in self.fit if site in self.test):
             pairs = [(rows.x, rows.g) for rows in (*self.fit[site], *(rows for rows, _ in self.test[site]))]
             size = sum(x.nbytes for pair in pairs for x in pair if x is not None)
-            if not groups or held + size > most:
+            x = pairs[0][0]
+            square = _MOMENTS * 8 * FOLDS * x.shape[1] ** 2
+            room = moments.get(x.device.type, moments["cuda"])
+            if not groups or held + size > most or squares + square > room:
                 groups.append([])
-                held = 0
+                held, squares = 0, 0
             groups[-1].append(site)
-            held += size
+            held, squares = held + size, squares + square
         return groups
 
     def halves(

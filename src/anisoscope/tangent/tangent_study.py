@@ -44,6 +44,7 @@ ONE_PER_CONTEXT = ("cls", "stage_mean")  # kinds of sites
 
 EVERY = 1 << 20  # controls of all targets
 TOGETHER = 1 << 30  # bytes of rows of the sites that are measured together
+_SQUARES = {"cpu": 1 << 30, "cuda": 1 << 32}  # bytes of their second moments
 _FITTED = 1 << 31  # bytes of rows, moments and copies of the sites whose proxies are fitted together
 _COPIES = 3  # of the rows that are fitted on: as they are, balanced or without the first position, standardised
 
@@ -130,7 +131,7 @@ class TangentStudy:
 
     def alone(self, rows: StepRows) -> StepAlone:
         """What one step gives by itself, whatever was measured before it."""
-        groups, shared, halves = rows.site_groups(TOGETHER), StepShared(), Halves()
+        groups, shared, halves = rows.site_groups(TOGETHER, _SQUARES), StepShared(), Halves()
         for sites in groups:
             halves = self._halves(rows, sites, shared)
             shared.look_at(halves)
