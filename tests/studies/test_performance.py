@@ -50,6 +50,13 @@ from support.tiny_models import tiny
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("spec", ["models/small", "models/small/", "models/small.gguf"])
+def test_a_model_has_the_name_of_its_folder_or_file(spec: str) -> None:
+    from anisoscope.studies.performance.protocol import _subject
+
+    assert _subject(spec, ()).name == "small"
+
+
 def test_token_labels_follow_the_words() -> None:
     texts = [" The", " cat", "s", ",", " 12", "\n", "a"]
     found = token_labels(texts, np.zeros(7, dtype=bool))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.dynamics import PerformanceResults, performance_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.results.query import Query, Table
 from anisoscope.view.sections.findings import leading, measured
@@ -74,9 +75,19 @@ def all_results(docs: Path) -> dict[str, Result]:
 
 def judged(result: Result, table: Table | None = None, *, robust: bool = False) -> list[dict[str, Any]]:
     """The verdicts of now on a table (default: that of the result), on the claims that the run was asked."""
+    if result.about.get("study") == "performance":
+        return performance_judged(result.table if table is None else table)
     asked = {RENAMED.get(verdict["claim"], verdict["claim"]) for verdict in result.verdicts}
     names = [name for name in claims() if name in asked]
     return verdicts_to_dicts(evaluate_claims(result.table if table is None else table, names, robust=robust))
+
+
+def performance_judged(table: Table) -> list[dict[str, Any]]:
+    """The verdicts of the performance study, which are on one model at a time and not in the catalogue of claims."""
+    models = Query(table).values("model")
+    return verdicts_to_dicts(
+        [v for model in models for v in performance_verdicts(PerformanceResults(table, str(model)))]
+    )
 
 
 def verdict_text(verdicts: list[dict[str, Any]]) -> str:
