@@ -31,7 +31,6 @@ class KeyTable:
     most: int = 9
     show: str = "mean"
     note: str = ""
-    of: str = "table.parquet"
 
 
 Line = tuple[list[str], list[Cell | None]]

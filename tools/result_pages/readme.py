@@ -178,7 +178,7 @@ def _data(result: Result) -> list[str]:
 
 
 def _keys(result: Result, declared: Declared) -> list[str]:
-    tables = [line for key in declared.tables for line in markdown(key, result.rows_of(key.of))]
+    tables = [line for key in declared.tables for line in markdown(key, result.rows)]
     return ["## Numbers", "", *tables] if tables else []
 
 

@@ -46,10 +46,6 @@ class Result:
     def rows(self) -> Query:
         return Query(self.table)
 
-    def rows_of(self, file: str) -> Query:
-        """The rows of a table of the folder: of a further run that lies inside it."""
-        return self.rows if file == "table.parquet" else Query(Table.read(self.folder / file))
-
     def text(self, file: str) -> str:
         """A file of the folder; "" without it."""
         path = self.folder / file
