@@ -261,3 +261,27 @@ def test_a_model_that_was_measured_twice_has_the_rows_of_the_first_run_and_what_
 
     rows = [row(1.0), row(2.0, metric="two_nn"), row(9.0), row(3.0, model="other")]
     assert without_repeats(Table.from_records(rows).arrow)["value"].to_pylist() == [1.0, 2.0, 3.0]
+
+
+def test_runs_of_one_study_are_joined_as_that_study_with_the_options_they_share(tmp_path: Path) -> None:
+    from result_pages.judging import _record
+
+    one, two = ({"study": "performance", "kind": "study", "config": {"context": 64, "data": d}, "command": [d],
+                 "status": "complete"} for d in ("a", "b"))  # fmt: skip
+    record = _record([one, two], [])
+    assert record["study"] == "performance" and record["config"] == {"context": 64}
+    assert record["commands"] == [["a"], ["b"]]
+    assert "study" not in _record([one, {**two, "study": "shape"}], [])
+
+
+def test_verdicts_of_the_performance_study_are_made_again_model_by_model(tmp_path: Path) -> None:
+    from result_pages.result import Result, judged
+
+    variants = {"probe_selectivity": "repair=raw;task=t", "probe_accuracy": "against=raw;repair=whitened;task=t"}
+    rows = [row(0.1, model=model, metric=metric, variant=variant, step=None, replicates=[0.1] * 8)
+            for model in ("a", "b") for metric, variant in variants.items()]  # fmt: skip
+    result = planted(tmp_path / "r", rows)
+    about = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
+    (result.folder / "run.json").write_text(json.dumps({**about, "study": "performance"}), encoding="utf-8")
+    found = [(v["claim"], v["subject"], v["status"]) for v in judged(Result(result.folder))]
+    assert found == [("whitened_improves_probe", name, "holds") for name in ("a", "b")]

@@ -23,7 +23,15 @@ from anisoscope.claims.dynamics import (
     performance_verdicts,
 )
 from anisoscope.claims.engine.claim import Verdict
-from anisoscope.data.tasks import NONE, embedded_units, key_of, labelled_units, spread_contexts, token_labels
+from anisoscope.data.tasks import (
+    NONE,
+    PieceTexts,
+    embedded_units,
+    key_of,
+    labelled_units,
+    spread_contexts,
+    token_labels,
+)
 from anisoscope.data.text import Document
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
@@ -50,6 +58,13 @@ from support.tiny_models import tiny
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("spec", ["models/small", "models/small/", "models/small.gguf"])
+def test_a_model_has_the_name_of_its_folder_or_file(spec: str) -> None:
+    from anisoscope.studies.performance.protocol import _subject
+
+    assert _subject(spec, ()).name == "small"
+
+
 def test_token_labels_follow_the_words() -> None:
     texts = [" The", " cat", "s", ",", " 12", "\n", "a"]
     found = token_labels(texts, np.zeros(7, dtype=bool))
@@ -58,6 +73,24 @@ def test_token_labels_follow_the_words() -> None:
     assert found["space_next"].tolist() == [1, 0, 0, 1, 1, 0, NONE]
     special = np.array([False] * 6 + [True])
     assert token_labels(texts, special)["token_class"].tolist()[-1] == NONE
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "texts"),
+    [({"the": 0, "##re": 1}, [" the", "re"]), ({"Ġthe": 0, "re": 1, "###": 2}, [" the", "re", "###"])],
+)
+def test_signs_of_headings_make_no_word_pieces(vocabulary: dict[str, int], texts: list[str]) -> None:
+    class Words:
+        all_special_ids: tuple[int, ...] = ()
+
+        def get_vocab(self) -> dict[str, int]:
+            return vocabulary
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return list(vocabulary)[token]
+
+    pieces = PieceTexts(Words())
+    assert [pieces.text(token) for token in range(len(texts))] == texts
 
 
 def test_the_shuffled_twin_has_the_same_words_in_another_order_and_the_same_key() -> None:

@@ -21,7 +21,15 @@ def test_every_claim_of_the_catalogue_has_words_and_every_study_a_question() -> 
         assert words.label != words_of_claim("nobody knows").label and len(words.label) <= 36, name
         assert words.yes[:1].islower() or words.yes[:1].isupper(), name
         assert words.no and words.no != words.yes, name
-    assert {name for asked in ASKED.values() for name in asked} <= set(claims())
+    own = {"performance"}  # its verdicts are of its own, not of the catalogue
+    assert {name for study, asked in ASKED.items() if study not in own for name in asked} <= set(claims())
+
+
+def test_the_performance_study_is_asked_for_probes_and_for_checkpoints() -> None:
+    verdicts = [verdict(name, "m", "fails") for name in ("mean_improves_probe", *ASKED["performance"])]
+    told = "In m whitening the rows does not improve linear probes. "
+    told += "In m checkpoints that are more anisotropic do not have a higher loss."
+    assert headline(verdicts, "performance") == told
 
 
 def test_a_title_says_where_it_holds_and_where_it_fails() -> None:

@@ -53,6 +53,15 @@ CONTROLS = {"proxy (semi-NMF)": {}, "PCA of that rank": {"proxy": "pca"}, "next 
 FROZEN = {label: {**choice, "fit": "frozen"} for label, choice in CONTROLS.items()}
 FROZEN_NOTE = "Frozen directions were fitted on the first measured steps and kept from then on."
 
+NORMS = {"mean norm of inputs": {"metric": "mean_norm", "kind": "embed", "init": "normal"},
+         **{f"mean norm of outputs, {init}": {"metric": "mean_norm", "kind": "resid", "init": init}
+            for init in ("normal", "xavier", "orthogonal")},
+         "norm of the mean input": {"metric": "drift", "kind": "embed", "init": "normal"},
+         **{f"norm of the mean output, {init}": {"metric": "drift", "kind": "resid", "init": init}
+            for init in ("normal", "xavier", "orthogonal")}}  # fmt: skip
+FIXED_POINT = ("A norm has a fixed point where a block gives back what it gets: shorter rows come out longer, and "
+               "longer ones shorter.")  # fmt: skip
+
 READINGS = {"plain": {"site": "blocks"}, "without the first position": {"site": "blocks", "first": "out"},
             "standardised": {"site": "blocks", "coordinates": "standardised"},
             "standardised, without the first position":
@@ -64,6 +73,15 @@ RATIOS = {"σ₁/Σσ": {"metric": "svd_ratio"},
           "σ₁²/Σσ²": {"metric": "svd_ratio_squared"},
           "σ₁²/Σσ², without the first position": {"metric": "svd_ratio_squared", "first": "out"}}  # fmt: skip
 STREAM = {"kind": ["embed", "resid"]}
+REPAIRS = {"raw": "raw", "mean": "mean removed", "all_but_top": "all but the top", "whitened": "whitened"}
+REPAIRED = {words: {"repair": repair} for repair, words in REPAIRS.items()}
+DEPTHS = {**SITES, "final norm": {"site": "final norm"}}
+PATCHED = {"metric": "lm_loss", "reading": "patched"}
+READOUT = {"metric": "lm_loss", "reading": "readout"}
+PROBES = {"metric": "probe_accuracy", "task": ...}
+TASKS = {task.replace("_", " "): {"task": task} for task in
+         ("space_next", "token_class", "place_in_word", "article", "order")}  # fmt: skip
+SPEARMAN = {"metric": "performance_correlation", "method": "spearman", "interval": "contexts"}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
 TRAINED_TANGENT = (
@@ -93,7 +111,7 @@ RESULTS: dict[str, Declared] = {
         KeyTable("Enrichment by layer at the last step, in four readings", {**ENRICHMENT, **STREAM, "step": "last"},
                  "layer", BY_LAYER, most=13),
         KeyTable("Beside it: SmolLM2 by layer, a finished model", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
-                 "layer", BY_LAYER, most=13, of="../real/table.parquet"),
+                 "layer", BY_LAYER, most=13, of="real"),
         *TRAINED_TANGENT[3:],
         KeyTable("Share of gradient energy by layer at the last step, beside controls of the same rank",
                  {**ENERGY, **STREAM, "step": "last"}, "layer", CONTROLS, most=13),
@@ -146,22 +164,50 @@ RESULTS: dict[str, Declared] = {
                    {"metric": "average_cosine", "width": "768", "input_norm": norm, "bias": biases},
                    "bias", {"inputs": {"init": "normal", "kind": "embed"},
                             **{f"outputs, {init}": {"init": init, "kind": "resid"}
-                               for init in ("normal", "xavier", "orthogonal")}}, most=10)
+                               for init in ("normal", "xavier", "orthogonal")}}, most=11)
           for norm, words, biases in (("1", "normed", ...), ("0", "plain", ["0", "0.5", "1", "2", "5", "10"]))),
         KeyTable("Entropy of attention over log length, width 768, normed inputs",
                  {"metric": "attention_entropy", "width": "768", "input_norm": "1"}, "bias",
-                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=10),
+                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=11),
         KeyTable("Sharpness of attention, width 768, normed inputs",
                  {"metric": "attention_sharpness", "width": "768", "input_norm": "1"}, "bias",
-                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=10),
-        KeyTable("The reference block with all sequences (run in `reference/`)",
-                 {"width": "768", "init": "normal", "input_norm": ..., "bias": ...}, "bias",
-                 {f"{label}, {words}": {**choice, "input_norm": norm}
-                  for norm, words in (("1", "normed"), ("0", "plain"))
-                  for label, choice in (("cosine in", {"metric": "average_cosine", "kind": "embed"}),
-                                        ("cosine out", {"metric": "average_cosine", "kind": "resid"}),
-                                        ("entropy", {"metric": "attention_entropy"}))},
-                 most=10, of="reference/table.parquet"),
+                 {init: {"init": init} for init in ("normal", "xavier", "orthogonal")}, most=11),
+        *(KeyTable(f"Norms in and out against the bias, width 768, {words} inputs",
+                   {"width": "768", "input_norm": norm}, "bias", NORMS, most=11, note=note)
+          for norm, words, note in (("1", "normed", FIXED_POINT), ("0", "plain", ""))),
+    )),
+    "performance": Declared("Does the geometry matter for what can be done with the rows?", "performance-study.md", (
+        KeyTable("What a repair changes against raw rows, mean over sites", {"against": "raw", "step": "last"},
+                 {"own loss, rows repaired inside": PATCHED, "loss of a fresh readout": READOUT,
+                  "accuracy of linear probes": PROBES, "accuracy by cosine": {**PROBES, "probe": "cosine"}},
+                 {words: choice for words, choice in REPAIRED.items() if words != "raw"},
+                 note="Nats and shares of test rows; a loss that falls and an accuracy that rises are gains."),
+        KeyTable("The model's own loss with the rows of one site repaired", {**PATCHED, "step": "last"}, DEPTHS,
+                 REPAIRED),
+        KeyTable("Loss of a fresh readout", {**READOUT, "step": "last"}, DEPTHS, REPAIRED),
+        KeyTable("Accuracy of linear probes, mean over tasks", {**PROBES, "step": "last"}, DEPTHS, REPAIRED),
+        KeyTable("Accuracy of the nearest class mean by cosine, mean over tasks",
+                 {**PROBES, "probe": "cosine", "step": "last"}, DEPTHS, REPAIRED),
+        KeyTable("Accuracy of linear probes by task, mean over sites, beside controls",
+                 {"metric": "probe_accuracy", "step": "last"}, TASKS,
+                 {**REPAIRED, "raw, shuffled labels": {"repair": "raw", "control": "shuffled"},
+                  "most frequent class": {"control": "majority"}}),
+        *(KeyTable(title, {"metric": metric, "step": "last"}, DEPTHS, REPAIRED) for metric, title in
+          (("svd_ratio", "Geometry: σ₁/Σσ"), ("average_cosine", "Geometry: average cosine"),
+           ("two_nn", "Geometry: intrinsic dimension (TwoNN)"))),
+        over_steps("Over checkpoints, raw rows, mean over sites", where={"repair": "raw"},
+                   rows={"own loss": PATCHED, "loss of a fresh readout": READOUT, "accuracy of linear probes": PROBES,
+                         "σ₁/Σσ": {"metric": "svd_ratio"}, "average cosine": {"metric": "average_cosine"},
+                         "intrinsic dimension (TwoNN)": {"metric": "two_nn"}}),
+        KeyTable("Rank correlation of geometry with performance", {**SPEARMAN, "kind": "study"},
+                 {"σ₁/Σσ": {"geometry": "svd_ratio"}, "average cosine": {"geometry": "average_cosine"},
+                  "TwoNN": {"geometry": "two_nn"}, "IsoScore": {"geometry": "iso_score"}},
+                 {"own loss, over checkpoints": {"performance": "loss", "over": "checkpoints", "sites": "mean"},
+                  "readout, over checkpoints": {"performance": "readout", "over": "checkpoints", "sites": "mean"},
+                  "probes, over checkpoints": {"performance": "probe", "over": "checkpoints", "sites": "mean"},
+                  "readout, over layers": {"performance": "readout", "over": "layers", "step": "last"},
+                  "probes, over layers": {"performance": "probe", "over": "layers", "step": "last"}},
+                 note="Intervals over contexts alone; points of one model are not independent."),
     )),
     "sharpness": Declared("Does attention need drift to be sharp?", "sharpness.md", (
         KeyTable("At the last step", {"step": "last"}, "model",

@@ -17,7 +17,7 @@ from anisoscope.results.folder import RunFolder
 from anisoscope.results.privacy import without_places
 from anisoscope.results.query import Table
 from anisoscope.view.report import write_page
-from result_pages.result import Result, Verdict, judged, verdict_text
+from result_pages.result import Result, Verdict, judged, performance_judged, verdict_text
 
 PLACE = ("model", "seed", "step", "stack", "layer", "kind", "head", "group", "metric", "variant")
 KEPT = ".pdf"  # the format of figures that is kept: the one that pages link to, and the smaller
@@ -76,7 +76,8 @@ def join(out: Path, runs: Sequence[Path]) -> None:
     out.mkdir(parents=True)
     target.write_table(table)
     target.write_about(record)
-    write_verdicts(out, verdicts_to_dicts(evaluate_claims(table)))
+    same = record.get("study") == "performance"
+    write_verdicts(out, performance_judged(table) if same else verdicts_to_dicts(evaluate_claims(table)))
     redraw(out)
 
 
@@ -97,11 +98,15 @@ def _record(abouts: Sequence[dict[str, Any]], models: list[Any]) -> dict[str, An
     shared = {key: first.get(key) for key in ("schema", "versions", "device", "started") if key in first}
     devices = sorted({str(about.get("device")) for about in abouts if about.get("device")})
     done = all(about.get("status") == "complete" for about in abouts)
+    studies = {about.get("study") for about in abouts}
+    shared |= {"study": studies.pop()} if len(studies) == 1 and None not in studies else {}
+    configs = [about.get("config") or {} for about in abouts]
+    alike = {key: value for key, value in configs[0].items() if all(value == each.get(key) for each in configs)}
     return shared | {
         "anisoscope": first.get("anisoscope", anisoscope.__version__),
         "kind": first.get("kind"),
         "commands": [about.get("command") for about in abouts],
-        "config": {},
+        "config": alike,
         "models": [_slim(model) for model in models],
         "device": ", ".join(devices),
         "wall_seconds": sum(float(about.get("wall_seconds") or 0) for about in abouts),

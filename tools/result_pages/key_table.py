@@ -31,7 +31,7 @@ class KeyTable:
     most: int = 9
     show: str = "mean"
     note: str = ""
-    of: str = "table.parquet"
+    of: str = ""  # another result, whose rows stand beside those of this one
 
 
 Line = tuple[list[str], list[Cell | None]]

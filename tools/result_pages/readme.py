@@ -190,8 +190,15 @@ def _verdicts(result: Result) -> list[str]:
     shared = [name for name, count in subjects.items() if count > 1]
     made = _grid(told, shared) if len(shared) <= GRID and shared else _list(told)
     text = f"Of {plural(len(told), 'verdict')} {status_counts(told)}. Effect and 95 % interval in brackets; what each "
-    text += "claim asks, and its margin: [claims](../../claims.md)."
+    text += f"claim asks, and its margin: {_asked(result)}."
     return ["## Verdicts", "", text, "", *made, ""]
+
+
+def _asked(result: Result) -> str:
+    """The page of the claims of a result: those of the performance study are on its own."""
+    if result.about.get("study") == "performance":
+        return "[performance-study.md](../../performance-study.md#verdicts)"
+    return "[claims](../../claims.md)"
 
 
 def _grid(told: Sequence[Verdict], shared: Sequence[str]) -> list[str]:

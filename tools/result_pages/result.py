@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
+from anisoscope.claims.dynamics import PerformanceResults, performance_verdicts
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.results.query import Query, Table
 from anisoscope.view.sections.findings import leading, measured
@@ -46,12 +47,9 @@ class Result:
     def rows(self) -> Query:
         return Query(self.table)
 
-    def rows_of(self, file: str) -> Query:
-        """The rows of a table: of this result, of a further run inside its folder, or of another result (`../`)."""
-        if file == "table.parquet":
-            return self.rows
-        inside = not file.startswith("../")  # else of another result, wherever a copy of this one lies
-        return Query(Table.read(self.folder / file if inside else COMMITTED / self.name / file))
+    def rows_of(self, other: str) -> Query:
+        """The rows of this result, or of another one that is shown beside it, by its name."""
+        return Query(Table.read(COMMITTED / other / "table.parquet")) if other else self.rows
 
     def text(self, file: str) -> str:
         """A file of the folder; "" without it."""
@@ -78,9 +76,19 @@ def all_results(docs: Path) -> dict[str, Result]:
 
 def judged(result: Result, table: Table | None = None, *, robust: bool = False) -> list[dict[str, Any]]:
     """The verdicts of now on a table (default: that of the result), on the claims that the run was asked."""
+    if result.about.get("study") == "performance":
+        return performance_judged(result.table if table is None else table)
     asked = {RENAMED.get(verdict["claim"], verdict["claim"]) for verdict in result.verdicts}
     names = [name for name in claims() if name in asked]
     return verdicts_to_dicts(evaluate_claims(result.table if table is None else table, names, robust=robust))
+
+
+def performance_judged(table: Table) -> list[dict[str, Any]]:
+    """The verdicts of the performance study, which are on one model at a time and not in the catalogue of claims."""
+    models = Query(table).values("model")
+    return verdicts_to_dicts(
+        [v for model in models for v in performance_verdicts(PerformanceResults(table, str(model)))]
+    )
 
 
 def verdict_text(verdicts: list[dict[str, Any]]) -> str:

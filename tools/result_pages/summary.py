@@ -42,7 +42,9 @@ def _claims(results: Mapping[str, Result]) -> list[str]:
     """A line for each claim that a result speaks of, a column for each result: how many subjects have which verdict."""
     text = "How many models (or pairs of them) each verdict is about, over all seeds. What each claim asks: "
     rows = []
-    for claim in claims():
+    known = claims()
+    own = {str(verdict["claim"]): None for result in results.values() for verdict in result.told}
+    for claim in (*known, *(name for name in own if name not in known)):
         cells = [_badges(result, claim) for result in results.values()]
         rows += [[f"`{claim}`", *cells]] if any(cells) else []
     return [f"{text}[claims](../claims.md).", "", *pipes(["claim", *results], rows)]

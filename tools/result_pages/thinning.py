@@ -41,7 +41,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 NUMBERS = ("value", "low", "high", "sd")
 FLAT = "replicates.list.element"
 FILES = {"table.parquet", "verdicts.json", "run.json", "report.html", "figures", "comparison.json", "map.parquet",
-         "README.md", "limits.md", "finding.md", "reference"}  # fmt: skip
+         "README.md", "limits.md", "finding.md"}  # fmt: skip
 PAGE_FILES = ("map.parquet", "comparison.json")  # which only the page reads
 MOST_DIGITS = 7  # of numbers
 MAP_GRID = 2000  # places on each axis of a map

@@ -39,6 +39,7 @@ class Task:
     question: str
 
 
+_SPACES = ("Ġ", "▁")  # at the beginning of tokens, in byte-level vocabularies and in those of SentencePiece
 _BEGINNINGS = ("vowel", "consonant", "upper", "digit", "space", "other")
 TASKS = {
     task.name: task
@@ -130,7 +131,9 @@ class PieceTexts:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-        self.pieces = any(token.startswith("##") and len(token) > 2 for token in vocabulary)
+        # WordPiece; vocabularies that mark spaces may have headings of Markdown, such as "###"
+        spaced = any(token[:1] in _SPACES and len(token) > 1 for token in vocabulary)
+        self.pieces = not spaced and any(token.startswith("##") and len(token) > 2 for token in vocabulary)
         self.special = set(tokenizer.all_special_ids)
 
         self.text = functools.cache(self._text)

@@ -256,6 +256,17 @@ _WORDS: dict[str, tuple[Any, ...]] = {
         "attention is less sharp where queries and keys may not drift",
         "attention is as sharp where queries and keys may not drift",
     ),
+    # does the geometry matter?
+    "whitened_improves_probe": (
+        "Whitening helps probes",
+        "whitening the rows improves linear probes",
+        "whitening the rows does not improve linear probes",
+    ),
+    "anisotropy_worse_loss_checkpoints": (
+        "Anisotropy goes with loss",
+        "checkpoints that are more anisotropic have a higher loss",
+        "checkpoints that are more anisotropic do not have a higher loss",
+    ),
 }
 # what a page is asked first, by study; without one the first claim of the verdicts that was decided
 ASKED: dict[str, tuple[str, ...]] = {
@@ -265,6 +276,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "inherent": ("anisotropic_in_every_modality", "convolution_differs"),
     "sharpness": ("anisotropy_without_drift", "sharpness_needs_drift"),
     "untrained": ("anisotropic_at_initialisation", "anisotropy_grows_with_bias"),
+    "performance": ("whitened_improves_probe", "anisotropy_worse_loss_checkpoints"),
 }
 
 

@@ -26,6 +26,7 @@ from anisoscope.data.text import Document, read_documents
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.catalogue import registry
 from anisoscope.metrics.engine.estimation import Estimate
+from anisoscope.models.forward import unwrapped
 from anisoscope.models.load import load_model
 from anisoscope.models.tokenizer import special_ids, tokenizer_fingerprint
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of
@@ -134,7 +135,7 @@ class Performance(Study):
         records = [{**columns, **record} for record in measurement.records()]
         kind = "decoder" if loaded.is_decoder else "encoder"
         described: dict[str, Any] = {"name": subject.name, "type": kind, "parameters": loaded.parameters}
-        described |= {"fingerprint": loaded.fingerprint, "revision": loaded.revision}
+        described |= {"fingerprint": loaded.fingerprint, "revision": loaded.revision, **measurement.described}
         about: dict[str, Any] = {"model": subject.name, "described": described, "device": str(loaded.device)}
         lowest = measurement.own.estimate((0.0, None)).low
         wrong = [] if self.config.random_init or checkpoint.step == 0 else wrong_loss(lowest, loaded.vocabulary)
@@ -143,6 +144,7 @@ class Performance(Study):
         name = "embedded" if self.config.data == AUTO else self.config.data
         name = name if subject.corpus is None else "held-out part of the training text"
         about["data"] = {"name": name, "contexts": len(material.key.unique()), "tasks": list(material.tasks)}
+        described["data"] = about["data"]
         return Table.from_records(records, about)
 
     def _material(self, subject: PerformanceSubject, loaded: Any) -> Material:
@@ -180,7 +182,7 @@ class Performance(Study):
 
 def _subject(spec: str, revisions: Sequence[str]) -> PerformanceSubject:
     """The subject behind a model name: a run with checkpoints, a hub model with revisions, or a single model."""
-    name = spec.rstrip("/").split("/")[-1]
+    name = spec.rstrip("/").split("/")[-1].removesuffix(".gguf")
     path = Path(spec).expanduser()
     if revisions:
         return PerformanceSubject(name, spec, _series(spec, revisions))
@@ -215,6 +217,14 @@ class Measurement:
     @cached_property
     def layout(self) -> Layout:
         return find_layout(self.loaded.model)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The architecture of the model, in the fields that other runs have for it."""
+        config = getattr(self.loaded.model, "config", None)
+        width = getattr(config, "hidden_size", None)
+        found = {"architecture": type(unwrapped(self.loaded.model)).__name__, "layers": self.layout.stacks[-1].depth}
+        return found | ({"width": width} if isinstance(width, int) else {})
 
     @cached_property
     def sites(self) -> list[Site]:
