@@ -340,6 +340,22 @@ def test_a_handful_of_checkpoints_decides_nothing() -> None:
     assert math.isnan(verdicts["anisotropy_worse_loss_checkpoints"].effect)
 
 
+def test_verdicts_of_a_table_with_its_correlations_are_those_without_them() -> None:
+    rows = _study(gain=0.1)
+    columns = {"model": "m", "seed": 0}
+    more = [{**columns, **row} for row in correlations(PerformanceResults(Table.from_records(rows), "m"))]
+    one, two = _judged(rows), _judged([*rows, *more])
+    assert {name: (v.status, v.effect) for name, v in one.items()} == {n: (v.status, v.effect) for n, v in two.items()}
+    assert any(row["layer"] is not None for row in more), "correlations at one site have no step"
+
+
+def test_a_correlation_with_what_stays_the_same_says_so() -> None:
+    rows = [{**row, "value": 0.5} if row["metric"] == "probe_accuracy" else row for row in _study(gain=0.0)]
+    found = correlations(PerformanceResults(Table.from_records(rows), "m"))
+    notes = {row["note"] for row in found if math.isnan(row["value"])}
+    assert notes == {"one of the two is the same at all points"}
+
+
 def test_only_intervals_that_there_are_stand_in_the_sentence() -> None:
     rows = _study(gain=0.0)
     for row in rows:  # a correlation with a constant is none

@@ -81,7 +81,9 @@ READOUT = {"metric": "lm_loss", "reading": "readout"}
 PROBES = {"metric": "probe_accuracy", "task": ...}
 TASKS = {task.replace("_", " "): {"task": task} for task in
          ("space_next", "token_class", "place_in_word", "article", "order")}  # fmt: skip
-SPEARMAN = {"metric": "performance_correlation", "method": "spearman", "interval": "contexts"}
+SPEARMAN = {"metric": "performance_correlation", "method": "spearman", "kind": "study"}
+CHECKPOINTS = {"over": "checkpoints", "interval": "checkpoints", "sites": "mean"}
+LAYERS = {"over": "layers", "interval": "layers", "step": "last"}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
 TRAINED_TANGENT = (
@@ -199,15 +201,15 @@ RESULTS: dict[str, Declared] = {
                    rows={"own loss": PATCHED, "loss of a fresh readout": READOUT, "accuracy of linear probes": PROBES,
                          "σ₁/Σσ": {"metric": "svd_ratio"}, "average cosine": {"metric": "average_cosine"},
                          "intrinsic dimension (TwoNN)": {"metric": "two_nn"}}),
-        KeyTable("Rank correlation of geometry with performance", {**SPEARMAN, "kind": "study"},
+        KeyTable("Rank correlation of geometry with performance", SPEARMAN,
                  {"σ₁/Σσ": {"geometry": "svd_ratio"}, "average cosine": {"geometry": "average_cosine"},
                   "TwoNN": {"geometry": "two_nn"}, "IsoScore": {"geometry": "iso_score"}},
-                 {"own loss, over checkpoints": {"performance": "loss", "over": "checkpoints", "sites": "mean"},
-                  "readout, over checkpoints": {"performance": "readout", "over": "checkpoints", "sites": "mean"},
-                  "probes, over checkpoints": {"performance": "probe", "over": "checkpoints", "sites": "mean"},
-                  "readout, over layers": {"performance": "readout", "over": "layers", "step": "last"},
-                  "probes, over layers": {"performance": "probe", "over": "layers", "step": "last"}},
-                 note="Intervals over contexts alone; points of one model are not independent."),
+                 {"own loss, over checkpoints": {"performance": "loss", **CHECKPOINTS},
+                  "readout, over checkpoints": {"performance": "readout", **CHECKPOINTS},
+                  "probes, over checkpoints": {"performance": "probe", **CHECKPOINTS},
+                  "readout, over layers": {"performance": "readout", **LAYERS},
+                  "probes, over layers": {"performance": "probe", **LAYERS}},
+                 note="Intervals leave out one checkpoint or layer at a time; those of a model are not independent."),
     )),
     "sharpness": Declared("Does attention need drift to be sharp?", "sharpness.md", (
         KeyTable("At the last step", {"step": "last"}, "model",

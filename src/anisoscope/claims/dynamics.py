@@ -89,7 +89,8 @@ class PerformanceResults:
 
     def __init__(self, table: Table, model: str) -> None:
         self.model = model
-        self.query = Query(table).where(model=model, kind=("embed", "resid", "final"))
+        measured = Query(table).where(metric=lambda metric: metric != "performance_correlation")  # made of the others
+        self.query = measured.where(model=model, kind=("embed", "resid", "final"))
         self._found: dict[tuple[str, str], dict[Cell, Row]] = {}
         cells = {Cell(*place) for place in zip(*map(self.query.column, Cell._fields[:4]), strict=True)}
         self.steps = sorted({cell.step for cell in cells}, key=lambda step: -1 if step is None else step)

@@ -367,6 +367,7 @@ def metric_estimate(metric: Metric, x: Tensor, key: Tensor, *, seed: int = 0) ->
 
 ANISOTROPY = ("svd_ratio", "average_cosine", "two_nn", "iso_score")
 ALL_SITES = {"step": None, "stack": "single", "layer": None, "kind": "study", "group": ""}
+STILL = "one of the two is the same at all points"
 Correlated = tuple[Callable[[list[MetricName]], ScoreSeries | None], dict[str, str], dict[str, Any]]
 
 
@@ -412,6 +413,7 @@ def _rows(
     for method in ("spearman", "pearson"):
         p = claim.descriptive_p(x, y, method)
         note = "points of one run are not independent" + ("" if math.isnan(p) else f"; descriptive p = {p:.2g}")
+        note = STILL if len(set(x.value)) == 1 or len(set(y.value)) == 1 else note
         for interval, way in (("contexts", claim.over_contexts), (words["over"], claim.over_points)):
             found = way(x, y, method)
             variant = variant_name({**words, "method": method, "interval": interval})
