@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anisoscope.capture import pass_size
-from anisoscope.capture.pass_size import contexts_at_once, vocabulary
+from anisoscope.models import pass_size
+from anisoscope.models.pass_size import contexts_at_once, vocabulary
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.monitor.schedule import at
 from anisoscope.tangent import tables, tangent_study, together

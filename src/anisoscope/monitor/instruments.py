@@ -37,7 +37,6 @@ from anisoscope.capture.objective import (
     logits_of,
     refuse_labels,
 )
-from anisoscope.capture.pass_size import contexts_at_once
 from anisoscope.capture.row import Batch, PositionChoice, Rule, Sink, by_rule, original_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
@@ -58,6 +57,7 @@ from anisoscope.models.forward import (
     unwrapped,
 )
 from anisoscope.models.parallel import refuse_uncallable, sharded, without_gradients
+from anisoscope.models.pass_size import contexts_at_once
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
 from anisoscope.monitor.held_out import Constant, GivenLoss, constant_columns, loss_columns

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anisoscope.capture.pass_size import fitting_contexts, vocabulary
 from anisoscope.capture.sites.site import Site
 from anisoscope.measurement.bank import Plan, Setup, make_plan, prepare
 from anisoscope.measurement.inspection import MIB, Amount, amount_of, pass_memory, record_count
 from anisoscope.metrics.engine.metric import Request
+from anisoscope.models.pass_size import fitting_contexts, vocabulary
 from anisoscope.monitor.instruments import stream_kinds
 from anisoscope.numerics.hashing import FOLDS
 from anisoscope.planning.calibration import Calibration

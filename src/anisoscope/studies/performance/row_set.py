@@ -413,7 +413,7 @@ def _rows(
     for method in ("spearman", "pearson"):
         p = claim.descriptive_p(x, y, method)
         note = "points of one run are not independent" + ("" if math.isnan(p) else f"; descriptive p = {p:.2g}")
-        note = STILL if len(set(x.value)) == 1 or len(set(y.value)) == 1 else note
+        note += f"; {STILL}" if len(set(x.value)) == 1 or len(set(y.value)) == 1 else ""
         for interval, way in (("contexts", claim.over_contexts), (words["over"], claim.over_points)):
             found = way(x, y, method)
             variant = variant_name({**words, "method": method, "interval": interval})
