@@ -59,6 +59,7 @@ Seeds = Annotated[
     tuple[int, ...], Option("Seeds such as 0,1,2; general claims need three.", parse=seed_numbers, preset="trained")
 ]
 Updates = Annotated[int | None, Option("Updates of each arm.", least=1, preset="trained")]
+BatchSize = Annotated[int | None, Option("Contexts of an update.", least=1, preset="trained")]
 Limit = Annotated[float | None, Option("Megabytes of text to use.", preset="trained")]
 When = Annotated[str | None, Option("When it is measured: log, log:COUNT, every:N, or steps.", preset="trained")]
 Contexts = Annotated[int | None, Option("Held-out contexts that are looked at.", least=8, preset="trained")]
@@ -174,6 +175,7 @@ class SizedArmsConfig(ArmsConfig):
     seeds: Seeds = ()
     steps: Updates = None
     context: Annotated[int | None, Option("Tokens of a context.", least=4, preset="trained")] = None
+    batch_size: BatchSize = None
     limit: Limit = None
     checkpoints: Checkpoints = None
     background: Background = None
@@ -210,7 +212,7 @@ class SizedArmsConfig(ArmsConfig):
         fields: dict[str, Any] = {**self.size.train, **own, **self.differences[arm]}
         fields |= {"family": PRENORM, "tokens": SYMBOLS, "data": self.data, "device": self.device, "limit": self.limit}
         fields |= {"layers": layers, "width": width, "heads": max(4, width // 64)}
-        fields |= given(self, "tokens", "steps", "context", "checkpoints", "background")
+        fields |= given(self, "tokens", "steps", "context", "batch_size", "checkpoints", "background")
         return TrainConfig(**fields | {"seed": seed})
 
 

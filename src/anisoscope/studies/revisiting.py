@@ -17,6 +17,7 @@ from anisoscope.studies.config import (
     ArmRun,
     ArmsConfig,
     Background,
+    BatchSize,
     Checkpoints,
     Contexts,
     Limit,
@@ -83,7 +84,7 @@ class RevisitingConfig(ArmsConfig):
     layers: Annotated[int | None, Option("Blocks.", preset="trained")] = None
     width: Annotated[int | None, Option("Width of the residual stream.", preset="trained")] = None
     context: Annotated[int | None, Option("Tokens of a context.", preset="trained")] = None
-    batch_size: Annotated[int | None, Option("Contexts of an update.", preset="trained")] = None
+    batch_size: BatchSize = None
     checkpoints: Checkpoints = None
     background: Background = None
     metrics: Annotated[

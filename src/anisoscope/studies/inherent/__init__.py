@@ -213,6 +213,8 @@ class InherentConfig(ArmsConfig):
     steps: shared.Updates = None
     limit: shared.Limit = None
     examples: Annotated[int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")] = None
+    checkpoints: shared.Checkpoints = None
+    background: shared.Background = None
     when: shared.When = None
     contexts: shared.Contexts = None
     metrics: str = "attention"
@@ -247,7 +249,8 @@ class InherentConfig(ArmsConfig):
         read = {arm.medium.name for arm in arms} | {FAMILIES[family].data.name for family in self.every_family}
         refuse_idle(self, {"text", "images", "audio"} - read, "here, since no chosen model reads it")
         if not arms:
-            refuse_idle(self, ("steps", "when", "contexts", "gradients"), "with --arms none, which trains nothing")
+            idle = ("steps", "checkpoints", "background", "when", "contexts", "gradients")
+            refuse_idle(self, idle, "with --arms none, which trains nothing")
         if not any(arm.is_text for arm in arms):
             refuse_idle(self, ("limit",), "without an arm that reads text")
         if all(arm.is_text for arm in arms):
@@ -287,7 +290,8 @@ class InherentConfig(ArmsConfig):
         from anisoscope.training.classifier import MediaConfig
         from anisoscope.training.config import TrainConfig
 
-        fields = {**self.size.fields(arm), **given(self, "steps"), "seed": seed, "device": self.device}
+        asked = given(self, "steps", "checkpoints", "background")
+        fields = {**self.size.fields(arm), **asked, "seed": seed, "device": self.device}
         fields["data"] = getattr(self, EVERY_ARM[arm].medium.name)
         if EVERY_ARM[arm].is_text:
             return TrainConfig(**fields, limit=self.limit)
