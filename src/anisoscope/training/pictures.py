@@ -20,7 +20,8 @@ from anisoscope.training.config import ClassifierConfig
 from anisoscope.training.examples import ClassCounts, ExampleKind, Labelled, MediaModelKind, class_folders
 
 STAGES = (0.5, 1.0, 2.0)  # width of each stage of a convolutional model relative to the vision transformer
-_EFFICIENTNET_WIDTH = 64  # of the middle stage where its first layer has 32 channels, as it has at scale 1
+# of EfficientNet-B0, which has scale 1: its first layer, and the middle stage where the last one has 320 channels
+_EFFICIENTNET_FIRST, _EFFICIENTNET_WIDTH = 32, 160
 
 
 def _read(data: str, size: int, *, most: int, counts: ClassCounts) -> Labelled:
@@ -114,7 +115,8 @@ def _efficientnet(config: ClassifierConfig) -> dict[str, Any]:
     """
     scale = config.width / _EFFICIENTNET_WIDTH  # of all widths: those of the first and the last layer are fixed
     widths, repeats = [int(share * _EFFICIENTNET_WIDTH) for share in STAGES], stage_depths(config.layers)
-    sizes: dict[str, Any] = {"in_channels": [widths[0], *widths[:-1]], "out_channels": widths, "strides": [1, 2, 2]}
+    sizes: dict[str, Any] = {"in_channels": [_EFFICIENTNET_FIRST, *widths[:-1]]}
+    sizes |= {"out_channels": widths, "strides": [1, 2, 2]}
     sizes |= {"num_block_repeats": repeats, "kernel_sizes": [3] * len(widths), "expand_ratios": [4] * len(widths)}
     sizes |= {"width_coefficient": scale, "depth_coefficient": 1.0, "hidden_dim": max(8, round(160 * scale) * 8)}
     norms = {"batch_norm_momentum": 0.1, "initializer_range": 0.25}
