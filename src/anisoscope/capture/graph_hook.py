@@ -244,7 +244,8 @@ class HookRecord:
             with torch.set_grad_enabled(grad):
                 act()
         finally:
-            _current.waiting = before
+            # only while it acts is x asked for; CUDA graphs refuse a replay in which a tensor of theirs lives on
+            _current.waiting, waiting.x = before, None
         if waiting.acts:
             _waiting[ticket] = waiting
             self.waiting.append(waiting)
@@ -307,7 +308,7 @@ class Waiting:
         return comes
 
     def arrived(self, gradient: Tensor, hook: HookRecord) -> None:
-        self.x, self.done = None, True
+        self.done = True
         for act in self.acts:
             act(gradient)
 

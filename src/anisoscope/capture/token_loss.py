@@ -39,7 +39,7 @@ def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shi
     if isinstance(log_probs, Tensor):
         watched, read = log_probs, _of_log_probabilities
     elif logits is not None and logits.dim() > 1 and logits.is_floating_point():
-        watched, read = logits, partial(_of_logits, logits=logits.detach())
+        watched, read = logits, partial(_of_logits, logits=_lasting(logits))
     else:
         return
 
@@ -48,6 +48,15 @@ def watch_tokens(output: Any, tell: Callable[[TokenWeight | None], None], *, shi
             tell(read(gradient))
 
     on_gradient(watched, shield(arrived))
+
+
+def _lasting(logits: Tensor) -> Tensor:
+    """The logits, to be kept until the backward pass: a copy of those that a compiled graph returned on a GPU.
+
+    They may lie in the memory of CUDA graphs, which refuse a replay in which somebody holds what they would overwrite.
+    """
+    compiled = type(logits.grad_fn).__name__ == "CompiledFunctionBackward"
+    return logits.detach().clone() if compiled and logits.is_cuda else logits.detach()
 
 
 def shifted_log_probabilities(output: Any, labels: Tensor) -> bool | None:
