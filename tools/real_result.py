@@ -26,6 +26,8 @@ BINS = ("frequency:", "target:")  # groups by frequencies of the probe, which ar
 KINDS = ("query", "key")  # sites, and metrics, that no claim of this result reads
 UNASKED = ("rogue_share", "effective_rank", "stable_rank")
 BOTH = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", "proxy_stability")  # of PCA, too
+# energies in another unit, which have the replicates themselves, and what no claim compares
+ALIKE = ("gradient_enrichment", "gradient_ratio", "relative_drift", "mean_norm", "iso_score", "participation_ratio")
 LEAN = (*BOTH, "probe_loss", "average_cosine", "svd_ratio", "svd_ratio_squared", "drift", "explained_by_drift")
 _TOOL = ("python", "tools/real_models.py", "runs/real")
 COMMANDS = (
@@ -131,7 +133,11 @@ def rows_of(folders: Sequence[RunFolder]) -> Records:
 def thinned(records: Iterable[Mapping[str, Any]], model: Any) -> Records:
     """Rows that are of the result, under the names of the model and its data."""
     kept = [row for row in records if _read(row) and (not model.lean or row["metric"] in LEAN)]
-    return [{**row, "model": model.name, "data": model.data} for row in kept]
+    return [{**row, "model": model.name, "data": model.data, "replicates": _folds(row)} for row in kept]
+
+
+def _folds(row: Mapping[str, Any]) -> list[float] | None:
+    return None if row["metric"] in ALIKE else row.get("replicates")
 
 
 def _read(row: Mapping[str, Any]) -> bool:
