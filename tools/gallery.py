@@ -205,10 +205,11 @@ def tell_long() -> str:
         f"{finished:.1f} in SmolLM2"
         for label, (first, last, finished) in means.items()
     )
-    end = by_depth("long", "decoder", step=LONG_STEPS[-1])
+    end = [value for _, value in sorted(by_depth("long", "decoder", step=LONG_STEPS[-1]).items())]
     return (
-        f"**Enrichment decays, most in the last blocks, and stays above chance.** Mean over blocks: {told}. After the "
-        f"last block of the long training it ends at {end[max(end)]:.1f}, after its middle blocks it hardly decays."
+        f"**Enrichment decays, least after the middle blocks, and stays above chance.** Mean over blocks: {told}. The "
+        f"long training ends at {end[0]:.1f} after its first block, {end[(len(end) - 1) // 2]:.1f} after its middle "
+        f"one and {end[-1]:.1f} after its last."
     )
 
 

@@ -7,7 +7,8 @@
 Packages are installed by hand, with --no-deps (`--list` names them); source archives of the registry, which alone have
 reactions, antibodies and recordings, lie in --archives. What is absent is skipped and said. Each model has a profile
 and, where it has a loss, a tangent study, as the commands of the same names make them, in folders of their own under
-arms/; finished ones are kept. --join writes the table of all, thinned, with verdicts, record and page.
+arms/; finished ones are kept. --join writes the table of all, thinned, with verdicts, record and page; a model without
+new runs keeps what the joined folder has of it.
 """
 
 from __future__ import annotations

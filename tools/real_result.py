@@ -1,54 +1,109 @@
-"""Join the runs of `real_models.py` into one result: table, record, verdicts, page."""
+"""Join the runs of `real_models.py` into one result: table, record, verdicts, page.
+
+A model of which there are no new runs keeps what the target folder has of it, so that one can be measured again on a
+machine that has no run of the others.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from anisoscope.claims.catalogue import claims, evaluate_claims
 from anisoscope.claims.engine.claim import verdicts_to_dicts
-from anisoscope.commands.drawing import report_runs
 from anisoscope.results.folder import RunFolder
 from anisoscope.results.manifest import new_manifest
 from anisoscope.results.query import Table
+from result_pages.judging import write_verdicts
+from result_pages.thinning import thin
 
-RUN, DIGITS = "real", 7
-COARSE = 5  # digits of replicates, from which intervals of differences are made
+RUN = "real"
 UNREAD = ("average=row", "batches=", "split=")  # variants that neither a claim nor a figure nor a key table reads
 BINS = ("frequency:", "target:")  # groups by frequencies of the probe, which are not those of the training
 KINDS = ("query", "key")  # sites, and metrics, that no claim of this result reads
 UNASKED = ("rogue_share", "effective_rank", "stable_rank")
 BOTH = ("gradient_energy", "gradient_enrichment", "gradient_p", "gradient_p_holm", "proxy_stability")  # of PCA, too
-LEAN = (*BOTH, "probe_loss", "average_cosine", "svd_ratio", "svd_ratio_squared", "drift", "explained_by_drift")
 # energies in another unit, which have the replicates themselves, and what no claim compares
 ALIKE = ("gradient_enrichment", "gradient_ratio", "relative_drift", "mean_norm", "iso_score", "participation_ratio")
-SHOWN = ("hero",)  # figures that stay as SVG
+LEAN = (*BOTH, "probe_loss", "average_cosine", "svd_ratio", "svd_ratio_squared", "drift", "explained_by_drift")
+_TOOL = ("python", "tools/real_models.py", "runs/real")
+COMMANDS = (
+    (*_TOOL, "--archives", "downloads", "--weights", "models", "--enwik8", "enwik8.gz"),
+    (*_TOOL, "--join", "docs/results/real"),
+)
 Records = list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Part:
+    """One model of the result: its rows, its entry of the record, the runs they are from, and what was noted."""
+
+    rows: Records
+    entry: dict[str, Any]
+    runs: Records
+    warnings: list[str]
+    skipped: Records
+
+
 def join(out: Path, target: Path, models: Sequence[Any]) -> None:
-    """Write the result of all complete runs under `out` into the folder `target`."""
-    found = {model.name: arms(out, model.name) for model in models}
-    there = [model for model in models if found[model.name]]
-    table = Table.from_records(row for model in there for row in thinned(rows_of(found[model.name]), model))
-    about = record_of(there, found, skipped=skipped_of(out, models, found))
+    """Write the result of all complete runs under `out` into the folder `target`, beside what is there of others."""
+    parts, absent = joined(out, models, former(target))
+    table = Table.from_records(row for part in parts.values() for row in part.rows)
+    about = record_of(parts, absent)
     target.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(target)
-    table = Table(table.arrow, about)
-    pq.write_table(table.arrow, target / "table.parquet", compression="zstd", compression_level=19)
+    folder.write_table(Table(table.arrow, about))
     folder.write_about(about)
-    folder.write_json("verdicts.json", judged(folder.table()))
-    shutil.rmtree(target / "figures", ignore_errors=True)  # of an earlier join
-    report_runs([target])
-    for drawn in target.glob("figures/*.svg"):  # each is a PDF, too, and on the page
-        if drawn.stem not in SHOWN:
-            drawn.unlink()
+    write_verdicts(target, judged(folder.table()))
+    thin(target)
+
+
+def joined(out: Path, models: Sequence[Any], before: Mapping[str, Part]) -> tuple[dict[str, Part], Records]:
+    """The parts of the result by model, and the models of which there is nothing.
+
+    What a folder has of a model is replaced by runs as complete as a model can have: a profile alone does not replace
+    gradients.
+    """
+    fresh, parts, absent = {}, dict(before), []
+    for model in models:
+        found = arms(out, model.name)
+        whole = len(found) == (2 if model.loss else 1)
+        if found and (whole or model.name not in before):
+            fresh[model.name] = measured(model, found, skipped=[] if whole else [_skipped(out, model)])
+        elif model.name not in before:
+            absent.append(_skipped(out, model))
+    return parts | fresh, absent
+
+
+def measured(model: Any, found: Sequence[RunFolder], *, skipped: Records) -> Part:
+    """A model of the result from its runs."""
+    abouts = [folder.about() for folder in found]
+    said = [text.removeprefix(f"{model.name}: ") for about in abouts for text in about.get("warnings", [])]
+    warnings = [f"{model.name}: {text}" for text in dict.fromkeys(said)]
+    runs = [_run(folder) for folder in found]
+    return Part(thinned(rows_of(found), model), _entry(model, abouts), runs, warnings, skipped)
+
+
+def former(target: Path) -> dict[str, Part]:
+    """What a folder has of each model; nothing where there is no result yet."""
+    if not (target / "run.json").is_file():
+        return {}
+    folder = RunFolder(target)
+    about, rows = folder.about(), list(folder.table().records())
+    parts = {}
+    for entry in about["models"]:
+        name = entry["name"]
+        parts[name] = Part(
+            rows=[row for row in rows if row["model"] == name],
+            entry=entry,
+            runs=[run for run in about["runs"] if run["name"].rpartition("-")[0] == name],
+            warnings=[text for text in about["warnings"] if text.startswith(f"{name}: ")],
+            skipped=[each for each in about["skipped"] if each["model"] == name],
+        )
+    return parts
 
 
 def judged(table: Table) -> Records:
@@ -56,16 +111,7 @@ def judged(table: Table) -> Records:
     names = [name for name, each in claims().items() if each.metrics[0] in table.metrics]
     verdicts = verdicts_to_dicts(evaluate_claims(table, names))
     asked = {each["claim"] for each in verdicts if each["effect"] is not None}
-    return [_shortened(each) for each in verdicts if each["claim"] in asked]
-
-
-def _shortened(value: Any) -> Any:
-    """Numbers of nested records with as many digits as the table has."""
-    if isinstance(value, dict):
-        return {name: _shortened(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_shortened(each) for each in value]
-    return _short(value) if isinstance(value, float) else value
+    return [each for each in verdicts if each["claim"] in asked]
 
 
 def arms(out: Path, name: str) -> list[RunFolder]:
@@ -85,9 +131,13 @@ def rows_of(folders: Sequence[RunFolder]) -> Records:
 
 
 def thinned(records: Iterable[Mapping[str, Any]], model: Any) -> Records:
-    """Rows that are read, rounded, under the names of the model and its data."""
+    """Rows that are of the result, under the names of the model and its data."""
     kept = [row for row in records if _read(row) and (not model.lean or row["metric"] in LEAN)]
-    return [{**_rounded(row), "model": model.name, "data": model.data} for row in kept]
+    return [{**row, "model": model.name, "data": model.data, "replicates": _folds(row)} for row in kept]
+
+
+def _folds(row: Mapping[str, Any]) -> list[float] | None:
+    return None if row["metric"] in ALIKE else row.get("replicates")
 
 
 def _read(row: Mapping[str, Any]) -> bool:
@@ -99,33 +149,17 @@ def _read(row: Mapping[str, Any]) -> bool:
     return "proxy=pca" not in variant or row["metric"] in BOTH
 
 
-def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: _short(row[name]) for name in ("value", "low", "high", "sd")}
-    parts = row.get("replicates")
-    if parts is not None:
-        parts = None if row["metric"] in ALIKE else [_short(each, COARSE) for each in parts]
-    return {**row, **numbers, "replicates": parts}
-
-
-def _short(value: float | None, digits: int = DIGITS) -> float | None:
-    return value if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
-
-
-def record_of(models: Sequence[Any], found: Mapping[str, list[RunFolder]], *, skipped: Records) -> dict[str, Any]:
+def record_of(parts: Mapping[str, Part], absent: Records) -> dict[str, Any]:
     """run.json of the result: where each model is from, what it read, how long it took, and what was noted."""
-    config = {"models": [model.name for model in models]}
-    command = ["python", "tools/real_models.py", "runs/real", "--join", "docs/results/real"]
-    about = new_manifest(config, command=command, seed=0, old={}, kind="study", study=RUN)
-    about |= {"status": "complete", "skipped": skipped, "runs": []}
-    for model in models:
-        abouts = [folder.about() for folder in found[model.name]]
-        about["models"].append(_entry(model, abouts))
-        about["runs"] += [_run(folder) for folder in found[model.name]]
-        said = [text.removeprefix(f"{model.name}: ") for each in abouts for text in each.get("warnings", [])]
-        about["warnings"] += [f"{model.name}: {text}" for text in dict.fromkeys(said)]
+    about = new_manifest({"models": list(parts)}, command=COMMANDS[-1], seed=0, old={}, kind="study", study=RUN)
+    about |= {"commands": [list(command) for command in COMMANDS], "status": "complete", "device": "cpu"}
+    about["models"] = [part.entry for part in parts.values()]
+    for name in ("runs", "warnings", "skipped"):
+        about[name] = [each for part in parts.values() for each in getattr(part, name)]
+    about["skipped"] += absent
     about["wall_seconds"] = round(sum(run["wall_seconds"] for run in about["runs"]), 1)
     about["started"] = min(run["started"] for run in about["runs"])
-    return about | {"device": "cpu"}
+    return about
 
 
 def _entry(model: Any, abouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -146,9 +180,8 @@ def _run(folder: RunFolder) -> dict[str, Any]:
     return {"name": folder.path.name, **{name: about.get(name) for name in names}}
 
 
-def skipped_of(out: Path, models: Sequence[Any], found: Mapping[str, list[RunFolder]]) -> Records:
-    """Models without a run, or without gradients though they have a loss, with the reason that was noted."""
+def _skipped(out: Path, model: Any) -> dict[str, Any]:
+    """That a model was not measured, or without its gradients, with the reason that was noted."""
     path = out / "skipped.json"
     reasons = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    absent = [model.name for model in models if len(found[model.name]) < (2 if model.loss else 1)]
-    return [{"model": name, "reason": reasons.get(name, "not measured")} for name in absent]
+    return {"model": model.name, "reason": reasons.get(model.name, "not measured")}

@@ -183,6 +183,21 @@ def test_an_item_that_asks_for_what_is_absent_is_left_out_with_a_word(
     assert "left out of r/README.md" in capsys.readouterr().err
 
 
+def test_data_of_one_name_that_models_read_differently_are_told_apart(tmp_path: Path) -> None:
+    from result_pages.readme import _data
+    from result_pages.result import Result
+
+    sets = {"a": ("x", 3), "b": ("y", 5), "c": ("x", 3)}
+    models = [{"name": name, "seed": seed, "data": {"name": "text", "fingerprint": mark, "contexts": count}}
+              for name, (mark, count) in sets.items() for seed in (0, 1)]  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps({"data": "text.jsonl", "models": models}), encoding="utf-8")
+    told = "\n".join(_data(Result(tmp_path)))
+    assert "Data: text (fingerprint `x`), read by a and c: 3 contexts." in told
+    assert "Data: text (fingerprint `y`), read by b: 5 contexts." in told
+    (tmp_path / "run.json").write_text(json.dumps({"models": [models[0]]}), encoding="utf-8")
+    assert _data(Result(tmp_path))[0] == "Data: text (fingerprint `x`): 3 contexts."
+
+
 # -- thinning ----------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ UNSURE = {"unknown": "Whether it learned is not known of", "did not learn": "Did
 GRID = 6  # subjects with which verdicts are a grid; more are a list
 PARTS = re.compile(r"\n{2,}|\n(?=- )")  # between paragraphs, and between items of a list
 NOTES = 12  # warnings told in full
+FINGERPRINT = 16  # characters of it that are shown
 WRITTEN = "<!-- Written by `make results` from table.parquet, verdicts.json and run.json; words: limits.md. -->"
 FILES = ("report.html", "table.parquet", "verdicts.json", "run.json", "figures")
 
@@ -160,18 +161,29 @@ def _sizes(result: Result) -> list[str]:
 
 
 def _data(result: Result) -> list[str]:
+    """A line for each set of data; models are named where they read different sets of one name, or parts of a set."""
     about = result.about
-    sets = {str(data.get("name")): data for data in [about.get("data") or {}, *(
-        model.get("data") or {} for model in about.get("models") or [])] if data.get("name")}  # fmt: skip
+    sets: dict[tuple[str, str, str], dict[str, None]] = {}
+    for model in [about, *(about.get("models") or [])]:
+        data = model.get("data") or {}
+        if isinstance(data, dict) and data.get("name"):
+            key = (str(data["name"]), str(data.get("fingerprint") or "")[:FINGERPRINT], _counts(data))
+            sets.setdefault(key, {})[str(model.get("name") or "")] = None
+    shared = Counter(name for name, *_ in sets)
     lines = []
-    for name, data in sets.items():
-        numbers = {key: value for key, value in data.items() if isinstance(value, int) and value}
-        parts = {f"{part} {key}": value for part, held in (data.get("parts") or {}).items()
-                 for key, value in held.items() if value}  # fmt: skip
-        told = [f"{value:,} {key.replace('_', ' ')}" for key, value in {**numbers, **parts}.items()]
-        mark = f" (fingerprint `{str(data['fingerprint'])[:16]}`)" if data.get("fingerprint") else ""
-        lines.append(f"Data: {name}{mark}{': ' if told else ''}{', '.join(told)}.")
-    return [line for text in lines for line in (text, "")]
+    for (name, mark, told), models in sets.items():
+        named = list(filter(None, models))
+        read = f", read by {listed(named)}" if shared[name] > 1 and named else ""
+        lines += [f"Data: {name}{f' (fingerprint `{mark}`)' if mark else ''}{read}{told and f': {told}'}.", ""]
+    return lines
+
+
+def _counts(data: Mapping[str, Any]) -> str:
+    """How much a set of data has: `3 documents, 512 context length`."""
+    numbers = {key: value for key, value in data.items() if isinstance(value, int) and value}
+    parts = {f"{part} {key}": value for part, held in (data.get("parts") or {}).items()
+             for key, value in held.items() if value}  # fmt: skip
+    return ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in {**numbers, **parts}.items())
 
 
 # -- numbers and verdicts ----------------------------------------------------------------------------------------------
