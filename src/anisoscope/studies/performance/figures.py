@@ -128,11 +128,14 @@ def by_repair(
 def loss_figure(model: ModelNumbers, stem: str) -> Figure:
     """Loss over depth: of the model continued from repaired rows, and of a fresh readout."""
     own = model.own_loss(model.last)
-    levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
-    look: dict[str, Any] = {"y": "Loss (nats per token)", "levels": levels, "height": 280}
+    level = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
+    look: dict[str, Any] = {"y": "Loss (nats per token)", "height": 280}
     titles = {"patched": "(a) Rows repaired inside the model", "readout": "(b) A fresh linear readout"}
     panels = []
+    constant = model.row("lm_loss", model.last, model.places[0], reading="readout", control="constant")
+    blind = () if constant is None else (Level(constant.value, "frequencies alone", dash="dot", colour="@soft"),)
     for reading, title in titles.items():
+        look["levels"] = level + (blind if reading == "readout" else ())
         alt = f"{title}: loss over depth by repair."
         panels.append(by_repair(model, title, "lm_loss", variant={"reading": reading}, alt=alt, **look))
     return files(stem, panels, layout="pairs", columns=2, size=2.2)
@@ -237,9 +240,10 @@ def _model_section(model: ModelNumbers, of: str) -> Section:
     losses = (
         "(a) The rows of one site are repaired, given their mean norm back, and the rest of the network runs on: what "
         "the network relies on. (b) A fresh softmax readout from the rows to the token that the model predicts there: "
-        "what can be read linearly. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."
+        "what can be read linearly. Dashed: the model as it is; dotted in (b): the frequencies of the tokens, without "
+        "any row. Whiskers: 95&nbsp;% over contexts."
     )
-    key = [*KEY, Swatch("the model itself", "@ink", "dash")]
+    key = [*KEY, Swatch("the model itself", "@ink", "dash"), Swatch("frequencies alone", "@soft", "dot")]
     parts = shown(loss_figure(model, f"performance-loss{of}"), losses, title="Loss", key=key)
     parts += [Fold("Numbers", [_loss_table(model)]), *(_probe_parts(model, of) if model.tasks else [])]
     fitted = "The geometry of the test rows, raw and repaired; the repairs were fitted on other contexts."
@@ -357,6 +361,7 @@ Loss | lm_loss |
 Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its own, with the rows of one
 site repaired and multiplied by one number that gives the fit rows their mean norm back. <code>reading=readout</code>:
 of a fresh softmax regression from the rows, over the {config.get("classes")} most frequent tokens at most.
+<code>control=constant</code>: of the frequencies of those tokens in the fit half, whatever the row.
 <code>against=raw</code>: the difference to raw rows.
 
 Accuracy | probe_accuracy |
