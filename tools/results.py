@@ -34,7 +34,7 @@ def write(docs: Path) -> None:
 def _thin(words: argparse.Namespace) -> None:
     before = size_words(words.folder)
     steps = tuple(int(step) for step in words.steps.split(",") if step)
-    thin(words.folder, Wish(steps, words.claims_only, words.plain, words.digits))
+    thin(words.folder, Wish(steps, words.claims_only, words.plain, words.digits, not words.no_figures))
     print(f"{before} → {size_words(words.folder)}")
 
 
@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     thinning.add_argument("--steps", default="", help="keep these steps only, comma-separated")
     thinning.add_argument("--claims-only", action="store_true", help="without rows that only the page reads")
     thinning.add_argument("--plain", action="store_true", help="without what verdicts under other choices read")
+    thinning.add_argument("--no-figures", action="store_true", help="without files of figures")
     thinning.add_argument("--digits", type=int, default=MOST_DIGITS, help="of every number")
     thinning.set_defaults(run=_thin)
     joining = commands.add_parser("join")

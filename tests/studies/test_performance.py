@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,16 @@ from anisoscope.studies.performance.row_set import (
     ProbeScores,
     RowSet,
     TextPiece,
+    collect_rows,
     correlations,
+    known_rows,
     metric_estimate,
     patching,
     pooled,
     refuse_few,
     token_losses,
 )
+from anisoscope.studies.performance.shortcut import can_skip
 from support.performances import WORDS, write_records
 from support.tiny_models import tiny
 
@@ -199,6 +203,32 @@ def test_a_patch_that_changes_nothing_changes_no_loss_and_sees_every_real_row_on
         changed, _ = token_losses(model, [piece], reading=reading, patch=other)
         assert not torch.allclose(base, changed), f"a real change at {site} is seen"
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bert-masked", "albert-groups", "llama"])
+def test_known_rows_give_the_losses_of_the_whole_run_without_the_blocks_before(name: str) -> None:
+    model, masked = tiny(name).eval(), "bert" in name
+    piece, layout, reading = _piece(None, masked=masked), find_layout(model), LabelConvention(shifted=not masked)
+    stack, sites = layout.stacks[0], layout.sites(["embed", "resid"])
+    assert can_skip(model, stack, piece.inputs)
+    found = collect_rows(model, [piece], sites, layout=layout, special=torch.tensor([0]))
+    for site in sites:
+        runs: list[Any] = []
+        parts = [m for n, m in model.named_modules() if any(n.startswith(f"{path}.") for path in stack.blocks)]
+        handles = [m.register_forward_hook(lambda *seen, runs=runs: runs.append(seen[0])) for m in parts]  # type: ignore[misc]
+        change = functools.partial(patching, model, layout, site, lambda x: 2 * x.flip(1))
+        whole, _ = token_losses(model, [piece], reading=reading, patch=change)
+        usual = len(runs)
+        known = known_rows(found[site], [piece])
+        short, _ = token_losses(model, [piece], reading=reading, patch=change, known=known)
+        assert torch.allclose(whole, short, rtol=1e-5, atol=1e-6), site
+        left = 1 - site.layer / stack.depth
+        assert len(runs) - usual == pytest.approx(left * usual), "parts of blocks before the patch do not run"
+        for handle in handles:
+            handle.remove()
+    assert not any("forward" in vars(module) for module in model.modules())
+    again = found[sites[0]].keep(torch.arange(len(found[sites[0]]) - 1))
+    assert known_rows(again, [piece]) == [], "a row that is missing: the whole run is made"
 
 
 def test_a_model_without_final_rows_predicts_every_token_alike() -> None:

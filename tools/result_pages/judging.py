@@ -54,12 +54,13 @@ def is_robust(result: Result) -> bool:
     return any("robust" in (verdict.get("details") or {}) for verdict in result.verdicts)
 
 
-def redraw(folder: Path) -> None:
-    """Write report.html and its figures again, in one format."""
+def redraw(folder: Path, *, figures: bool = True) -> None:
+    """Write report.html and its figures again, in one format; without figures where there were to be none."""
+    figures = figures and "figures" not in (RunFolder.open(folder).about().get("thinned") or {})
     shutil.rmtree(folder / "figures", ignore_errors=True)
     for path in folder.glob("*.*"):
         path.touch()  # the page of a run that was stopped says how long ago it wrote
-    write_page(folder, page_of_runs([RunFolder.open(folder)]), claims=claims())
+    write_page(folder, page_of_runs([RunFolder.open(folder)]), figures=figures, claims=claims())
     for path in (folder / "figures").glob("*"):
         if path.suffix != KEPT:
             path.unlink()

@@ -53,13 +53,14 @@ class Wish:
 
     Only some steps; without what only the page reads, which is then drawn from the whole table: rows, the map of rows
     and the parts of verdicts on single seeds; without verdicts under other choices (`claims --robust`), which read
-    twice as much; with so many digits of every number.
+    twice as much; with so many digits of every number; without files of figures, which the page draws, too.
     """
 
     steps: tuple[int, ...] = ()
     claims_only: bool = False
     plain: bool = False
     digits: int = MOST_DIGITS
+    figures: bool = True
 
 
 def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen value
@@ -72,7 +73,7 @@ def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen val
     after = judged(result, Table(small, result.about), robust=robust)
     _check_same(before, after)
     if wish.claims_only:
-        redraw(folder)
+        redraw(folder, figures=wish.figures)
     _write(result, small, wish=wish)
     write_verdicts(folder, _leading_in_full(after) if wish.claims_only else after)
     if not wish.claims_only:
@@ -205,6 +206,7 @@ def _write(result: Result, small: pa.Table, *, wish: Wish) -> None:
     told = {"words": f"{former} {_told(result.table, small, wish)}".strip()}
     told |= {"page": "`report.html` was drawn from the whole table."} if wish.claims_only else {}
     write_small(small, folder / "table.parquet")
+    told |= {} if wish.figures else {"figures": "no files"}
     RunFolder(folder).write_about(about | {"thinned": told})
     for path in folder.iterdir():
         if path.name not in FILES or (wish.claims_only and path.name in PAGE_FILES):

@@ -190,7 +190,7 @@ def _gain(
 
 def _change(name: str, series: ScoreSeries, sign: int, **more: Any) -> Part:
     """The first value of a series with its interval over context folds."""
-    effect = sign * float(series.value[0]) + 0.0
+    effect = round(sign * float(series.value[0]), 12) + 0.0  # means of what cancels leave rounding
     return Part(name, effect, *jackknife(effect, (sign * series.folds[0]).tolist(), bounds=(None, None)), **more)
 
 

@@ -170,12 +170,43 @@ def fit_probe(
     >>> fit_probe(x, torch.tensor([0, 0, 1, 1]), classes=2).hits(x, torch.tensor([0, 0, 1, 1])).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    problem = _Problem.of(x, y, classes=classes, penalty=penalty)
+    _check_rows(x, y)
+    return _fit(_Cloud.of(x), y, classes=classes, penalty=penalty, start=start, steps=steps, tolerance=tolerance)
+
+
+def _fit(
+    cloud: _Cloud,
+    y: Tensor,
+    *,
+    classes: int,
+    penalty: float,
+    start: LinearProbe | None = None,
+    steps: int = STEPS,
+    tolerance: float = TOLERANCE,
+) -> LinearProbe:
+    problem = _Problem.of(cloud, y, classes=classes, penalty=penalty)
     at = problem.start(start)
     excess = _search(problem, at, steps=steps, tolerance=tolerance)
     plain = problem.scale * at
     weight = problem.axes @ plain[:-1]
     return LinearProbe(weight, plain[-1] - problem.mean @ weight, penalty, excess)
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """The rows of a fit in their principal axes, which all penalties share."""
+
+    rows: Tensor  # [n, d] centred, in the principal axes
+    mean: Tensor
+    axes: Tensor  # U
+    values: Tensor  # [d] variances along the axes, rising
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Cloud:
+        mean = x.double().mean(0)
+        centred = x.double() - mean
+        values, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
+        return cls(centred @ axes, mean, axes, values.clamp_min(0.0))
 
 
 @dataclass(frozen=True)
@@ -191,19 +222,16 @@ class _Problem:
     shares: Tensor  # [K] π
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, *, classes: int, penalty: float) -> _Problem:
-        target = _checked_labels(x, y, classes=classes, penalty=penalty)
-        mean = x.double().mean(0)
-        centred = x.double() - mean
-        values, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
-        values = values.clamp_min(0.0)
-        alive = values > centred.shape[1] * torch.finfo(torch.float64).eps * values[-1]
+    def of(cls, cloud: _Cloud, y: Tensor, *, classes: int, penalty: float) -> _Problem:
+        values = cloud.values
+        target = _checked_labels(cloud.rows, y, classes=classes, penalty=penalty)
+        alive = values > len(values) * torch.finfo(torch.float64).eps * values[-1]
         cost = penalty * max(float(values.mean()), torch.finfo(torch.float64).tiny)
         shares = torch.bincount(target, minlength=classes).double().clamp_min(0.5) / len(target)
         curvature = shares * (1 - shares).clamp_min(1e-3)  # of the loss in the logit of each class
         scale = (values[:, None] * curvature + cost).clamp_min(1e-300).rsqrt()
         scale = torch.cat([scale * alive[:, None], curvature.rsqrt()[None]])  # axes without variance get no weight
-        return cls(centred @ axes, target, mean, axes, scale, cost, shares)
+        return cls(cloud.rows, target, cloud.mean, cloud.axes, scale, cost, shares)
 
     def start(self, probe: LinearProbe | None) -> Tensor:
         """The coordinates [d + 1, K] of a probe, or of zero weights: V, and the intercepts in the last row."""
@@ -227,18 +255,21 @@ class _Problem:
         return value, gradient * self.scale
 
 
-def _checked_labels(x: Tensor, y: Tensor, *, classes: int, penalty: float) -> Tensor:
+def _check_rows(x: Tensor, y: Tensor) -> None:
     if x.ndim != 2 or len(x) < 2 or y.shape != (len(x),):
         raise AnisoscopeError(
             f"a probe was given rows of shape {tuple(x.shape)} and {tuple(y.shape)} labels; expected n×d and n, n > 1."
         )
+    if not bool(x.isfinite().all()):
+        raise AnisoscopeError("a probe was given rows that are not all finite; leave those out first.")
+
+
+def _checked_labels(x: Tensor, y: Tensor, *, classes: int, penalty: float) -> Tensor:
     target = y.to(x.device).long()
     if not 0 <= int(target.min()) <= int(target.max()) < classes:
         raise AnisoscopeError(f"labels run from {int(y.min())} to {int(y.max())}; expected 0 to {classes - 1}.")
     if not (penalty >= 0 and math.isfinite(penalty)):
         raise AnisoscopeError(f"the penalty is {penalty}; expected a number from 0 on.")
-    if not bool(x.isfinite().all()):
-        raise AnisoscopeError("a probe was given rows that are not all finite; leave those out first.")
     return target
 
 
@@ -302,19 +333,22 @@ def choose_probe(x: Tensor, y: Tensor, held: Tensor, *, classes: int, grid: Sequ
     From strong to weak penalties, each fit starting at the previous one, until two in a row are worse than the best.
     Without held-out rows the middle of the grid is used.
     """
+    _check_rows(x, y)
     ordered = sorted(grid, reverse=True)
     rest, rough = ~held, ROUGH * TOLERANCE
     probe = chosen = None
     best, least, worse = ordered[len(ordered) // 2], math.inf, 0
-    for penalty in ordered if bool(held.any()) and int(rest.sum()) > 1 and len(ordered) > 1 else ():
-        fitted, labels = x[rest.to(x.device)], y[rest]
-        probe = fit_probe(fitted, labels, classes=classes, penalty=penalty, start=probe, tolerance=rough)
-        loss = float(probe.losses(x[held.to(x.device)], y[held]).mean())
-        worse = worse + 1 if loss >= least else 0
-        if worse == 2:
-            break
-        if not worse:
-            best, least, chosen = penalty, loss, probe
+    if bool(held.any()) and int(rest.sum()) > 1 and len(ordered) > 1:
+        cloud, labels = _Cloud.of(x[rest.to(x.device)]), y[rest]
+        asked, answers = x[held.to(x.device)], y[held]
+        for penalty in ordered:
+            probe = _fit(cloud, labels, classes=classes, penalty=penalty, start=probe, tolerance=rough)
+            loss = float(probe.losses(asked, answers).mean())
+            worse = worse + 1 if loss >= least else 0
+            if worse == 2:
+                break
+            if not worse:
+                best, least, chosen = penalty, loss, probe
     return fit_probe(x, y, penalty=best, start=chosen, classes=classes)
 
 
@@ -330,6 +364,7 @@ class CentroidProbe:
 
 def fit_centroids(x: Tensor, y: Tensor, *, classes: int) -> CentroidProbe:
     """Fit class mean directions; unlike a linear probe, this classifier changes with every change of the geometry."""
+    _check_rows(x, y)
     target = _checked_labels(x, y, classes=classes, penalty=0.0)
     rows = torch.nn.functional.normalize(x.double(), dim=1)
     sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, target, rows)

@@ -41,7 +41,7 @@ from anisoscope.view.verdict_grid import verdict_grid
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("charts.js", "table.js", "page.js")
-PLOTLY = TEMPLATES / "plotly" / "plotly-cartesian.min.js"
+PLOTLY = TEMPLATES / "plotly" / "plotly-cartesian.min.js.gz"
 PANELS = 3  # of a figure that are shown before anything is opened
 LEGENDS = (Controls, Key, Swatches, Ramp)  # parts that stay with the first figure of a section
 
@@ -81,7 +81,7 @@ def page_document(
     growing = live is not None  # figures may come later
     blocks = [(block["id"], Markup(block["html"])) for block in data["blocks"]]
     content = {"title": page.title, "version": page.version, "blocks": blocks, "live": live}
-    plotly = packed(PLOTLY.read_text(encoding="utf-8")) if data["specs"] or growing else ""
+    plotly = packed(gzip.decompress(PLOTLY.read_bytes()).decode()) if data["specs"] or growing else ""
     content |= {"data": packed(inlined), "plotly": plotly}
     made = {name: Markup(words) for name, words in assets.items()}
     return str(_templates().get_template("page.html.j2").render(content | made))

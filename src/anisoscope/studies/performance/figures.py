@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -16,7 +16,6 @@ from anisoscope.results.query import Query, Row, variant_name
 from anisoscope.studies.page_parts import (
     data_name,
     files,
-    found,
     hero,
     judged_section,
     numeric,
@@ -46,6 +45,8 @@ MARKERS = dict(zip(REPAIRS, ("circle", "square", "diamond", "triangle-up"), stri
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
 WHISKERS = {"bars": "y", "reach": "95 % over contexts:"}
 KEY = [Swatch(name, series(HUES[repair])) for repair, name in REPAIRS.items()]
+LEVELS = [Swatch("the model itself", "@ink", "dash"), Swatch("frequencies alone", "@soft", "dot")]
+TOLD = ("whitened_harms_model", "whitened_improves_probe")
 Step = int | None
 Place = tuple[str, DrawnSite]  # stack and site
 ALL_SITES: Place = ("single", DrawnSite.of(None, "study"))  # of correlations that are not about one site
@@ -128,11 +129,14 @@ def by_repair(
 def loss_figure(model: ModelNumbers, stem: str) -> Figure:
     """Loss over depth: of the model continued from repaired rows, and of a fresh readout."""
     own = model.own_loss(model.last)
-    levels = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
-    look: dict[str, Any] = {"y": "Loss (nats per token)", "levels": levels, "height": 280}
+    level = () if own is None else (Level(own.value, "the model itself", dash="dash", colour="@ink"),)
+    look: dict[str, Any] = {"y": "Loss (nats per token)", "height": 280}
     titles = {"patched": "(a) Rows repaired inside the model", "readout": "(b) A fresh linear readout"}
     panels = []
+    constant = model.row("lm_loss", model.last, model.places[0], reading="readout", control="constant")
+    blind = () if constant is None else (Level(constant.value, "frequencies alone", dash="dot", colour="@soft"),)
     for reading, title in titles.items():
+        look["levels"] = level + (blind if reading == "readout" else ())
         alt = f"{title}: loss over depth by repair."
         panels.append(by_repair(model, title, "lm_loss", variant={"reading": reading}, alt=alt, **look))
     return files(stem, panels, layout="pairs", columns=2, size=2.2)
@@ -216,11 +220,19 @@ def study_page(run: RunView, declared: Mapping[str, Any] | None = None) -> Page:
     for model in models:
         own = [verdict for verdict in run.verdicts if verdict.get("subject") == model.name]
         section = _model_section(model, "" if len(models) == 1 else f"-{slug(model.name)}")
-        sections.append(found(section, own, *(str(verdict.get("claim")) for verdict in own[:1])))
+        sections.append(replace(section, finding=_told(own)))
     sections.append(judged_section(note))
     terms = _terms(run.about["config"])
     first = _hero(models[0]) if models else None
     return page_of(run, "Does the geometry matter?", deck, sections, terms=terms, hero=first)
+
+
+def _told(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What was found on one model in a sentence or two: of the repair that changes the geometry most."""
+    known = {str(verdict.get("claim")): verdict for verdict in verdicts if verdict.get("why")}
+    chosen = [known[claim] for claim in TOLD if claim in known] or [*known.values()][:1]
+    parts = [(str(one.get("statement") or ""), str(one["why"]).partition("; ")[0].rstrip(".")) for one in chosen]
+    return " ".join(f"{what}: {why[:1].lower()}{why[1:]}." for what, why in parts)
 
 
 def _hero(model: ModelNumbers) -> Hero:
@@ -229,7 +241,7 @@ def _hero(model: ModelNumbers) -> Hero:
         "Loss when the rows of one block are repaired (made more isotropic): inside the running model, and read by a "
         "fresh linear readout. Where the lines coincide, the geometry does not matter for the loss."
     )
-    key = [*KEY, Swatch("the model itself", "@ink", "dash")]
+    key = [*KEY, *LEVELS]
     return hero(loss_figure(model, "").panels, f"Loss of raw and repaired rows, {model.name}", caption, key=key)
 
 
@@ -237,9 +249,10 @@ def _model_section(model: ModelNumbers, of: str) -> Section:
     losses = (
         "(a) The rows of one site are repaired, given their mean norm back, and the rest of the network runs on: what "
         "the network relies on. (b) A fresh softmax readout from the rows to the token that the model predicts there: "
-        "what can be read linearly. Dashed: the model as it is. Whiskers: 95&nbsp;% over contexts."
+        "what can be read linearly. Dashed: the model as it is; dotted in (b): the frequencies of the tokens, without "
+        "any row. Whiskers: 95&nbsp;% over contexts."
     )
-    key = [*KEY, Swatch("the model itself", "@ink", "dash")]
+    key = [*KEY, *LEVELS]
     parts = shown(loss_figure(model, f"performance-loss{of}"), losses, title="Loss", key=key)
     parts += [Fold("Numbers", [_loss_table(model)]), *(_probe_parts(model, of) if model.tasks else [])]
     fitted = "The geometry of the test rows, raw and repaired; the repairs were fitted on other contexts."
@@ -357,6 +370,7 @@ Loss | lm_loss |
 Cross-entropy in nats per token that the model predicts. <code>reading=patched</code>: its own, with the rows of one
 site repaired and multiplied by one number that gives the fit rows their mean norm back. <code>reading=readout</code>:
 of a fresh softmax regression from the rows, over the {config.get("classes")} most frequent tokens at most.
+<code>control=constant</code>: of the frequencies of those tokens in the fit half, whatever the row.
 <code>against=raw</code>: the difference to raw rows.
 
 Accuracy | probe_accuracy |

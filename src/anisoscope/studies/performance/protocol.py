@@ -38,6 +38,7 @@ from anisoscope.results.query import Table, variant_name
 from anisoscope.series.discovery import Checkpoint, find_series, refuse_lossless
 from anisoscope.studies.performance import AUTO, PerformanceConfig, row_set
 from anisoscope.studies.performance.row_set import FREE, LOSS, SHARE, Material, ProbeScores, RowSet, TextPiece
+from anisoscope.studies.performance.shortcut import can_skip
 from anisoscope.studies.study_run import Study
 from anisoscope.training.corpus import Corpus
 from anisoscope.training.loop import train
@@ -247,6 +248,12 @@ class Measurement:
         """The model's own loss, without any repair."""
         return ProbeScores(*row_set.token_losses(self.loaded.model, self.tested, reading=self.reading))
 
+    @cached_property
+    def direct(self) -> set[str]:
+        """The stacks that can begin after any of their blocks."""
+        inputs = self.tested[0].inputs
+        return {stack.name for stack in self.layout.stacks if can_skip(self.loaded.model, stack, inputs)}
+
     def records(self) -> Iterator[dict[str, Any]]:
         """Records of the table, site by site; rows are captured for as many sites at a time as fit into memory."""
         m, sites, depths = self.material, self.sites, {stack.name: stack.depth for stack in self.layout.stacks}
@@ -271,7 +278,8 @@ class Measurement:
         c = self.config
         repair = partial(fit_repairs, directions=c.directions, shrinkage=c.shrinkage)
         fitted = repair(predicting.keep(~predicting.test).x)
-        yield from self._patched(site, fitted)
+        known = row_set.known_rows(predicting, self.tested) if site.stack in self.direct else []
+        yield from self._patched(site, fitted, known)
         yield from self._readout(predicting, fitted)
         natural = shown.keep(torch.tensor([unit.natural for unit in self.material.units])[shown.unit])
         repairs = repair(natural.keep(~natural.test).x)
@@ -295,13 +303,13 @@ class Measurement:
                 raw.setdefault(metric, found)
                 yield metric, {"repair": name}, found
 
-    def _patched(self, site: Site, repairs: dict[str, Repair]) -> Iterator[Found]:
+    def _patched(self, site: Site, repairs: dict[str, Repair], known: Sequence[Tensor]) -> Iterator[Found]:
         """The model's own loss with the rows of this site repaired and rescaled to their original mean norm."""
         model, scores = self.loaded.model, {"raw": self.own}
         for name, repair in repairs.items():
             if name != "raw":
                 patch = partial(row_set.patching, model, self.layout, site, partial(repair, rescaled=True))
-                losses = row_set.token_losses(model, self.tested, reading=self.reading, patch=patch)
+                losses = row_set.token_losses(model, self.tested, reading=self.reading, patch=patch, known=known)
                 scores[name] = ProbeScores(*losses)
             yield from _with_gain("lm_loss", {"reading": "patched", "repair": name}, scores, LOSS)
 
@@ -316,6 +324,9 @@ class Measurement:
         if kept < 2 or not len(test):
             self._note(f"no readout: {len(fit)} rows with {kept} classes to fit on, {len(test)} to test on")
             return
+        shares = fit.target.bincount(minlength=kept).double().clamp_min(0.5) / len(fit)
+        constant = ProbeScores(-shares.log()[test.target], test.key)
+        yield "lm_loss", {"reading": "readout", "control": "constant"}, constant.estimate(LOSS, note=note, dropped=lost)
         scores: dict[str, ProbeScores] = {}
         for name, repair in repairs.items():
             if name == "mean":

@@ -44,6 +44,7 @@ from anisoscope.models.load import quiet
 from anisoscope.numerics.hashing import FOLDS, fold_of, half_of, row_hash
 from anisoscope.results.quantity import as_equal_folds, jackknife
 from anisoscope.results.query import variant_name
+from anisoscope.studies.performance.shortcut import skipping
 
 VALIDATION = 2  # folds of the fit half used to choose the penalty
 FEWEST_CONTEXTS = 24
@@ -207,6 +208,18 @@ def _row_set(rows: Any, piece: TextPiece, reading: LabelConvention | None, speci
     return RowSet(rows.x, piece.key[row], piece.units[row], index.position.cpu(), target, flags)
 
 
+def known_rows(rows: RowSet, pieces: Sequence[TextPiece]) -> list[Tensor]:
+    """The rows of each batch at its real positions, in order; none if some are missing."""
+    order = (rows.unit * (1 << 32) + rows.position).argsort()
+    unit, found = rows.unit[order], []
+    for piece in pieces:
+        found.append(rows.x[order[torch.isin(unit, piece.units)].to(rows.x.device)])
+        mask = piece.inputs.get("decoder_attention_mask", piece.inputs["attention_mask"])
+        if len(found[-1]) != int((mask != 0).sum()) or not bool((piece.units.diff() > 0).all()):
+            return []
+    return found
+
+
 def pooled(rows: RowSet, how: str) -> RowSet:
     """One row per context: the mean (without special tokens), the first (cls) or the last row."""
     if how == "mean" and not bool(rows.special.all()):
@@ -228,8 +241,13 @@ Change = Callable[[Tensor], Tensor]
 
 
 @contextlib.contextmanager
-def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor) -> Iterator[None]:
-    """A context in which the rows of `site` at the positions in `real` [B, T] are replaced; padding is unchanged."""
+def patching(
+    model: nn.Module, layout: Layout, site: Site, change: Change, *, real: Tensor, known: Tensor | None = None
+) -> Iterator[None]:
+    """A context in which the rows of `site` at the positions in `real` [B, T] are replaced; padding is unchanged.
+
+    Where the rows there are `known` [n, d], the blocks before are not run.
+    """
     stack = layout.stack(site.stack)
     path = stack.final.path if site.kind == "final" else stack.blocks[max(0, site.layer - 1)]
     # a block with shared weights is called once per layer
@@ -244,7 +262,7 @@ def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, re
                 "expected [contexts, positions, width], so its rows cannot be replaced."
             )
         out, keep = x.clone(), real.to(x.device)
-        out[keep] = change(x[keep]).to(x.dtype)
+        out[keep] = change(x[keep] if known is None else known.to(x.device)).to(x.dtype)
         return out
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,8 +275,10 @@ def patching(model: nn.Module, layout: Layout, site: Site, change: Change, *, re
         handle = module.register_forward_pre_hook(before, with_kwargs=True)
     else:
         handle = module.register_forward_hook(after)
+    skipped = 0 if known is None or site.kind == "embed" else site.layer
     try:
-        yield
+        with skipping(model, stack, skipped):
+            yield
     finally:
         handle.remove()
     if next(calls) <= number:
@@ -296,12 +316,17 @@ def token_losses(
     *,
     reading: LabelConvention,
     patch: Callable[..., contextlib.AbstractContextManager[None]] | None = None,
+    known: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy of every target token in nats, [n], and the key of its context, [n]."""
+    """The cross-entropy of every target token in nats, [n], and the key of its context, [n].
+
+    `known` are the rows of each batch at the site of the patch, if there are any.
+    """
     losses, keys = [], []
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         real = piece.inputs.get("decoder_attention_mask", piece.inputs["attention_mask"]) != 0
-        around = contextlib.nullcontext() if patch is None else patch(real=real)
+        given = {"known": known[number]} if known else {}
+        around = contextlib.nullcontext() if patch is None else patch(real=real, **given)
         with untouched(model), torch.no_grad(), around:
             logits = output_part(forward(model, piece.inputs), "logits")
         targets = reading.targets(piece.inputs["labels"]).to(logits.device)
