@@ -355,7 +355,7 @@ KINDS = {"softmax": "softmax", "qk-norm": "normed queries, keys", "mean-removed"
 
 def arm_cosines(kind: str) -> Steps:
     rows = results("sharpness").where(
-        model=f"{kind}-6x256", metric="average_cosine", variant="", group="", kind="resid"
+        model=f"{kind}-12x512", metric="average_cosine", variant="", group="", kind="resid"
     )
     return mean_by(rows, "step")
 

@@ -153,6 +153,19 @@ RESULTS: dict[str, Declared] = {
                  {"average cosine": {"metric": "average_cosine", "site": "blocks"},
                   "attention sharpness": {"metric": "attention_sharpness", "head": ..., "kind": "scores"}}),
     )),
+    "long-characters": Declared("Does a bell form, and does dimension fall again, in a long training on characters?",
+                                "shape.md", (
+        learned(),
+        over_steps("Intrinsic dimension (TwoNN)", where={"metric": "two_nn"}, rows=SITES),
+        over_steps("Other estimators of dimension, middle block", where={"site": "middle block"},
+                   rows={"TwoNN": {"metric": "two_nn"},
+                         "TwoNN, without the first position": {"metric": "two_nn", "first": "out"},
+                         **{f"GRIDE, scale {scale}": {"metric": "gride", "scale": scale} for scale in ("1", "4", "8")},
+                         "Levina–Bickel": {"metric": "levina_bickel"}}),
+        over_steps("Anisotropy: σ₁/Σσ", where={"metric": "svd_ratio"}, rows=SITES),
+        KeyTable("σ₁/Σσ and σ₁²/Σσ² by layer at the last step", {**STREAM, "step": "last"}, "layer", RATIOS, most=13),
+        over_steps("Average cosine", where={"metric": "average_cosine"}, rows=SITES),
+    )),
     "inherent": Declared("Is anisotropy inherent to attention, in every modality?", "inherent.md", (
         learned(),
         over_steps("Average cosine, mean over blocks", where={"metric": "average_cosine", "site": "blocks"}),
@@ -277,11 +290,11 @@ LEARNED: tuple[str, ...] = (
     f"{{{{revisiting metric=gradient_energy {_MIDDLE} step=last | 2}}}}.",
     "The narrow cone is an event of the first updates, and needs neither drift of queries and keys nor scores: in "
     "[sharpness](sharpness/README.md) the average cosine has its peak, "
-    f"{{{{sharpness {_COSINE} model=uniform-6x256 | peak}}}}, at step "
-    f"{{{{sharpness {_COSINE} model=uniform-6x256 | peak step}}}} without any scores, as with ordinary attention "
-    f"({{{{sharpness {_COSINE} model=softmax-6x256 | peak}}}}), and ends at "
-    f"{{{{sharpness {_COSINE} model=uniform-6x256 step=last | 2}}}} and "
-    f"{{{{sharpness {_COSINE} model=softmax-6x256 step=last | 2}}}}.",
+    f"{{{{sharpness {_COSINE} model=uniform-12x512 | peak}}}}, at step "
+    f"{{{{sharpness {_COSINE} model=uniform-12x512 | peak step}}}} without any scores, as with ordinary attention "
+    f"({{{{sharpness {_COSINE} model=softmax-12x512 | peak}}}}), and ends at "
+    f"{{{{sharpness {_COSINE} model=uniform-12x512 step=last | 2}}}} and "
+    f"{{{{sharpness {_COSINE} model=softmax-12x512 step=last | 2}}}}.",
     "In finished models gradients lie in the large directions of the activations by little or by much: "
     f"{{{{real {_REAL} model=SmolLM2-135M | 2}}}} times chance in SmolLM2, "
     f"{{{{real {_REAL} model=IgLM | 2}}}} in IgLM, {{{{real {_REAL} model=RXNFP-1-pretrained | 2}}}} in RXNFP, mean "
