@@ -72,7 +72,7 @@ def test_presets_have_three_seeds_and_all_arms() -> None:
         assert len(runs) == len(ARMS) * 3 and {seed for *_, seed in runs} == {0, 1, 2}, name
         assert {training.family for _, training, _ in runs} == {"prenorm"} and preset.jobs > 1
     small = SharpnessConfig(preset="small").runs()[0][1]
-    assert (small.layers, small.width, small.steps, small.context) == (6, 256, 1500, 256)
+    assert (small.layers, small.width, small.steps, small.context) == (12, 512, 2000, 256)
 
 
 @pytest.mark.parametrize(

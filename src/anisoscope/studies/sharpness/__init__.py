@@ -27,9 +27,9 @@ PRESETS = {
         jobs=2,
     ),
     "small": Preset(
-        {"context": 256, "steps": 1500, "batch_size": 64, "lr": 6e-4, "checkpoints": "0,every:500"},
+        {"context": 256, "steps": 2000, "batch_size": 32, "lr": 6e-4, "checkpoints": "0,every:500"},
         seeds=(0, 1, 2),
-        sizes={"6x256": {}},
+        sizes={"12x512": {}},
         jobs=4,
     ),
 }
