@@ -378,8 +378,9 @@ class StepCapture(Capture, ABC):
             return
         if not torch.is_grad_enabled():
             raise AnisoscopeError(
-                f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
-                "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+                f"{site.label} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+                "gradient cannot be seen; use the other kind: checkpoint(…, use_reentrant=False), in transformers "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
         batch = self.batches[-1]
 
