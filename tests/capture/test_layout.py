@@ -14,6 +14,7 @@ from anisoscope import measure
 from anisoscope.capture import Batch, Capture, find_layout
 from anisoscope.capture.sites.layout import SpecialPositions, named_tokens, settle
 from anisoscope.capture.verification import verify
+from anisoscope.errors import AnisoscopeError
 from anisoscope.results.modality import APART, VISION, row_words
 from support.tiny_media import IMAGES, PREFIX, UNNAMED, media, media_inputs
 from support.tiny_models import Record, captured
@@ -252,3 +253,37 @@ def test_a_run_does_not_say_apart_where_everything_was_counted() -> None:
         _shapes(SimpleNamespace(model=model), setup, Batch({"": _pixels()}), entry)  # type: ignore[arg-type]
         said[name] = entry["rows"]["single"]
     assert said == {"explained": VISION.row + APART, "unexplained": VISION.row}
+
+
+class Blocks(nn.Module):
+    """A transformer with its blocks in a list or, as torchtitan has them, in a dict, beside heads in a dict."""
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 16)
+        blocks = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(3)]
+        self.layers = (
+            nn.ModuleDict({str(i): block for i, block in enumerate(blocks)}) if named else nn.ModuleList(blocks)
+        )
+        self.heads = nn.ModuleDict({name: nn.Sequential(nn.Linear(16, 4), nn.Tanh()) for name in ("one", "other")})
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = block(x)
+        return torch.cat([head(x) for head in self.heads.values()], dim=-1)
+
+
+def test_blocks_in_a_dict_are_those_of_a_list() -> None:
+    ids = torch.arange(60).view(6, 10) % 20
+    (found, _), (expected, _) = (_looked(Blocks(named=named), ids) for named in (True, False))
+    assert [str(rows.site) for rows in found.all] == [str(rows.site) for rows in expected.all] and len(found.all) == 4
+    assert all(torch.equal(rows.x, other.x) for rows, other in zip(found.all, expected.all, strict=True))
+
+
+def test_heads_in_a_dict_are_no_blocks() -> None:
+    model = nn.Module()
+    model.heads = nn.ModuleDict({"one": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
+    with pytest.raises(AnisoscopeError, match="no block lists"):
+        find_layout(model)

@@ -13,9 +13,11 @@ from torch.nn import functional
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
+from anisoscope.capture.padding import SEVERAL
 from anisoscope.integrations.hf_trainer import MonitorCallback
 from anisoscope.monitor.schedule import at
 from anisoscope.tangent.proxy import StepRows
+from support.monitored import compare
 from support.preferences import tiny_llama, trl_trainer
 from support.trainings import hooks_of, monitor_options
 
@@ -147,11 +149,22 @@ def test_losses_are_bit_identical_with_and_without(kind: str, tmp_path: Path) ->
     assert losses(MonitorCallback(**monitor_options(when=at([0, 1])))) == plain and len(set(plain)) == 3
 
 
-def test_packed_rows_are_measured_or_what_to_do_is_said(tmp_path: Path) -> None:
+def test_texts_of_packed_rows_are_contexts_of_their_own(tmp_path: Path) -> None:
     for strategy, packed in (("bfd", True), ("wrapped", False)):
-        callback = MonitorCallback(**monitor_options(when=at([0])))
+        callback = MonitorCallback(**monitor_options(when=at([0]), strict=True))
         options = {"packing": True, "packing_strategy": strategy, "max_length": 64, "gradient_accumulation_steps": 1}
-        trl_trainer("sft", tmp_path, callback, **options).train()
-        assert callback.monitor is not None
-        assert any("packing_strategy='wrapped'" in note for note in callback.monitor.notes) == packed
-        assert ("gradient_energy" in callback.table.metrics) != packed
+        trainer = trl_trainer("sft", tmp_path, callback, **options)
+        trainer.train()
+        assert callback.monitor is not None and (SEVERAL in callback.monitor.notes) == packed
+        rows = callback.table.where(metric="gradient_energy", proxy="pca", control=None).records()
+        assert len(rows) and all(row["contexts"] > (20 if packed else 4) for row in rows)
+
+
+def test_a_packed_update_has_the_table_of_a_padded_one(tmp_path: Path) -> None:
+    tables = []
+    for padding_free in (True, False):
+        callback = MonitorCallback(**monitor_options(when=at([0]), strict=True))
+        options = {"padding_free": padding_free, "max_length": None, "gradient_accumulation_steps": 1, "max_steps": 1}
+        trl_trainer("sft", tmp_path, callback, model=tiny_llama().double(), **options).train()
+        tables.append(callback.table)
+    compare(*tables, 1e-6, without=("semi_nmf",))

@@ -222,3 +222,11 @@ def test_a_table_without_rows_has_no_rows_of_any_variant() -> None:
     assert not len(nothing.where(metric="gradient_enrichment", proxy="pca", control=None, group=""))
     with pytest.raises(AnisoscopeError, match="unknown column 'proxi'"):
         nothing.where(proxi="pca")
+
+
+def test_what_was_left_out_is_told_by_its_metric_and_not_as_a_misspelt_column() -> None:
+    geometry = Table.from_records([{"metric": "drift", "variant": "", "value": 1.0}])
+    with pytest.raises(AnisoscopeError, match=r"unknown metric of this table 'gradient_enrichment'.*drift"):
+        geometry.where(metric="gradient_enrichment", proxy="pca", control=None, group="")
+    with pytest.raises(AnisoscopeError, match=r"no row of this table has the key 'proxy'.*notes of the run"):
+        geometry.where(proxy="pca")

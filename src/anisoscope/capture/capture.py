@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from anisoscope.capture import row
+from anisoscope.capture import padding, row
 from anisoscope.capture.attention_reader import AttentionReader
 from anisoscope.capture.graph_hook import do_nothing
 from anisoscope.capture.row import (
@@ -584,7 +584,7 @@ class Capture:
         contexts.plain |= any(isinstance(arguments.get(name), Tensor) for name in MEDIA)
         contexts.groups = batch.groups if batch is not None else None
         if decoding and contexts.tokens is not None:  # flags of a batch belong to the encoder's input
-            ids = sorted(row.special_ids(stack.config, "bos", "eos", "pad", "decoder_start"))
+            ids = sorted(padding.special_ids(stack.config, "bos", "eos", "pad", "decoder_start"))
             contexts.special = torch.isin(contexts.tokens, torch.tensor(ids, dtype=torch.long))
         elif batch is not None and batch.special is not None:
             contexts.special = batch.special.cpu().bool()

@@ -173,9 +173,9 @@ class SiteRows:
     tokens: RowTokens
 
     def of_contexts(self, wanted: Tensor) -> SiteRows:
-        """The rows of some contexts of the pass, `wanted` [B] bool."""
+        """The rows of some contexts of the pass, `wanted` [B] bool, or [B, T] if rows of the batch hold several."""
         index, words = self.index, self.tokens
-        chosen = wanted[index.keep // max(1, index.length)].nonzero().squeeze(1)
+        chosen = index.among(wanted)
         at, masked = chosen.to(self.x.device), None if words.masked is None else words.masked[chosen]
         tokens = RowTokens(words.original[chosen], words.target[chosen], masked)
         return SiteRows(self.x[at], None if self.g is None else self.g[at], index.taken(chosen), tokens)
@@ -422,7 +422,7 @@ def site_rows(
     reading: LabelConvention | None,
     contexts: Tensor | None = None,
 ) -> dict[Site, SiteRows]:
-    """Rows, gradients and tokens of the sites that were seen; with `contexts` [B] bool, of these contexts only."""
+    """Rows, gradients and tokens of the sites that were seen; with `contexts` of these only, as `Index.among`."""
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
     found: dict[Site, SiteRows] = {}
     known: dict[tuple[int, str, torch.device], tuple[Tensor | None, Index, RowTokens]] = {}  # sites of a stack share it
@@ -433,7 +433,7 @@ def site_rows(
         if key not in known:
             at, index = None, rows.index
             if contexts is not None:
-                chosen = contexts[index.keep // max(1, index.length)].nonzero().squeeze(1)
+                chosen = index.among(contexts)
                 at, index = chosen.to(x.device), index.taken(chosen)
             known[key] = at, index, RowTokens.of(index, labels, reading, stack=site.stack)
         at, index, tokens = known[key]

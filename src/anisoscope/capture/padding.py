@@ -1,14 +1,18 @@
-"""Padding of sounds and images: the samples or pixels that each row reads, and detection of unmarked padding."""
+"""What of a batch is data, and of which context: padding of tokens, sounds and images, and sequences packed into a row.
+
+Shapes: B rows of a batch, T positions, C contexts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.models.forward import MASKED
 
 _RATE = 16_000  # samples per second of every speech model here; mel frames come every 10 ms
 _LEAST = 0.1  # seconds of one exact value at the end of a context from which it counts as padding
@@ -16,6 +20,159 @@ REPEATED = (
     "no attention_mask was given; ends of contexts that repeat one exact value for 0.1 s or more were taken as "
     "padding, though the model heard them: give attention_mask, or contexts of equal length"
 )
+
+# arguments that say where the sequences of flattened rows begin, and which one a position belongs to
+_CUMULATIVE, _NUMBERED = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens"), ("seq_idx",)
+SEVERAL = "rows hold several sequences, whose positions begin anew: each of them is a context of its own"
+ATTENDED = (
+    "rows hold several sequences beside an attention_mask, by which the model may have attended from one to the next; "
+    "each of them is a context of its own"
+)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Which context each position belongs to; contexts are runs of positions, and end where a row ends."""
+
+    number: Tensor  # [B, T] int64 below C, ascending
+    starts: Tensor  # [C] int64, the first of the B·T positions of each context
+    hashes: Tensor | None = None  # [C] int64, None where each row is one context
+
+    @classmethod
+    def rows_of(cls, batch: int, length: int) -> Self:
+        """Each row is one context."""
+        number = torch.arange(batch)
+        return cls(number[:, None].expand(batch, length), number * length)
+
+    @classmethod
+    def beginning(cls, begins: Tensor) -> Self:
+        """Contexts that begin where `begins` [B, T] is True, and where a row does."""
+        begins = begins.clone()
+        begins[:, :1] = True
+        flat = begins.flatten()
+        return cls((flat.long().cumsum(0) - 1).view_as(begins), flat.nonzero().squeeze(1))
+
+    @property
+    def rows(self) -> list[int]:
+        """The row of each context."""
+        found: list[int] = (self.starts // max(1, self.number.shape[1])).tolist()
+        return found
+
+    def pieces(self, x: Tensor) -> Sequence[Tensor]:
+        """What each context has of x [B, T, …]."""
+        return x.flatten(0, 1).tensor_split(self.starts[1:])
+
+    def order(self, real: Tensor) -> Tensor:
+        """How many positions that are data, `real` [B, T], each of these has before it in its context.
+
+        >>> packed = Packed.beginning(torch.tensor([[True, False, False, True, False]]))
+        >>> packed.order(torch.tensor([[True, True, True, False, True]]))[0, [0, 1, 2, 4]].tolist()
+        [0, 1, 2, 0]
+        """
+        before = self._before(real)
+        return (before[:-1] - before[self.starts][self.number.flatten()]).view_as(self.number)
+
+    def last(self, real: Tensor) -> Tensor:
+        """Where the last of the positions of a context is that are data, `real` [B, T]."""
+        before = self._before(real)
+        counts = before[torch.cat([self.starts[1:], self.starts.new_tensor([real.numel()])])] - before[self.starts]
+        return real & (self.order(real) == counts[self.number] - 1)
+
+    @staticmethod
+    def _before(real: Tensor) -> Tensor:
+        return nn.functional.pad(real.flatten().long().cumsum(0), (1, 0))
+
+
+def find_packed(arguments: Mapping[str, Any], real: Tensor, notes: list[str]) -> Packed | None:
+    """The sequences of rows of which `real` [B, T] is data, if they were packed; None if each row is one.
+
+    Positions that begin anew tell them (position_ids), else their lengths or numbers, as kernels for such rows take.
+
+    >>> places, real = torch.tensor([[0, 1, 2, 0, 1, 0]]), torch.ones(1, 6, dtype=torch.bool)
+    >>> find_packed({"position_ids": places}, real, []).number.tolist()
+    [[0, 0, 0, 1, 1, 2]]
+    >>> find_packed({"position_ids": torch.tensor([[1, 1, 0, 1, 2, 3]])}, real & (torch.arange(6) > 1), []) is None
+    True
+    """
+    later = real & (real.long().cumsum(1) > 1)  # the first position of a row begins nothing anew
+    for begins in _beginnings(arguments, real):
+        if bool((begins & later).any()):
+            notes.append(ATTENDED if isinstance(arguments.get("attention_mask"), Tensor) else SEVERAL)
+            return Packed.beginning(begins & later)
+    return None
+
+
+def _beginnings(arguments: Mapping[str, Any], real: Tensor) -> Iterator[Tensor]:
+    """Where sequences begin [B, T], by each argument that tells it."""
+    for name in ("position_ids", *_NUMBERED):
+        x = arguments.get(name)
+        if not isinstance(x, Tensor) or x.is_floating_point() or x.dim() != 2 or x.shape[1] != real.shape[1]:
+            continue
+        if x.shape[0] not in (1, len(real)):
+            continue
+        x = x.detach().cpu().long().expand_as(real)
+        if name in _NUMBERED:
+            yield nn.functional.pad(x[:, 1:] != x[:, :-1], (1, 0))
+        else:
+            least = x.masked_fill(~real, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
+            yield nn.functional.pad(x[:, 1:] != x[:, :-1] + 1, (1, 0)) & (x == least)
+    for name in _CUMULATIVE:
+        x = arguments.get(name)
+        if isinstance(x, Tensor) and not x.is_floating_point() and x.dim() == 1 and len(x) > 1:
+            begins = torch.zeros(real.numel() + 1, dtype=torch.bool)
+            begins[x.detach().cpu().long().clamp(0, real.numel())] = True
+            yield begins[:-1].view_as(real)
+
+
+def stated_mask(
+    arguments: Mapping[str, Any], content: Tensor, notes: list[str], *, whole: bool = True
+) -> Tensor | None:
+    """Which positions [B, T] are data by the mask that a forward was given, on its device; None without a mask.
+
+    With `whole`, cached positions are removed from `attention_mask`; in a mask of another name True means padding if
+    the name says so. Needs no device–host synchronisation.
+    """
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Mapping):
+        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
+    if isinstance(mask, Tensor):
+        mask = mask.detach()
+        real = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
+        if mask.dim() > 2:  # a position is real when some query may attend to it
+            real = real.flatten(1, -2).any(1).expand(content.shape[0], -1)
+        return real[:, -content.shape[1] :] if whole else real
+    for name, value in arguments.items():
+        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
+            padding = "pad" in name
+            notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
+            return value.detach() == 0 if padding else value.detach() != 0
+    return None
+
+
+def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
+    """Which positions [B, T] are data without a mask: all but clear runs of the pad token at the ends; None: all."""
+    pad = padding_id(config)
+    if pad is None:
+        return None
+    content = ids != pad
+    if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
+        content[:, 0] = True
+    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
+    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are ordinary tokens
+    return content | meant
+
+
+def padding_id(config: Any) -> int | None:
+    """The id of the pad token; None where there is none, or where it is also another special token."""
+    pad: int | None = getattr(config, "pad_token_id", None)
+    return None if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls") else pad
+
+
+def special_ids(config: Any, *names: str) -> set[int]:
+    """The ids a configuration names as special, e.g. `special_ids(config, "bos", "eos")`."""
+    values = (getattr(config, f"{name}_token_id", None) for name in names)
+    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
+    return {int(value) for listed in lists for value in listed if isinstance(value, int)}
 
 
 def convolved(length: int, rows: int, layers: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,23 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.padding import read_pixels, trusted, unpadded_cells, without_repeated_end
+from anisoscope.capture.padding import (
+    Packed,
+    find_packed,
+    read_pixels,
+    special_ids,
+    stated_mask,
+    trusted,
+    unpadded_cells,
+    unpadded_ids,
+    without_repeated_end,
+)
 from anisoscope.capture.sites.site import PER_HEAD, Site
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models.forward import CONTENT, MASKED, PIXEL_MASK, SOUND
+from anisoscope.models.forward import CONTENT, PIXEL_MASK, SOUND
 from anisoscope.models.parallel import HeldPositions
 from anisoscope.models.tokenizer import special_ids as special_tokens
+from anisoscope.results.modality import TEXT_DATA
 
 _BESIDE = re.compile(r"mask|edge|adj")  # arguments that say which positions, or which pairs of them, count
 
@@ -58,6 +69,13 @@ class Index:
     group: tuple[str, ...] | None = None  # name per *context* of the batch (B of them)
     first: Tensor | None = None  # [n] bool, True at the first real position of a context; None for pooled rows and maps
     shards: int = 1  # processes that have the rows of these contexts: each those at some of their positions
+
+    def among(self, wanted: Tensor) -> Tensor:
+        """Which rows are of contexts that are `wanted` [B] bool, or [B, T] where a row of the batch holds several."""
+        if wanted.dim() > 1 and wanted.shape[1] != self.length:  # at another resolution, that of its first position
+            wanted = wanted[:, 0]
+        found = wanted.flatten()[self.keep] if wanted.dim() > 1 else wanted[self.keep // max(1, self.length)]
+        return found.nonzero().squeeze(1)
 
     def taken(self, at: Tensor) -> Self:
         """The index of some of the rows, in the order of `at` [m]."""
@@ -227,6 +245,7 @@ class Contexts:
     suffix: int = 0  # trailing ones
     pixels: Tensor | None = None  # [B, H, W] bool where images were padded to one size
     channels_last: Callable[[Any, torch.Size], bool] | None = None  # whether a four-dimensional site has channels last
+    packed: Packed | None = None  # the sequences of a row, each a context of its own, if it has several
     _cache: dict[tuple[int, int, int, PositionChoice, torch.device], RowSelection] = field(default_factory=dict)
     _pieces: dict[tuple[int, HeldPositions], tuple[RowSelection, RowSelection]] = field(default_factory=dict)
 
@@ -267,22 +286,31 @@ class Contexts:
         elif suffix and not prefix:  # the class token follows the patches
             real = real & (place >= length - suffix)
         take = self._kept(real, choice).flatten().nonzero().squeeze(1)
-        row = take // length
+        packed = self._packed(length)
+        context, hashes = packed.number.flatten()[take], self.hashes if packed.hashes is None else packed.hashes
         if choice.pool != "none":
-            used, segment, count = torch.unique(row, return_inverse=True, return_counts=True)
+            used, segment, count = torch.unique(context, return_inverse=True, return_counts=True)
             zero = torch.zeros_like(used)
-            index = Index(self.batch, 1, used, self.hashes[used], zero, zero - 1, self.groups)
-            return RowSelection(take, index, segment, count)
-        order = (real.long().cumsum(1) - 1).flatten()[take]
+            groups = self.groups and tuple(self.groups[row] for row in packed.rows)
+            return RowSelection(take, Index(len(hashes), 1, used, hashes[used], zero, zero - 1, groups), segment, count)
+        order = packed.order(real).flatten()[take]
         same = self.tokens is not None and self.tokens.shape[1] == length
         token = self.tokens.flatten()[take] if same and self.tokens is not None else torch.full_like(take, -1)
-        first = None if choice.whole else first_of(real).flatten()[take]  # a corner of a feature map is no beginning
-        return RowSelection(take, Index(self.batch, length, take, self.hashes[row], order, token, self.groups, first))
+        first = None if choice.whole else order == 0  # a corner of a feature map is no beginning
+        index = Index(self.batch, length, take, hashes[context], order, token, self.groups, first)
+        return RowSelection(take, index)
+
+    def _packed(self, length: int) -> Packed:
+        """The context of each position of a site; at another resolution than the input a row is one context."""
+        if self.packed is not None and self.packed.number.shape[1] == length:
+            return self.packed
+        return Packed.rows_of(self.batch, length)
 
     def _kept(self, real: Tensor, choice: PositionChoice) -> Tensor:
+        packed = self._packed(real.shape[1])
         if choice.pool in ("cls", "last"):
-            return first_of(real) if choice.pool == "cls" else first_of(real.flip(1)).flip(1)
-        kept = real & ~first_of(real) if choice.first == "out" and not choice.whole else real.clone()
+            return real & (packed.order(real) == 0 if choice.pool == "cls" else packed.last(real))
+        kept = real & (packed.order(real) > 0) if choice.first == "out" and not choice.whole else real.clone()
         special = self.special
         if special is None and choice.special_ids is not None and self.tokens is not None:
             special = torch.isin(self.tokens, torch.tensor(choice.special_ids, dtype=torch.long))
@@ -385,20 +413,33 @@ def read_contexts(
     elif real is None and name == "inputs_embeds":
         real = torch.ones(content.shape[:2], dtype=torch.bool)
     hashes = _hashes(content if ids is None else ids, real, above, pixels)
+    several = above is None and name in TEXT_DATA.inputs and real is not None and real.shape == content.shape[:2]
+    packed = find_packed(arguments, real, notes) if several and real is not None else None
+    if packed is not None and real is not None:
+        whole = zip(packed.pieces(content.detach().cpu() if ids is None else ids), packed.pieces(real), strict=True)
+        packed = replace(packed, hashes=torch.tensor([content_hash(part[seen]) for part, seen in whole]))
     tokens = ids if ids is not None and real is not None and ids.shape == real.shape else None
     span = content.shape[1] if name == "input_values" and content.dim() == 2 else None
-    return Contexts(hashes, real, tokens, plain=name == "pixel_values", pixels=pixels, span=span), notes
+    more: dict[str, Any] = {"pixels": pixels, "span": span, "packed": packed}
+    return Contexts(hashes, real, tokens, plain=name == "pixel_values", **more), notes
 
 
-def original_contexts(arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None) -> Tensor:
-    """Hashes [B] of the contexts before masking, so that a text masked in two ways has one hash."""
+def original_contexts(
+    arguments: Mapping[str, Any], *, config: Any = None, real: Tensor | None = None, packed: bool = False
+) -> Tensor:
+    """Hashes [B] of the contexts before masking, so that a text masked in two ways has one hash.
+
+    With `packed`, of rows that hold several contexts those of each position [B, T].
+    """
     ids, labels = arguments.get("input_ids"), arguments.get("labels")
     whole = dict(arguments)
     if isinstance(ids, Tensor) and isinstance(labels, Tensor) and ids.shape == labels.shape:
         ids, labels = ids.detach().cpu(), labels.detach().cpu()
         if _hidden_tokens(ids, labels):
             whole["input_ids"] = torch.where(labels >= 0, labels, ids)
-    return read_contexts(whole, config=config, real=real)[0].hashes
+    found = read_contexts(whole, config=config, real=real)[0]
+    several = found.packed if packed else None
+    return found.hashes if several is None or several.hashes is None else several.hashes[several.number]
 
 
 def _hidden_tokens(ids: Tensor, labels: Tensor) -> bool:
@@ -438,57 +479,6 @@ def no_content(arguments: Mapping[str, Any]) -> AnisoscopeError:
         f"{', '.join(arguments) or 'nothing'}); expected one of {', '.join(CONTENT)}, or any tensor with "
         "contexts first: rows=lambda args, kwargs: {'inputs_embeds': …} can name one [contexts, positions, width]."
     )
-
-
-def stated_mask(
-    arguments: Mapping[str, Any], content: Tensor, notes: list[str], *, whole: bool = True
-) -> Tensor | None:
-    """Which positions [B, T] are data by the mask that a forward was given, on its device; None without a mask.
-
-    With `whole`, cached positions are removed from `attention_mask`; in a mask of another name True means padding if
-    the name says so. Needs no device–host synchronisation.
-    """
-    mask = arguments.get("attention_mask")
-    if isinstance(mask, Mapping):
-        mask = next((value for value in mask.values() if isinstance(value, Tensor)), None)
-    if isinstance(mask, Tensor):
-        mask = mask.detach()
-        real = mask > MASKED if mask.dim() > 2 and mask.is_floating_point() else mask != 0
-        if mask.dim() > 2:  # a position is real when some query may attend to it
-            real = real.flatten(1, -2).any(1).expand(content.shape[0], -1)
-        return real[:, -content.shape[1] :] if whole else real
-    for name, value in arguments.items():
-        if "mask" in name and isinstance(value, Tensor) and value.shape == content.shape[:2]:
-            padding = "pad" in name
-            notes.append(f"{name} was read as the mask: {'True is padding' if padding else 'nonzero is data'}")
-            return value.detach() == 0 if padding else value.detach() != 0
-    return None
-
-
-def unpadded_ids(ids: Tensor, config: Any) -> Tensor | None:
-    """Which positions [B, T] are data without a mask: all but clear runs of the pad token at the ends; None: all."""
-    pad = padding_id(config)
-    if pad is None:
-        return None
-    content = ids != pad
-    if pad in special_ids(config, "decoder_start"):  # T5 starts its decoder with the pad token
-        content[:, 0] = True
-    inside = (content.long().cumsum(1) > 0) & (content.flip(1).long().cumsum(1).flip(1) > 0)
-    meant = (inside & ~content).any() | ~content.any()  # pad tokens between others are ordinary tokens
-    return content | meant
-
-
-def padding_id(config: Any) -> int | None:
-    """The id of the pad token; None where there is none, or where it is also another special token."""
-    pad: int | None = getattr(config, "pad_token_id", None)
-    return None if pad is None or pad in special_ids(config, "bos", "eos", "sep", "cls") else pad
-
-
-def special_ids(config: Any, *names: str) -> set[int]:
-    """The ids a configuration names as special, e.g. `special_ids(config, "bos", "eos")`."""
-    values = (getattr(config, f"{name}_token_id", None) for name in names)
-    lists = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
-    return {int(value) for listed in lists for value in listed if isinstance(value, int)}
 
 
 def _hashes(content: Tensor, real: Tensor | None, above: Contexts | None, pixels: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import row
+from anisoscope.capture import padding, row
 from anisoscope.capture.graph_hook import Chosen, GraphRows, in_graph, rows_at
 from anisoscope.capture.row import Arguments, Contexts, Index, PositionChoice, Rows, RowSelection, Rule, Ruled
 from anisoscope.capture.sites.layout import Layout, Stack, StackPass
@@ -155,12 +155,12 @@ _spread_over_compiled = Fused(_spread_over)
 def mask_of(arguments: Mapping[str, Any], content: Tensor, config: Any, ids: Fused | None = None) -> Tensor | None:
     """Which positions are data [B, T], as by `read_contexts` but without leaving their device; None if all are.
 
-    `ids` is `row.unpadded_ids` for this configuration, compiled.
+    `ids` is `padding.unpadded_ids` for this configuration, compiled.
     """
-    stated = row.stated_mask(arguments, content, [])
+    stated = padding.stated_mask(arguments, content, [])
     if stated is not None or content.is_floating_point():
         return stated
-    return row.unpadded_ids(content, config) if ids is None else ids(content)[0]
+    return padding.unpadded_ids(content, config) if ids is None else ids(content)[0]
 
 
 @dataclass
@@ -317,16 +317,16 @@ class SampledRows(StepCapture):
         return [_spread_over_compiled, *(mask for mask in self._masks.values() if mask is not None)]
 
     def _unpadded(self, stack: Stack) -> Fused | None:
-        """`row.unpadded_ids` for the configuration of a stack, compiled; None where it finds nothing."""
+        """`padding.unpadded_ids` for the configuration of a stack, compiled; None where it finds nothing."""
         if stack.name not in self._masks:
             config = stack.config
 
             def unpadded(ids: Tensor) -> tuple[Tensor, ...]:
-                found = row.unpadded_ids(ids, config)
+                found = padding.unpadded_ids(ids, config)
                 assert found is not None
                 return (found,)
 
-            self._masks[stack.name] = None if row.padding_id(config) is None else Fused(unpadded)
+            self._masks[stack.name] = None if padding.padding_id(config) is None else Fused(unpadded)
         return self._masks[stack.name]
 
     def _send(self, site: Site, x: Tensor, selection: RowSelection) -> None:

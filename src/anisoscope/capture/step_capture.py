@@ -94,12 +94,6 @@ class MicroBatch(StepPass):
         labels = self.arguments.get("labels")
         return labels if isinstance(labels, Tensor) else None
 
-    @property
-    def packed(self) -> bool:
-        """Whether positions begin anew within a row, as those of several sequences side by side do."""
-        positions = self.arguments.get("position_ids")
-        return isinstance(positions, Tensor) and positions.dim() == 2 and bool((positions[:, 1:] == 0).any())
-
     def learned_from(self) -> bool:
         """Whether a backward pass went through it."""
         return bool(self.gradients) or self.seed is not None
@@ -384,8 +378,9 @@ class StepCapture(Capture, ABC):
             return
         if not torch.is_grad_enabled():
             raise AnisoscopeError(
-                f"site {site} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
-                "gradient cannot be seen; use the other kind: gradient_checkpointing_kwargs={'use_reentrant': False}."
+                f"{site.label} is inside a re-entrant checkpoint, whose first forward pass keeps no graph, so its "
+                "gradient cannot be seen; use the other kind: checkpoint(…, use_reentrant=False), in transformers "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
         batch = self.batches[-1]
 
@@ -553,10 +548,10 @@ def hash_sum(batches: Sequence[MicroBatch]) -> int:
 
 
 def _halves(batch: MicroBatch) -> Tensor:
-    """The half [B] of each context: that to fit on, or that to test on."""
-    halves = half_of(row.original_contexts(batch.arguments, real=batch.real))
+    """The half [B] of each context, or [B, T] of packed rows: that to fit on, or that to test on."""
+    halves = half_of(row.original_contexts(batch.arguments, real=batch.real, packed=True))
     ids, labels, pairs = batch.arguments.get("input_ids"), batch.labels, len(halves) // 2
-    if not isinstance(ids, Tensor) or labels is None or labels.shape != ids.shape or len(halves) != 2 * pairs:
+    if not isinstance(ids, Tensor) or labels is None or labels.shape != ids.shape or halves.shape != (2 * pairs,):
         return halves
     # preferred and rejected answers to the same prompts: rows of a prompt are those of both, and must be in one half
     asked = (labels == gradient_pass.IGNORED).long().cumprod(1).bool()

@@ -73,11 +73,6 @@ OUTSIDE = (
     "the loss was computed outside the model: gradients are those of the loss that backward was called on, whatever "
     "its scale, which changes no share of their energy"
 )
-
-PACKED = (
-    "sequences are packed into one row without padding, which counts as one context: with few rows in a step all can "
-    "be in one half; pack rows of one length (packing_strategy='wrapped' in TRL), or give a held-out probe="
-)
 OWN_LOSS = (
     "the loss of the training is no cross-entropy of tokens with equal weights, so gradients are those of that loss as "
     "it is, not of a sum over tokens"
@@ -178,8 +173,6 @@ class Instruments:
                 f"every label of step {step} is ignored (-100), so there is no loss; expected labels somewhere: "
                 "check the collator or the masking."
             )
-        if any(batch.packed for batch in seen):
-            self.note(PACKED)
         for note in dict.fromkeys(batch.read.note for batch in seen if batch.read is not None and batch.read.note):
             self.note(note)
         learned = [batch for batch in seen if (batch.learned_from() if study is None else batch.gradients)]
@@ -193,7 +186,7 @@ class Instruments:
                 rows.add_fit(live_pass(batch, self.sites, half=0))
                 rows.add_test(live_pass(batch, self.sites, half=1), factor=factor)
                 if study.plan.splits:
-                    contexts = original_contexts(batch.arguments, real=batch.real)
+                    contexts = original_contexts(batch.arguments, real=batch.real, packed=True)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
         uncalled = [site for site in self.layout.modules if not any(site in batch.rows for batch in seen)]
         if uncalled and seen:

@@ -509,7 +509,7 @@ class Monitor:
     def _measure_live(self, opened: OpenStep, scale: LossScale) -> Future[Found] | None:
         assert self.live is not None
         step, seen = opened.step, self.live.end()
-        for note in self.live.notes if self.layout.modules else ():
+        for note in self.live.notes:
             self.instruments.note(note)
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return None

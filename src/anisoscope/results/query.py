@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from anisoscope.errors import unknown_name
+from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.results import frame
 from anisoscope.results.frame import options_of as options_of
 from anisoscope.results.frame import variant_name as variant_name
@@ -197,9 +197,9 @@ class Table:
         """
         if not fields:
             return self
+        self._check_metrics(fields.get("metric"))  # first: without a metric its keys are not there either
         for name, value in fields.items():
             self._check_field(name, absent=value is None)
-        self._check_metrics(fields.get("metric"))
         return Query(self).where(**fields).table(self.about)
 
     def _check_field(self, name: str, *, absent: bool = False) -> None:
@@ -211,6 +211,11 @@ class Table:
             return
         if name in USUAL_KEYS and not len(self):  # nothing was measured, or another process has the results
             return
+        if not absent and name in USUAL_KEYS:
+            raise AnisoscopeError(
+                f"no row of this table has the key {name!r}; what has it was not measured, or was left out: notes of "
+                f"the run say why. Metrics: {', '.join(self.metrics)}."
+            )
         if not absent:
             raise unknown_name("column", name, known)
         if name not in USUAL_KEYS and difflib.get_close_matches(name, [*known, *USUAL_KEYS], n=1, cutoff=0.75):

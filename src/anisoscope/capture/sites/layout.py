@@ -283,9 +283,13 @@ def _trunk(model: nn.Module, names: dict[str, nn.Module]) -> Trunk | None:
 
 
 def _candidates(names: dict[str, nn.Module]) -> list[str]:
-    """Outermost module lists of the configured length; if there are too many, those that contain attention."""
+    """Outermost module lists of the configured length; if there are too many, those that contain attention.
+
+    A dict of blocks is one, too, but what lies beside lists may hold anything.
+    """
     lengths = {length for module in names.values() for length in _lengths(getattr(module, "config", None))}
-    lists = [path for path, module in names.items() if isinstance(module, (nn.ModuleList, nn.Sequential))]
+    dicts = [path for path, module in names.items() if isinstance(module, nn.ModuleDict) and _compound(module)]
+    lists = [path for path, module in names.items() if isinstance(module, (nn.ModuleList, nn.Sequential))] + dicts
     if lengths:
         lists = [path for path in lists if len(names[path]) in lengths]  # type: ignore[arg-type]
     else:  # a plain module: a list of at least two blocks of one class
@@ -296,7 +300,12 @@ def _candidates(names: dict[str, nn.Module]) -> list[str]:
     if len(lists) == 1 or _encoder_and_decoder(lists):
         return lists
     attending = [path for path in lists if all(parts.attention_of(block) for block in names[path].children())]
-    return attending or lists
+    return attending or [path for path in lists if path not in dicts] or lists
+
+
+def _compound(module: nn.Module) -> bool:
+    """Whether all parts of a module have parts themselves, as blocks do."""
+    return all(next(part.children(), None) is not None for part in module.children())
 
 
 def _encoder_and_decoder(lists: list[str]) -> dict[str, str]:
