@@ -121,7 +121,7 @@ class PerformanceResults:
         return ScoreSeries(np.mean([p.value for p in known], axis=0), np.mean([p.folds for p in known], axis=0))
 
     def tasks(self) -> list[str]:
-        return self.query.where(metric="probe_accuracy", repair="raw", control=None, probe=None).values("task")
+        return self.query.where(metric="probe_accuracy").values("task")
 
     def performances(self) -> dict[str, list[MetricName]]:
         """Measures of performance in the table: the model's own loss, the loss of a fresh readout, probe accuracy."""

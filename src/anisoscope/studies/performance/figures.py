@@ -80,8 +80,7 @@ class ModelNumbers:
 
     @cached_property
     def tasks(self) -> list[str]:
-        raw = self.query.where(metric="probe_accuracy", repair="raw", control=None, probe=None)
-        return [str(task) for task in raw.values("task")]
+        return [str(task) for task in self.query.where(metric="probe_accuracy").values("task")]
 
     @property
     def last(self) -> Step:
