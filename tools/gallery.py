@@ -497,7 +497,7 @@ def tell_repairs() -> str:
         f"{min(own):+.2f} to {max(own):+.2f} nats; a fresh linear readout of the same rows changes by "
         f"{min(fresh):+.2f} to {max(fresh):+.2f} nats and linear probes by {min(probes):+.3f} to {max(probes):+.3f} of "
         f"accuracy. Means over sites and tasks at the last checkpoint; whiskers: 95 % over contexts."
-    )
+    ).replace("-", "−")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

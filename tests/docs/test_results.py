@@ -79,7 +79,7 @@ def test_words_of_people_hold_no_number() -> None:
 
 def test_results_leave_room_in_the_tree() -> None:
     tracked = [p for p in (ROOT / "docs" / "results").rglob("*") if p.is_file()]
-    assert sum(path.stat().st_size for path in tracked) < LARGEST - 12e6, "thin them: tools/results.py thin"
+    assert sum(path.stat().st_size for path in tracked) < LARGEST - 11.2e6, "thin them: tools/results.py thin"
 
 
 # -- how they are made -------------------------------------------------------------------------------------------------

@@ -75,7 +75,9 @@ def thin(folder: Path, wish: Wish = Wish()) -> None:  # noqa: B008  a frozen val
     if wish.claims_only:
         redraw(folder, figures=wish.figures)
     _write(result, small, wish=wish)
-    write_verdicts(folder, _leading_in_full(after) if wish.claims_only else after)
+    if wish.claims_only:
+        after = _deciding(after) if result.about.get("study") == "performance" else _leading_in_full(after)
+    write_verdicts(folder, after)
     if not wish.claims_only:
         redraw(folder)
 
@@ -84,6 +86,16 @@ def _leading_in_full(verdicts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """The verdicts, those on single seeds without their parts: what is a word or a number stays."""
     whole = {id(verdict) for verdict in leading(measured(verdicts))}
     return [verdict if id(verdict) in whole else {**verdict, "details": _flat(verdict)} for verdict in verdicts]
+
+
+def _deciding(verdicts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The verdicts without parts that decide nothing: of the performance study those of single sites, in the table."""
+    found = []
+    for verdict in verdicts:
+        details = dict(verdict.get("details") or {})
+        details["parts"] = [part for part in details.get("parts") or [] if part.get("needed")]
+        found.append({**verdict, "details": details})
+    return found
 
 
 def _flat(verdict: dict[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class PerformanceResults:
         return ScoreSeries(np.mean([p.value for p in known], axis=0), np.mean([p.folds for p in known], axis=0))
 
     def tasks(self) -> list[str]:
-        return self.query.where(metric="probe_selectivity").values("task")
+        return self.query.where(metric="probe_accuracy").values("task")
 
     def performances(self) -> dict[str, list[MetricName]]:
         """Measures of performance in the table: the model's own loss, the loss of a fresh readout, probe accuracy."""
@@ -190,7 +190,7 @@ def _gain(
 
 def _change(name: str, series: ScoreSeries, sign: int, **more: Any) -> Part:
     """The first value of a series with its interval over context folds."""
-    effect = round(sign * float(series.value[0]), 12) + 0.0  # means of what cancels leave rounding
+    effect = round(sign * float(series.value[0]), 6) + 0.0  # means of what cancels leave rounding
     return Part(name, effect, *jackknife(effect, (sign * series.folds[0]).tolist(), bounds=(None, None)), **more)
 
 

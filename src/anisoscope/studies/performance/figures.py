@@ -80,7 +80,7 @@ class ModelNumbers:
 
     @cached_property
     def tasks(self) -> list[str]:
-        return [str(task) for task in self.query.where(metric="probe_selectivity").values("task")]
+        return [str(task) for task in self.query.where(metric="probe_accuracy").values("task")]
 
     @property
     def last(self) -> Step:
@@ -231,7 +231,8 @@ def _told(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """What was found on one model in a sentence or two: of the repair that changes the geometry most."""
     known = {str(verdict.get("claim")): verdict for verdict in verdicts if verdict.get("why")}
     chosen = [known[claim] for claim in TOLD if claim in known] or [*known.values()][:1]
-    parts = [(str(one.get("statement") or ""), str(one["why"]).partition("; ")[0].rstrip(".")) for one in chosen]
+    claimed = (f"{one.get('statement')} ({one.get('status')})" for one in chosen)
+    parts = zip(claimed, (str(one["why"]).partition("; ")[0].rstrip(".") for one in chosen), strict=True)
     return " ".join(f"{what}: {why[:1].lower()}{why[1:]}." for what, why in parts)
 
 

@@ -33,8 +33,8 @@ def skipping(model: nn.Module, stack: Stack, count: int) -> Iterator[None]:
     finally:
         for path, module in modules.items():
             del module.__dict__["forward"]
-            if own[path] is not None:
-                module.forward = own[path]
+            if (before := own[path]) is not None:
+                module.forward = before
 
 
 def _idle(run: Callable[..., Any], *, times: int) -> Callable[..., Any]:
