@@ -84,6 +84,7 @@ TASKS = {task.replace("_", " "): {"task": task} for task in
 SPEARMAN = {"metric": "performance_correlation", "method": "spearman", "kind": "study"}
 CHECKPOINTS = {"over": "checkpoints", "interval": "checkpoints", "sites": "mean"}
 LAYERS = {"over": "layers", "interval": "layers", "step": "last"}
+DECODERS = {"SmolLM2": "SmolLM2-135M", "Gemma": "Gemma-3-270M"}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
 TRAINED_TANGENT = (
@@ -130,10 +131,11 @@ RESULTS: dict[str, Declared] = {
         KeyTable("How well the proxy is determined, and the loss", {}, {
             "proxy stability, mean over blocks": {**PROXY, "metric": "proxy_stability", "site": "blocks"},
             "loss": {"metric": "probe_loss"}}),
-        KeyTable("SmolLM2 by layer: enrichment in four readings", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
-                 "layer", BY_LAYER, most=12),
-        KeyTable("SmolLM2 by layer: share of gradient energy beside controls of the same rank",
-                 {**ENERGY, "model": "SmolLM2-135M", **STREAM}, "layer", CONTROLS, most=12),
+        *(KeyTable(f"{name} by layer: enrichment in four readings", {**ENRICHMENT, "model": model, **STREAM}, "layer",
+                   BY_LAYER, most=12) for name, model in DECODERS.items()),
+        *(KeyTable(f"{name} by layer: share of gradient energy beside controls of the same rank",
+                   {**ENERGY, "model": model, **STREAM}, "layer", CONTROLS, most=12)
+          for name, model in DECODERS.items()),
         KeyTable("SmolLM2 and its copies by layer: enrichment", {**ENRICHMENT, "model": SMOLLM2, **STREAM}, "layer",
                  {"plain": {}, "standardised, without the first position":
                   {"coordinates": "standardised", "first": "out"}}, most=12),
