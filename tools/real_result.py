@@ -64,14 +64,13 @@ def join(out: Path, target: Path, models: Sequence[Any]) -> None:
 def joined(out: Path, models: Sequence[Any], before: Mapping[str, Part]) -> tuple[dict[str, Part], Records]:
     """The parts of the result by model, and the models of which there is nothing.
 
-    What a folder has of a model is replaced by runs as complete as a model can have: a profile alone does not replace
-    gradients.
+    What a folder has of a model is replaced by at least as many runs: a profile alone does not replace gradients.
     """
     fresh, parts, absent = {}, dict(before), []
     for model in models:
         found = arms(out, model.name)
         whole = len(found) == (2 if model.loss else 1)
-        if found and (whole or model.name not in before):
+        if found and (model.name not in before or len(found) >= len(before[model.name].runs)):
             fresh[model.name] = measured(model, found, skipped=[] if whole else [_skipped(out, model)])
         elif model.name not in before:
             absent.append(_skipped(out, model))

@@ -90,6 +90,9 @@ def test_a_profile_alone_does_not_replace_gradients(target: Path, tmp_path: Path
     run(tmp_path / "now", "one", "profile", {"drift": 3.0})
     parts, _ = real_result.joined(tmp_path / "now", [ONE], real_result.former(target))
     assert values(parts["one"]) == TANGENT and list(parts) == ["one", TWO.name]
+    run(tmp_path / "now", TWO.name, "profile", {"drift": 4.0})
+    parts, _ = real_result.joined(tmp_path / "now", [ONE, TWO], real_result.former(target))
+    assert values(parts[TWO.name]) == {"drift": 4.0} and parts[TWO.name].skipped[0]["reason"] == "not measured"
 
 
 def test_a_model_without_runs_that_is_not_there_either_is_told(target: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models import placement
 from anisoscope.models import tokenizer as tokenizers
 from anisoscope.models.source import load_rows, parse_model
-from anisoscope.models.tokenizer import ByteTokenizer, NoTokenizer, special_ids
+from anisoscope.models.tokenizer import ByteTokenizer, Frame, NoTokenizer, load_tokenizer, special_frame, special_ids
 from support.loaded import BERT, GPT2, load, same_weights, saved
 
 STORIES = Path(__file__).parents[3] / "shared" / "models" / "stories260k"
@@ -335,6 +335,31 @@ def test_a_real_decoder_without_tokenizer_reads_bytes_only_if_asked() -> None:
         load(STORIES, need_tokenizer=True)
     loaded = load(STORIES, tokenizer="bytes")
     assert loaded.is_decoder and loaded.max_context == 512 and isinstance(loaded.tokenizer, ByteTokenizer)
+
+
+def tiny_gguf(folder: Path, *, begins: bool) -> str:
+    """A GGUF file that holds a vocabulary alone, and says whether texts begin with `<bos>`."""
+    gguf = pytest.importorskip("gguf")
+    file = gguf.GGUFWriter(folder / f"{begins}.gguf", "gemma3")
+    file.add_block_count(1)
+    file.add_tokenizer_model("llama")
+    file.add_token_list(["<pad>", "<eos>", "<bos>", "<unk>", "▁", "a", "b", "▁a", "ab"])
+    file.add_token_scores([0.0] * 4 + [-1.0 - i for i in range(5)])
+    file.add_token_types([3, 3, 3, 2, *[1] * 5])
+    for role, place in (("pad", 0), ("eos", 1), ("bos", 2), ("unk", 3)):
+        getattr(file, f"add_{role}_token_id")(place)
+    file.add_add_bos_token(begins)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.close()
+    return f"{begins}.gguf"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_texts_begin_as_a_gguf_file_says(begins: bool, tmp_path: Path) -> None:
+    name = tiny_gguf(tmp_path, begins=begins)
+    found = load_tokenizer(str(tmp_path), config=None, notes=[], gguf_file=name)
+    assert special_frame(found) == Frame((2,) if begins else (), ())
 
 
 @pytest.mark.slow

@@ -84,6 +84,7 @@ TASKS = {task.replace("_", " "): {"task": task} for task in
 SPEARMAN = {"metric": "performance_correlation", "method": "spearman", "kind": "study"}
 CHECKPOINTS = {"over": "checkpoints", "interval": "checkpoints", "sites": "mean"}
 LAYERS = {"over": "layers", "interval": "layers", "step": "last"}
+DECODERS = {"SmolLM2": "SmolLM2-135M", "Gemma": "Gemma-3-270M"}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
 TRAINED_TANGENT = (
@@ -130,10 +131,11 @@ RESULTS: dict[str, Declared] = {
         KeyTable("How well the proxy is determined, and the loss", {}, {
             "proxy stability, mean over blocks": {**PROXY, "metric": "proxy_stability", "site": "blocks"},
             "loss": {"metric": "probe_loss"}}),
-        KeyTable("SmolLM2 by layer: enrichment in four readings", {**ENRICHMENT, "model": "SmolLM2-135M", **STREAM},
-                 "layer", BY_LAYER, most=12),
-        KeyTable("SmolLM2 by layer: share of gradient energy beside controls of the same rank",
-                 {**ENERGY, "model": "SmolLM2-135M", **STREAM}, "layer", CONTROLS, most=12),
+        *(KeyTable(f"{name} by layer: enrichment in four readings", {**ENRICHMENT, "model": model, **STREAM}, "layer",
+                   BY_LAYER, most=12) for name, model in DECODERS.items()),
+        *(KeyTable(f"{name} by layer: share of gradient energy beside controls of the same rank",
+                   {**ENERGY, "model": model, **STREAM}, "layer", CONTROLS, most=12)
+          for name, model in DECODERS.items()),
         KeyTable("SmolLM2 and its copies by layer: enrichment", {**ENRICHMENT, "model": SMOLLM2, **STREAM}, "layer",
                  {"plain": {}, "standardised, without the first position":
                   {"coordinates": "standardised", "first": "out"}}, most=12),
@@ -295,12 +297,15 @@ LEARNED: tuple[str, ...] = (
     f"({{{{sharpness {_COSINE} model=softmax-12x512 | peak}}}}), and ends at "
     f"{{{{sharpness {_COSINE} model=uniform-12x512 step=last | 2}}}} and "
     f"{{{{sharpness {_COSINE} model=softmax-12x512 step=last | 2}}}}.",
-    "In finished models gradients lie in the large directions of the activations by little or by much: "
+    "In finished models gradients lie in the large directions of the activations by much, by little or not at all: "
     f"{{{{real {_REAL} model=SmolLM2-135M | 2}}}} times chance in SmolLM2, "
     f"{{{{real {_REAL} model=IgLM | 2}}}} in IgLM, {{{{real {_REAL} model=RXNFP-1-pretrained | 2}}}} in RXNFP, mean "
-    "over blocks; rounding the weights of SmolLM2 once more to four bits leaves "
-    f"{{{{real {_REAL} model=SmolLM2-135M-rounded | 2}}}}; and its bell of σ₁/Σσ over depth is its first position "
-    "(largest value of a block {{real metric=svd_ratio model=SmolLM2-135M site=blocks | most}}, without that position "
+    "over blocks; in Gemma they avoid them, "
+    f"{{{{real {_REAL} model=Gemma-3-270M | 2}}}} times chance, and only in standardised coordinates seek them "
+    f"({{{{real {_REAL} model=Gemma-3-270M coordinates=standardised | 2}}}} times). Rounding the weights of SmolLM2 "
+    f"once more to four bits leaves {{{{real {_REAL} model=SmolLM2-135M-rounded | 2}}}}; and its bell "
+    "of σ₁/Σσ over depth is its first position (largest value of a block "
+    "{{real metric=svd_ratio model=SmolLM2-135M site=blocks | most}}, without that position "
     "{{real metric=svd_ratio model=SmolLM2-135M site=blocks first=out | most}}; [real](real/README.md)).",
     "Frequent tokens need not be the narrow ones: in a pretrained model rows of frequent types spread more than those "
     "of rare ones (β is {{curvature metric=frequency_beta from=measured used=1 | interval}}), so that drawing tokens "

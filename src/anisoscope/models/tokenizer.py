@@ -125,11 +125,23 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(place, config=config, **options)
     # transformers builds a tokenizer of special tokens alone if it does not find the vocabulary
     if tokenizer is not None and len(tokenizer) > len(set(tokenizer.all_special_ids)):
+        if gguf_file is not None and _begins_texts(path / gguf_file):
+            tokenizer.add_bos_token = True  # what the file says of it is lost on the way through transformers
         return tokenizer
     if (path / "vocab.txt").exists():
         notes.append("the tokenizer was read from vocab.txt as a WordPiece vocabulary")
         return tokenizer_from_file(path / "vocab.txt")
     return None
+
+
+def _begins_texts(file: Path) -> bool:
+    """Whether a GGUF file says that texts begin with the token of the beginning."""
+    if not file.is_file():
+        return False
+    from gguf import GGUFReader
+
+    said = GGUFReader(file).get_field("tokenizer.ggml.add_bos_token")
+    return said is not None and bool(said.contents())
 
 
 def named_tokenizer(name: str, *, notes: list[str], trust_remote_code: bool = False) -> Any | None:
