@@ -62,7 +62,7 @@ def test_the_page_fetches_nothing(pair: Path) -> None:
         a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy and policy[0] is not None and policy[0].startswith("default-src 'none'")
-    assert unpacked(page.scripts["plotly"]).count("* plotly.js (cartesian - minified) v") == 1
+    assert unpacked(page.scripts["plotly"]).count("* plotly.js (scatter, heatmap - minified) v") == 1
     assert Page('<img src="https://example.org/x.png">').fetched()  # the check can fail
 
 

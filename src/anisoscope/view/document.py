@@ -41,7 +41,7 @@ from anisoscope.view.verdict_grid import verdict_grid
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("charts.js", "table.js", "page.js")
-PLOTLY = TEMPLATES / "plotly" / "plotly-cartesian.min.js.gz"
+PLOTLY = TEMPLATES / "plotly" / "plotly-pages.min.js.gz"
 PANELS = 3  # of a figure that are shown before anything is opened
 LEGENDS = (Controls, Key, Swatches, Ramp)  # parts that stay with the first figure of a section
 
