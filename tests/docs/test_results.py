@@ -251,6 +251,10 @@ def test_thinning_refuses_another_verdict() -> None:
     _check_same([one], [dict(one)])
     with pytest.raises(AnisoscopeError, match="nothing was written"):
         _check_same([one], [{**one, "status": "undecided"}])
+    told = {**one, "effect": 0.919, "low": 0.869, "high": 0.969}
+    _check_same([told], [{**told, "effect": 0.9189, "low": 0.868}])
+    with pytest.raises(AnisoscopeError, match="more digits"):
+        _check_same([told], [{**told, "effect": 0.892}])
 
 
 def test_rounded_numbers_are_within_seven_digits(tmp_path: Path) -> None:

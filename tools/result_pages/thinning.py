@@ -44,6 +44,7 @@ FILES = {"table.parquet", "verdicts.json", "run.json", "report.html", "figures",
          "README.md", "limits.md", "finding.md"}  # fmt: skip
 PAGE_FILES = ("map.parquet", "comparison.json")  # which only the page reads
 MOST_DIGITS = 7  # of numbers
+SEEN = 0.05  # of the half-width of an interval: less is not seen
 MAP_GRID = 2000  # places on each axis of a map
 
 
@@ -193,13 +194,29 @@ def write_small(arrow: pa.Table, path: Path) -> None:
 
 
 def _check_same(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
-    """Raise an error if a verdict, over all seeds or of one, has another status than before."""
+    """Raise an error if a verdict, over all seeds or of one, has another status than before, or another effect.
+
+    Rounding makes ties, of which a rank correlation may become another by more than the digits that were left out.
+    """
     one, two = ([(v["claim"], v["subject"], v["scope"], v["status"]) for v in each] for each in (before, after))
-    if one != two:
-        changed = next(
-            (a for a, b in zip(one, two, strict=False) if a != b), ("number of verdicts", len(one), len(two))
+    changed = next(
+        (a for a, b in zip(one, two, strict=False) if a != b), ("number of verdicts", len(one), len(two))
+    ) if one != two else next(
+        ((*a, v["effect"], w["effect"]) for a, v, w in zip(one, before, after, strict=True) if _moved(v, w)), None
+    )  # fmt: skip
+    if changed is not None:
+        raise AnisoscopeError(
+            f"thinned, a verdict would be another ({changed}); nothing was written: keep more, or more digits."
         )
-        raise AnisoscopeError(f"thinned, a verdict would be another ({changed}); nothing was written: keep more.")
+
+
+def _moved(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether an effect moved by more than a share of its interval that could be seen."""
+    one, two, ends = before.get("effect"), after.get("effect"), (before.get("low"), before.get("high"))
+    if one is None or two is None:
+        return (one is None) != (two is None)
+    half = 0.0 if None in ends else (float(ends[1]) - float(ends[0])) / 2
+    return abs(two - one) > max(SEEN * half, SEEN**2 * abs(one), SEEN**3)
 
 
 def _told(whole: Table, small: pa.Table, wish: Wish) -> str:
