@@ -161,7 +161,7 @@ def _map_trace(grid: Grid) -> Spec:
 def _layout(panel: Panel) -> Spec:
     layout = base_layout() | {"xaxis": _axis(panel.x, across=True), "yaxis": _axis(panel.y)}
     for name, axis, values in (("xaxis", panel.x, "x"), ("yaxis", panel.y, "y")):
-        if axis.log and axis.bounds is None:  # powers of ten where there are several, no small digits between them
+        if axis.log and axis.bounds is None and axis.ticks is None:
             lists = [plain(getattr(one, values)) for one in panel.series]
             layout[name] |= _decades([v for numbers in lists if isinstance(numbers, list) for v in numbers])
     if panel.grid is not None:
@@ -210,23 +210,33 @@ def _axis(axis: Axis, *, across: bool = False) -> Spec:
     else:
         spec |= {"type": "log", "tickfont": {"size": LOG_FONT}}
         if isinstance(axis.bounds, tuple):
-            orders = math.log10(axis.bounds[1] / axis.bounds[0])
             spec |= {"range": [math.log10(end) for end in axis.bounds]}
-            spec |= _ticks(orders)
+            spec |= _ticks(*axis.bounds) if axis.ticks is None else {}
     return spec | ({"autorange": "reversed"} if axis.reverse else {})
 
 
 def _decades(values: Sequence[Any]) -> Spec:
     """The ticks of a logarithmic axis over these values."""
     known = [v for v in values if isinstance(v, int | float) and v > 0]
-    return _ticks(math.log10(max(known) / min(known)) if known else 0.0)
+    return _ticks(min(known), max(known)) if known else {}
 
 
-def _ticks(orders: float) -> Spec:
-    """Powers of ten where there are several orders of magnitude, with 2 and 5 between them for one or two."""
+def _ticks(low: float, high: float) -> Spec:
+    """Powers of ten where there are several orders of magnitude, with 2 and 5 times them for one or two.
+
+    plotly would write the latter as 2 and 5 alone, whatever the power.
+
+    >>> _ticks(0.5, 4)["ticktext"][:6]
+    ['0.01', '0.02', '0.05', '0.1', '0.2', '0.5']
+    """
+    orders = math.log10(high / low)
     if orders > 2:
         return {"dtick": math.ceil(orders / ORDERS - 0.05)}
-    return {"dtick": "D2"} if orders > 0.5 else {}
+    if orders <= 0.5:
+        return {}
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    texts = [f"{float(f'{digit}e{power}'):g}" for power in powers for digit in (1, 2, 5)]
+    return {"tickvals": [float(text) for text in texts], "ticktext": texts}
 
 
 def _map_axes(panel: Panel) -> Spec:
