@@ -215,3 +215,15 @@ def test_a_reader_that_leaves_early_is_no_error(plain: RunFolder) -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=env)
     assert re.match("run,model,revision", done.stdout)
     assert "Traceback" not in done.stderr
+
+
+def test_verdicts_of_the_performance_study_come_out_of_its_table_again(command: Command) -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results" / "performance"
+    kept = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
+    found = json.loads(command("claims", folder, "--format", "json").out)
+    assert [(v["claim"], v["subject"], v["status"]) for v in found] == [
+        (v["claim"], v["subject"], v["status"]) for v in kept
+    ]
+    assert len({v["status"] for v in found}) == 3
+    refused = command("claims", folder, "--proxy", "pca")
+    assert refused.code == 2 and "does nothing" in refused.sentence

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.claims.catalogue import claims, evaluate_claims
-from anisoscope.claims.dynamics import PerformanceResults, performance_verdicts
+from anisoscope.claims.dynamics import performance_of_models
 from anisoscope.claims.engine.claim import verdicts_to_dicts
 from anisoscope.results.query import Query, Table
 from anisoscope.view.sections.findings import leading, measured
@@ -84,11 +84,8 @@ def judged(result: Result, table: Table | None = None, *, robust: bool = False) 
 
 
 def performance_judged(table: Table) -> list[dict[str, Any]]:
-    """The verdicts of the performance study, which are on one model at a time and not in the catalogue of claims."""
-    models = Query(table).values("model")
-    return verdicts_to_dicts(
-        [v for model in models for v in performance_verdicts(PerformanceResults(table, str(model)))]
-    )
+    """The verdicts of the performance study, as records."""
+    return verdicts_to_dicts(performance_of_models(table))
 
 
 def verdict_text(verdicts: list[dict[str, Any]]) -> str:

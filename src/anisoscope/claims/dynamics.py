@@ -142,6 +142,12 @@ def performance_verdicts(results: PerformanceResults) -> list[Verdict]:
     return [*gains, *_with_geometry(results)]
 
 
+def performance_of_models(table: Table) -> list[Verdict]:
+    """The verdicts of the performance study, which are on one model at a time and not in the catalogue of claims."""
+    models = Query(table).values("model")
+    return [verdict for model in models for verdict in performance_verdicts(PerformanceResults(table, str(model)))]
+
+
 def _repair(results: PerformanceResults, repair: str, words: str) -> Iterator[Verdict]:
     """Verdicts on the effect of one repair at the last checkpoint, compared with raw rows."""
     against = {"against": "raw", "repair": repair}

@@ -10,9 +10,10 @@ import typer
 
 from anisoscope.commands.command import Why
 from anisoscope.errors import check_known
-from anisoscope.option import distinct
+from anisoscope.option import distinct, refuse_typed
 
 _FORMS = ("table", "json")
+PERFORMANCE = "performance"
 _SHOWN = 8  # flagged checkpoints listed by name
 
 
@@ -38,6 +39,7 @@ def claims(
     Below them: how many are left after correction over the grid of claims × models.
     """
     from anisoscope.claims.catalogue import PROXY, check_measured, evaluate_claims, papers
+    from anisoscope.claims.dynamics import performance_of_models
     from anisoscope.claims.engine.claim import verdicts_to_dicts
     from anisoscope.commands.drawing import joint_table, open_runs, write_claimed
     from anisoscope.results.folder import readable_runs
@@ -52,9 +54,14 @@ def claims(
         table = joint_table(folders)
         for folder in folders:
             print_state(folder.path, name=len(folders) > 1)
-        check_measured(table, proxy=proxy, fit=fit)
-        chosen: dict[str, Any] = {"proxy": proxy or PROXY, "fit": fit, "robust": robust}
-        verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))
+        if {folder.about().get("study") for folder in folders} == {PERFORMANCE}:  # which has verdicts of its own
+            given = {"claims": wanted, "proxy": proxy, "fit": fit, "robust": robust}
+            refuse_typed([name for name, value in given.items() if value], f"with runs of the study {PERFORMANCE}")
+            verdicts = verdicts_to_dicts(performance_of_models(table))
+        else:
+            check_measured(table, proxy=proxy, fit=fit)
+            chosen: dict[str, Any] = {"proxy": proxy or PROXY, "fit": fit, "robust": robust}
+            verdicts = verdicts_to_dicts(evaluate_claims(table, wanted, **chosen))
     if flagged := _flagged(table):
         print_line(flagged, error=format == "json")
     if format == "json":
