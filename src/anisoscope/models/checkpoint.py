@@ -33,6 +33,7 @@ _STEPS = ("global_step", "step", "iter_num", "iteration", "steps", "num_updates"
 _WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of torch.compile and FSDP
 _KNOWN = (argparse.Namespace, pathlib.PosixPath)  # safe to unpickle, and common among hyperparameters
 _FOREIGN = ("Unsupported global", "Unsupported class", "GLOBAL", "Trying to call", "add_safe_globals")  # torch's errors
+_OF_HEADS = re.compile(r"(?:^|_)heads?$")
 _OF_BLOCKS = re.compile(r"layers?$|depths?$|blocks?$")  # fields that count blocks
 MOST_BLOCKS = 10_000
 _TRIED = 64  # parameter names used to find the prefix of names in a file
@@ -197,13 +198,15 @@ def fresh_config(model_type: str, overrides: dict[str, Any]) -> Any:
 
 
 def check_sizes(fields: Mapping[str, Any], largest: float = math.inf) -> None:
-    """Raise an error for more blocks than any model has, or a number above `largest`, before anything is built."""
+    """Raise an error for more blocks than any model has, a number above `largest`, or fewer heads than none."""
     for name, value in fields.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
         whole = [part for part in parts if isinstance(part, (int, float)) and not isinstance(part, bool)]
         most = MOST_BLOCKS if _OF_BLOCKS.search(name) else largest
         if whole and max(max(whole), sum(whole) if most == MOST_BLOCKS else 0) > most:
             raise AnisoscopeError(f"{name} is {str(value)[:40]}; expected at most {most:,}.")
+        if whole and min(whole) < 0 and _OF_HEADS.search(name):
+            raise AnisoscopeError(f"{name} is {str(value)[:40]}; expected at least 1.")
 
 
 def _fields(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:

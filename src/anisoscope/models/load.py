@@ -85,6 +85,8 @@ _OF_THE_CODE = (TypeError, AttributeError, KeyError, IndexError, ZeroDivisionErr
 
 def _plain_reason(error: BaseException, text: str) -> str:
     """Why a model could not be made, in words of its configuration and not of the code that reads it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"it names {Path(str(error.filename)).name!r}, which cannot be read ({error.strerror.lower()})"
     told = _VALIDATED.sub("", text).replace("NoneType", "null").partition(" with value ")
     if told[1]:  # Field 'depths' with value 1 doesn't match any type in (…)
         return f"{told[0]} is {told[2].partition(' doesn')[0]}, which it cannot be"
