@@ -27,6 +27,7 @@ from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.targets import hidden_patches, hidden_spans, shuffling_noise, with_masks
+from anisoscope.numerics.hashing import row_hash
 from support.tiny_media import _COMMON, _patches, _speech, _whisper, mel_frames, padded_sound, sound, words
 
 _IMAGE = {**_COMMON, "image_size": 32, "patch_size": 8, "num_labels": 5}
@@ -581,3 +582,29 @@ def test_padding_that_a_model_does_not_count_is_refused() -> None:
             {"labels": torch.ones(2, 2).long(), "attention_mask": torch.tensor([[1, 1], [1, 0]])},
             nn.Linear(1, 1),
         )
+
+
+def distractors_one_by_one(masked: Tensor, contexts: Tensor, *, number: int) -> Tensor:
+    """The slow twin of `distractors`: one masked frame after the other."""
+    length = masked.shape[1]
+    drawn = (torch.arange(len(masked)) * length)[:, None, None].repeat(1, length, number)
+    for b, (hidden, key) in enumerate(zip(masked, contexts, strict=True)):
+        places = hidden.nonzero().squeeze(1)
+        for rank, place in enumerate(places.tolist() if len(places) > 1 else []):
+            for n in range(number):
+                hashed = int(row_hash(key, torch.tensor(rank * number + n), seed=1)) >> 2 & ((1 << 61) - 1)
+                drawn[b, place, n] += places[(rank + 1 + hashed % (len(places) - 1)) % len(places)]
+    return drawn
+
+
+def test_distractors_of_a_batch_are_those_of_its_frames_one_by_one() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for share in (0.03, 0.5, 1.0):  # some contexts have no masked frame, or a single one
+        masked = torch.rand(9, 17, generator=draws) < share
+        contexts = torch.randint(-(2**62), 2**62, (9,), generator=draws)
+        found = distractors(masked, contexts, number=4)
+        assert torch.equal(found, distractors_one_by_one(masked, contexts, number=4))
+        for b, hidden in enumerate(masked):
+            places = hidden.nonzero().squeeze(1)
+            own = found[b, places] - 17 * b
+            assert len(places) < 2 or bool(hidden[own].all() and (own != places[:, None]).all())

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.row import Batch
-from anisoscope.measurement.targets import NUMBERED, OWN_CLASS, OWN_TEXT, SOME_TEXT, MediaTargets
+from anisoscope.measurement.targets import (
+    _MASK_SEED,
+    NUMBERED,
+    OWN_CLASS,
+    OWN_TEXT,
+    SOME_TEXT,
+    MediaTargets,
+    chosen_spans,
+)
+from anisoscope.numerics.hashing import row_hash
 from support.tiny_media import _speech, sound
 
 
@@ -74,3 +85,32 @@ def test_transcripts_are_spelled_in_the_models_symbols_and_missing_ones_are_its_
         own = [s for s in logits.argmax(-1).unique_consecutive().tolist() if s != 0]
         if texts[1] == "" and own:
             assert found[1][found[1] >= 0].tolist() == own
+
+
+def spans_one_by_one(keys: Tensor, real: Tensor, *, span: int, share: float) -> Tensor:
+    """The slow twin of `chosen_spans`: one context after the other."""
+    masked = torch.zeros_like(real)
+    for b, row in enumerate(real):
+        count = int(row.sum())
+        width = max(1, min(span, count // 4))
+        places = row.nonzero().squeeze(1)[: max(1, count - width + 1)]
+        number = max(1, round(-math.log(1 - share) * count / width))
+        order = row_hash(keys[b].expand(len(places)), places, seed=_MASK_SEED).argsort()
+        for start in places[order[:number]].tolist():
+            masked[b, start : start + width] = True
+    return masked & real
+
+
+@pytest.mark.parametrize("frames", [1, 3, 40, 99])
+def test_spans_of_a_batch_are_those_of_its_contexts_one_by_one(frames: int) -> None:
+    draws = torch.Generator().manual_seed(frames)
+    keys = torch.randint(-(2**62), 2**62, (24,), generator=draws)
+    whole = torch.ones(24, frames, dtype=torch.bool)
+    padded = torch.arange(frames) < torch.randint(0, frames + 1, (24, 1), generator=draws)
+    scattered = torch.rand(24, frames, generator=draws) < 0.7
+    for real in (whole, padded, scattered):
+        for span, share in ((10, 0.5), (4, 0.2)):
+            found = chosen_spans(keys, real, span=span, share=share)
+            assert torch.equal(found, spans_one_by_one(keys, real, span=span, share=share))
+    if frames > 40:
+        assert 0.4 < float(chosen_spans(keys, whole).float().mean()) < 0.6

@@ -389,16 +389,15 @@ def constant_choice(own: Tensor, others: Tensor, fold: Tensor) -> Tensor:
 def distractors(masked: Tensor, contexts: Tensor, *, number: int) -> Tensor:
     """Indices [B, T, number] into the B·T frames: for each masked frame other masked frames of its context."""
     batch, length = masked.shape
-    drawn = torch.zeros(batch, length, number, dtype=torch.int64)
-    for b, (hidden, key) in enumerate(zip(masked, contexts, strict=True)):
-        places = hidden.nonzero().squeeze(1)
-        if len(places) > 1:
-            hashed = row_hash(key.expand(len(places) * number), torch.arange(len(places) * number), seed=1)
-            shift = 1 + ((hashed >> 2) & ((1 << 61) - 1)).view(len(places), number) % (len(places) - 1)
-            others = (torch.arange(len(places))[:, None] + shift) % len(places)
-            drawn[b, places] = places[others]
-        drawn[b] += b * length
-    return drawn
+    count = masked.sum(1)[:, None, None]
+    rank = (masked.cumsum(1) - 1).clamp(min=0)[:, :, None]  # of a frame among the masked ones of its context
+    draw = rank * number + torch.arange(number, device=masked.device)
+    hashed = row_hash(contexts.to(masked.device)[:, None, None], draw, seed=1)
+    shift = 1 + ((hashed >> 2) & ((1 << 61) - 1)) % (count - 1).clamp(min=1)
+    places = (~masked).int().argsort(dim=1, stable=True)  # masked frames first, in their order
+    other = places[:, :, None].expand(-1, -1, number).gather(1, (rank + shift) % count.clamp(min=1))
+    drawn = other.where(masked[:, :, None] & (count > 1), 0)
+    return drawn + torch.arange(batch, device=masked.device)[:, None, None] * length
 
 
 def context_count(inputs: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ so: the gradient then says where the model would sharpen, not where the data wou
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from anisoscope.results.manifest import wrong_loss
 HIDDEN = 0.5  # share of patches that are hidden, where the configuration states none
 SPAN, SPANNED = 10, 0.5  # frames of a masked span, and the share of frames in spans; wav2vec 2.0 masks about half
 _MASK_SEED, _NOISE_SEED = 11, 12
+_LAST = torch.iinfo(torch.int64).max  # behind every hash
 PREDICTED = ("loss", "logits", "reconstruction", "projected_states")  # what outputs with a head have
 MASKS = ("bool_masked_pos", "noise", "mask_time_indices")  # arguments that say what is hidden
 _PLAIN_LABEL = re.compile(r"LABEL_\d+")
@@ -74,18 +76,18 @@ def hidden_spans(inputs: Mapping[str, Any], real: Tensor, *, span: int = SPAN, s
 
 
 def chosen_spans(keys: Tensor, real: Tensor, *, span: int = SPAN, share: float = SPANNED) -> Tensor:
-    """The same for a key of each context [B]."""
-    masked = torch.zeros_like(real)
-    hashed = _hashes(keys.to(real.device), real.shape[1], seed=_MASK_SEED)
-    for b, (row, order) in enumerate(zip(real, hashed, strict=True)):
-        count = int(row.sum())
-        width = max(1, min(span, count // 4))
-        places = row.nonzero().squeeze(1)[: max(1, count - width + 1)]
-        # −log(1 − share) spans per span length leave that share of the frames in some span
-        number = max(1, round(-torch.log(torch.tensor(1 - share)).item() * count / width))
-        for start in places[order[places].argsort()[:number]].tolist():
-            masked[b, start : start + width] = True
-    return masked & real
+    """The same for a key of each context [B]; no device–host synchronisation."""
+    place = torch.arange(real.shape[1], device=real.device)[None]  # [1, T]
+    count = real.sum(1, keepdim=True)
+    width = (count // 4).clamp(1, span)
+    starts = real & (real.cumsum(1) <= (count - width + 1).clamp(min=1))  # where a whole span has room
+    # −log(1 − share) spans per span length leave that share of the frames in some span
+    number = (-math.log(1 - share) * count / width).double().round().clamp(min=1)
+    hashed = _hashes(keys.to(real.device), real.shape[1], seed=_MASK_SEED).masked_fill(~starts, _LAST)
+    starts &= hashed.argsort(1).argsort(1) < number
+    begun = starts.cumsum(1)  # spans that begin here or before
+    ended = begun.gather(1, (place - width).clamp(min=0)).where(place >= width, 0)  # and those of them that are over
+    return (begun > ended) & real
 
 
 def _keys(inputs: Mapping[str, Any]) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture.objective import distractors
-from anisoscope.capture.row import original_contexts
 from anisoscope.measurement.targets import SPAN, chosen_patches, chosen_spans
 from anisoscope.numerics.hashing import row_hash
 from anisoscope.results.modality import SPEECH
@@ -161,10 +160,10 @@ class ChooseFrames(MediaTask):
         return None
 
     def loss(self, forward: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-        masked = batch["mask_time_indices"].cpu()
-        places = (masked * torch.arange(1, self.frames + 1)).sum(1)  # other distractors where other frames are masked
-        keys = row_hash(original_contexts(batch), places)
-        drawn = distractors(masked, keys, number=DISTRACTORS).to(batch["mask_time_indices"].device)
+        masked = batch["mask_time_indices"]
+        places = torch.arange(self.frames, device=masked.device)
+        keys = (masked * row_hash(places, places)).sum(1)  # other distractors where other frames are masked
+        drawn = distractors(masked, keys, number=DISTRACTORS)
         found: Tensor = forward(**batch, sampled_negative_indices=drawn).loss / masked.sum()
         return found
 
