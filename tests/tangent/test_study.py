@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from anisoscope.capture.gradient_pass import RowTokens, SiteRows
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import equal_mass_bins
 from anisoscope.numerics.hashing import FOLDS, even_folds, half_of
@@ -223,8 +224,37 @@ def test_the_rows_to_fit_on_do_not_depend_on_their_order() -> None:
     shuffle = torch.randperm(300)
     one = half(g, context)
     two = Half(g[shuffle], g[shuffle], context[shuffle], torch.arange(300)[shuffle], one.token, one.target, one.masked)
-    a, b = rows_to_fit(one, most=50), rows_to_fit(two, most=50)
-    assert torch.equal(a.sort(0).values, b.sort(0).values) and len(a) == 50
+    for most in (50, 1000):
+        a, b = rows_to_fit(one, most=most), rows_to_fit(two, most=most)
+        assert torch.equal(a, b) and len(a) == min(most, 300)
+
+
+def test_no_number_depends_on_the_order_of_the_rows() -> None:
+    plain, other = planted(0, share=0.5, masked=True), planted(0, share=0.5, masked=True)
+    for site in other.fit:
+        other.fit[site] = [each for rows in other.fit[site] for each in in_another_order(rows)]
+        other.test[site] = [(each, factor) for rows, factor in other.test[site] for each in in_another_order(rows)]
+    plan = replace(PLAN, proxies=("semi_nmf", "pca"), standardised=True)
+    one, two = (values_by_row(TangentStudy(plan).measure(rows)) for rows in (plain, other))
+    assert one.keys() == two.keys() and any("control=permuted" in key[-1] for key in one)
+    assert two == pytest.approx(one, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def in_another_order(rows: SiteRows) -> list[SiteRows]:
+    """The same rows shuffled, as two passes."""
+    shuffle = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(5))
+    parts = []
+    for some in shuffle.split(len(shuffle) // 3 * 2):
+        columns = {name: getattr(rows.index, name)[some] for name in ("keep", "context", "position", "token")}
+        masked = None if rows.tokens.masked is None else rows.tokens.masked[some]
+        tokens = RowTokens(rows.tokens.original[some], rows.tokens.target[some], masked)
+        g = None if rows.g is None else rows.g[some]
+        parts.append(SiteRows(rows.x[some], g, replace(rows.index, **columns), tokens))
+    return parts
+
+
+def values_by_row(records: list[dict[str, Any]]) -> dict[Any, float]:
+    return {tuple(str(r.get(k, "")) for k in ("layer", "metric", "group", "variant")): r["value"] for r in records}
 
 
 def test_masked_and_unmasked_rows_are_apart_and_beside_the_pool() -> None:

@@ -100,8 +100,8 @@ class Half:
         return found
 
     def few(self, most: int) -> Tensor:
-        """The indices of the first `most` rows in the shuffled order, ascending."""
-        found: Tensor = self.once(("few", most), lambda: self.order().argsort()[:most].sort().values)
+        """The indices of the first `most` rows in the shuffled order, and in that order."""
+        found: Tensor = self.once(("few", most), lambda: self.order().argsort(stable=True)[:most])
         return found
 
     def at(self, rows: Tensor, name: Any = None) -> Half:
@@ -117,8 +117,11 @@ class Half:
         return replace(self, x=self.x[there], g=None if self.g is None else self.g[there], **columns)
 
     def fewer(self, most: int) -> Half:
-        """The half, or the `most` of its rows with the smallest hashes: those that proxies are fitted on."""
-        return self if len(self) <= most else self.at(self.few(most), ("fewer", most))
+        """The rows that proxies are fitted on: all, or the `most` with the smallest hashes.
+
+        They are in the order of these hashes, so that fits and permuted controls do not depend on batches or processes.
+        """
+        return self.at(self.few(most), ("fewer", most))
 
     def without_first(self) -> Half:
         """The rows that are not at the first position of their context."""
@@ -544,11 +547,11 @@ def balanced_rows(half: Half, bins: Tensor, *, most: int) -> Half | None:
     """Equally many rows of every frequency bin (those with the smallest hashes); None if a bin has too few."""
 
     def chosen() -> Tensor | None:
-        label, order = bin_of(half.token, bins), half.order().argsort()
+        label, order = bin_of(half.token, bins), half.order().argsort(stable=True)
         by_bin = [order[label[order] == b] for b in bins.unique().tolist() if b >= 0]
         least = min((len(rows) for rows in by_bin), default=0)
         least = min(least, most // max(1, len(by_bin)))
-        return None if least < 2 else torch.cat([rows[:least] for rows in by_bin]).sort().values
+        return None if least < 2 else torch.cat([rows[:least] for rows in by_bin])
 
     rows: Tensor | None = half.once(("even", most), chosen)
     return None if rows is None else half.at(rows, ("even", most))
