@@ -153,7 +153,7 @@ class GraphHook(nn.Module):
 
     def _trace_output(self, parts: dict[str, Tensor]) -> None:
         names, grad = ",".join([f".{name}" for name in parts]), torch.is_grad_enabled()
-        learns = self.learns and bool(parts) and next(iter(parts.values())).requires_grad
+        learns = self.learns and len(parts) > 0 and next(iter(parts.values())).requires_grad
         tell(list(parts.values()), ORDER, names, self.mark, grad, learns)
 
 
