@@ -204,6 +204,8 @@ def test_damaged_arrays_comparisons_and_foreign_columns_are_named(
         (("show", "RUN", "--heads", "--format", "csv"), "--heads does nothing with --format csv"),
         (("profile", "ROWS", "--layers", "1"), "--layers does nothing for a file of rows"),
         (("profile", "ROWS", "--skip-first"), "--skip-first does nothing for a file of rows"),
+        (("profile", "ROWS", "--tokens", "65536"), "--tokens does nothing for a file of rows"),  # its default value
+        (("report", "RUN", "--share", "--out", "RUN/inside"), "is inside the run"),
         (("profile", "ROWS", "--random-init"), "--random-init does nothing for a file of rows"),
         (("sweep", "RUN", "--metrics", "drift", "--rank", "4"), "--rank does nothing without gradients"),
         (("sweep", "RUN", "--preset", "shape", "--split", "1"), "--split does nothing without gradients"),
@@ -215,6 +217,6 @@ def test_damaged_arrays_comparisons_and_foreign_columns_are_named(
 def test_options_that_do_nothing_are_refused(
     command: Command, tmp_path: Path, measured: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    known = {"RUN": measured, "ROWS": measured.parent / "rows.npy"}
+    known = {"RUN": measured, "ROWS": measured.parent / "rows.npy", "RUN/inside": measured / "inside"}
     out = ("--out", tmp_path / "run") if words[0] in ("profile", "sweep", "study", "train") else ()
     refused(command(*(known.get(word, word) for word in words), *out), sentence)
