@@ -347,8 +347,8 @@ def files_in(folder: Path) -> list[Path]:
             found += [path for path in paths if path.is_file()]
     except OSError as error:
         raise AnisoscopeError(
-            f"{str(error.filename or folder)!r} cannot be read ({error.strerror or error}); change its rights, or give a "
-            "folder in which all can be read."
+            f"{str(error.filename or folder)!r} cannot be read ({error.strerror or error}); change its rights, or give "
+            "a folder in which all can be read."
         ) from error
     return sorted(found)
 
