@@ -410,12 +410,18 @@ class Bank:
         return numbers[(index.keep.cpu() // max(1, index.length)).clamp_max(len(numbers) - 1)]
 
     def state(self) -> dict[str, Any]:
-        """The statistics as plain values and tensors on the host, for saving."""
+        """The statistics as plain values and tensors on the host, for saving.
+
+        Sums stay in their stacks, so that what goes on from here adds the same numbers in the same order.
+        """
+        self._settle()
         sites = []
-        for site, stats in self.sites.items():
+        for site, stats in self._sites.items():
             named = [(key, kind.__name__, stat) for key, kinds in stats.cells.items() for kind, stat in kinds.items()]
             saved: dict[str, Any] = {"site": (site.layer, site.kind, site.stack, site.name)}
             saved["cells"] = [(key, name, _on_host(stat)) for key, name, stat in named]
+            stacks = stats._stacked.items()
+            saved["stacked"] = [(k.__name__, cells, _on_host(sums), counts) for (k, cells), (sums, counts) in stacks]
             saved["sample"] = None if stats.sample is None else _on_host(stats.sample)
             saved |= {"contexts": dict(stats.contexts), "bad": dict(stats.bad)}
             sites.append({**saved, "heads": stats.heads, "width": stats.width})
@@ -430,8 +436,11 @@ class Bank:
             stats.contexts, stats.bad = Counter(saved["contexts"]), Counter(saved["bad"])
             for key, name, tensors in saved["cells"]:
                 stats.cells.setdefault(key, {})[_STATS[name]] = _STATS[name].load(tensors)
+            for name, cells, tensors, counts in saved.get("stacked", ()):
+                stats._stacked[_STATS[name], tuple(cells)] = _STATS[name].load(tensors), list(counts)
+            out._stacked |= bool(stats._stacked)
             stats.sample = None if saved["sample"] is None else Sample.load(saved["sample"])
-            out.sites[Site(*saved["site"])] = stats
+            out._sites[Site(*saved["site"])] = stats
         return out
 
 

@@ -207,17 +207,18 @@ class Moments:
         return Moments(self.n, self.mean.cpu(), self.scatter.cpu())
 
     def state(self) -> dict[str, Tensor]:
-        if self._pending and self.thin:  # as rows, so that a save makes no d×d matrix of them
-            return {"n": torch.tensor(self.n), "rows": torch.cat([rows.gathered() for rows in self._pending])}
-        self._fold()
-        n = {"n": torch.tensor(self._n)}
-        return n if self._mean is None else {**n, "mean": self._mean, "scatter": self._scatter}
+        """Tensors by name; rows that wait are kept as rows: what goes on from here adds them with those that follow.
+
+        So the last digits do not depend on when it was saved, and a save makes no d×d matrix of few rows.
+        """
+        waiting = {"rows": torch.cat([rows.gathered() for rows in self._pending])} if self._pending else {}
+        added = {} if self._mean is None else {"mean": self._mean, "scatter": self._scatter}
+        return {"n": torch.tensor(self._n), **added, **waiting}
 
     @classmethod
     def load(cls, state: dict[str, Tensor]) -> Moments:
-        if "rows" in state:
-            return cls().update(state["rows"])
-        return cls(int(state["n"]), state["mean"], state["scatter"]) if int(state["n"]) else cls()
+        found = cls(int(state["n"]), state["mean"], state["scatter"]) if "mean" in state else cls()
+        return found.update(state["rows"]) if "rows" in state else found
 
     def _fold(self) -> None:
         """Add the moments of the buffered rows."""
