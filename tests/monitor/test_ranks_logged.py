@@ -82,7 +82,8 @@ def test_other_numbers_are_those_of_the_first_process(tmp_path: Path) -> None:
 def test_where_nobody_counts_targets_processes_count_alike(tmp_path: Path) -> None:
     """A probe alone: of the training batches nothing is read."""
     ids = shard(99, 99, 40)
-    results = in_ranks(
+    words = {"probe": {"input_ids": ids, "labels": ids}}
+    results = in_ranks(lambda rank: logged(rank, tmp_path / "run", **words), 2, tmp_path)
         lambda rank: logged(rank, tmp_path / "run", probe={"input_ids": ids, "labels": ids}), 2, tmp_path
     )
     each = [mine[0][0] for mine, *_ in results]
