@@ -84,8 +84,6 @@ def test_where_nobody_counts_targets_processes_count_alike(tmp_path: Path) -> No
     ids = shard(99, 99, 40)
     words = {"probe": {"input_ids": ids, "labels": ids}}
     results = in_ranks(lambda rank: logged(rank, tmp_path / "run", **words), 2, tmp_path)
-        lambda rank: logged(rank, tmp_path / "run", probe={"input_ids": ids, "labels": ids}), 2, tmp_path
-    )
     each = [mine[0][0] for mine, *_ in results]
     assert results[0][1][0] == pytest.approx(sum(each) / 2, rel=1e-12)
 
