@@ -525,7 +525,7 @@ class Monitor:
     def log(self, step: int, **numbers: float) -> None:
         """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only.
 
-        Of several processes that each log `loss` the mean over all targets is kept, of other numbers the first
+        Of several processes that each log `loss` the mean over all targets is kept; of other numbers, the first's.
         A loop without a probe may give `probe_loss` and `constant_loss`, from which claims tell whether it learned.
         """
         self.guard.place = f"step {str(step)[:80]}"
