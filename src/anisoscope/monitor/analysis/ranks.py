@@ -545,9 +545,9 @@ class RankLosses:
         past = {(step, rank) for step in steps for rank in others if self.ranks.beyond(step, rank, there)}
         past |= {(step, rank) for step in steps for rank in absent}
         for name in self.ranks.names():
-            step, study, rank = [*name.split("."), "", ""][:3]
+            place, study, rank = [*name.split("."), "", ""][:3]
             if study == _LOSS and (found := self.ranks.taken(name)) is not None:
-                self._given.setdefault(int(step), {})[int(rank)] = found
+                self._given.setdefault(int(place), {})[int(rank)] = found
         for step, given in sorted(self._given.items()):
             mine = 0 in given or step != self._targets[0] or self.ranks.ending
             if mine and all(rank in given or (step, rank) in past for rank in others):
