@@ -538,6 +538,15 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
     return GradientPass(found, tokens=batch.tokens(), unreached=unreached)
 
 
+def targets_of(batches: Sequence[MicroBatch], scale: LossScale) -> int | None:
+    """The targets, or examples, that the losses of these passes are over; None if that is not known of one of them."""
+    learned = [batch for batch in batches if batch.learned_from()]
+    given = scale.tokens if scale.loss == "mean" else None
+    counts = [given or batch.tokens() or batch.examples() for batch in learned]
+    known = all(count or not batch.has_targets() for count, batch in zip(counts, learned, strict=True))
+    return sum(counts) if known else None
+
+
 def hash_sum(batches: Sequence[MicroBatch]) -> int:
     """The sum of the hashes of all contexts of some batches: a fingerprint that does not depend on their order."""
     total = 0
