@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anisoscope.results.manifest import PRETRAINED
 from anisoscope.view.sections.findings import leading, measured
 from anisoscope.view.words import finite, listed, number, title_of
 
@@ -29,6 +30,7 @@ REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("too few contexts", "there are too few contexts"),
 )
 REFITTED = "refitted at every step, late: "  # parts beside those with directions kept from early on
+SEEDED = "models trained from several seeds"  # beside pretrained ones
 REASON = 80  # characters of another reason at most
 
 
@@ -314,6 +316,8 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     first = verdicts[0]
     own = len(shared) > 1 and len(verdicts) == 1 and shared.get(str(first.get("subject") or "")) == 1
     words = words_of_claim(str(first.get("claim")), str(first.get("statement") or ""))
+    beside = {str(v.get("subject") or "") for v in verdicts}
+    verdicts = [{**v, "subject": _of_which(str(v.get("subject") or ""), beside)} for v in verdicts]
     by_status = {s: [v for v in verdicts if str(v.get("status")) == s] for s in ("holds", "fails", "undecided")}
     clauses: list[str] = []
     for status, said, after in (
@@ -330,6 +334,18 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
             clauses.append(clause + told + (_reason(found) if status == "undecided" else ""))
     text = "; ".join(clauses)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _of_which(subject: str, beside: Collection[str]) -> str:
+    """A subject in words, where pretrained models are judged beside those with seeds.
+
+    >>> both = ["all models", "all models, pretrained models"]
+    >>> [_of_which(subject, both) for subject in both], _of_which("all models", ["all models"])
+    (['models trained from several seeds', 'pretrained models'], 'all models')
+    """
+    if subject.endswith(f", {PRETRAINED}"):
+        return PRETRAINED
+    return SEEDED if f"{subject}, {PRETRAINED}" in beside else subject
 
 
 def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
