@@ -162,3 +162,31 @@ def test_alternatives_are_tried_on_what_a_verdict_is_made_of() -> None:
     found = evaluate_claims(media_table(*arms(*alike(MODALITIES, 0.5)), *out), [EVERY], robust=True)
     badges = {v.subject: v.details["robust"] for v in found if v.details["pooled"] or v.subject == BESIDE}
     assert badges[BESIDE] != badges["modalities"]
+
+
+# the page
+
+
+def test_the_page_tells_pretrained_models_apart_from_models_with_seeds() -> None:
+    from anisoscope.commands.drawing import compare
+    from anisoscope.view.report import RunView
+    from anisoscope.view.sections.drift import bundles_of, modality_findings, modality_hero, size_words
+    from anisoscope.view.verdict_grid import verdict_grid
+
+    table = media_table(*arms(*alike(MODALITIES, 0.5)), *loaded(("text", 0.2), ("speech", 0.02)))
+    found = compare([RunView(table, dict(table.about))])
+    hero = modality_hero(found)
+    assert hero is not None
+    assert [panel.title for panel in hero.figure.panels] == ["Models trained from several seeds", "Pretrained models"]
+    trained, pretrained = ({line.label.split(" ")[0] for line in panel.series} for panel in hero.figure.panels)
+    assert trained == {"text-arm-0", "speech-arm-1", "vision-arm-2"}
+    assert pretrained == {"text-pretrained-0", "speech-pretrained-1"}
+    (finding,) = modality_findings(found)
+    assert finding.texts[0].startswith("Average cosine over blocks: 0.5") and "0.2" not in finding.texts[0]
+    assert finding.texts[1].startswith("In pretrained models, one set of weights each: 0.2")
+    assert size_words(bundles_of(found.rows)) == "5 models", "a set of weights is no seed"
+    grid = verdict_grid([verdict.to_dict() for verdict in evaluate_claims(table, [EVERY, DRIFT])])
+    assert grid is not None and list(grid.columns)[-2:] == ["together", "pretrained models"]
+    alone = media_table(*loaded(("text", 0.2), ("speech", 0.02)))
+    one = modality_hero(compare([RunView(alone, dict(alone.about))]))
+    assert one is not None and [panel.title for panel in one.figure.panels] == [""], "nothing has seeds: one panel"

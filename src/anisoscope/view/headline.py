@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.results.manifest import PRETRAINED
+from anisoscope.results.manifest import PRETRAINED, SEEDED
 from anisoscope.view.sections.findings import leading, measured
 from anisoscope.view.words import finite, listed, number, title_of
 
@@ -30,7 +30,6 @@ REASONS = (  # of an undecided verdict in fewer words, by what its sentence says
     ("too few contexts", "there are too few contexts"),
 )
 REFITTED = "refitted at every step, late: "  # parts beside those with directions kept from early on
-SEEDED = "models trained from several seeds"  # beside pretrained ones
 REASON = 80  # characters of another reason at most
 
 
@@ -355,6 +354,8 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
         return f"in all {len(names)} cases" if every else f"in {len(names)} cases"
     if not any(names):
         return ""
+    if set(names) == {SEEDED, PRETRAINED}:
+        return f"in {SEEDED} and in pretrained ones"
     return f"in {listed([f'the {name}' if name in ('decoder', 'encoder') else name for name in names])}"
 
 
