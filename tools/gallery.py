@@ -333,7 +333,8 @@ def draw_families(figure: Figure, look: Look) -> None:
 
 def tell_families() -> str:
     values = random_families()
-    (least, low), *_, (most, high) = values.items()
+    least, most = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    low, high = values[least], values[most]
     return (
         f"Before any training the architecture already decides much: from {low:.2f} ({least}) to {high:.2f} ({most})."
     )
