@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anisoscope.results.manifest import PRETRAINED, SEEDED
 from anisoscope.view.sections.findings import leading, measured
 from anisoscope.view.words import finite, listed, number, title_of
 
@@ -314,6 +315,8 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     first = verdicts[0]
     own = len(shared) > 1 and len(verdicts) == 1 and shared.get(str(first.get("subject") or "")) == 1
     words = words_of_claim(str(first.get("claim")), str(first.get("statement") or ""))
+    beside = {str(v.get("subject") or "") for v in verdicts}
+    verdicts = [{**v, "subject": _of_which(str(v.get("subject") or ""), beside)} for v in verdicts]
     by_status = {s: [v for v in verdicts if str(v.get("status")) == s] for s in ("holds", "fails", "undecided")}
     clauses: list[str] = []
     for status, said, after in (
@@ -332,6 +335,18 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def _of_which(subject: str, beside: Collection[str]) -> str:
+    """A subject in words, where pretrained models are judged beside those with seeds.
+
+    >>> both = ["all models", "all models, pretrained models"]
+    >>> [_of_which(subject, both) for subject in both], _of_which("all models", ["all models"])
+    (['models trained from several seeds', 'pretrained models'], 'all models')
+    """
+    if subject.endswith(f", {PRETRAINED}"):
+        return PRETRAINED
+    return SEEDED if f"{subject}, {PRETRAINED}" in beside else subject
+
+
 def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
     """Where a verdict speaks of: "in gpt2", "in 5 models"; "" for subjects that the claim itself names."""
     names = list(dict.fromkeys(str(v.get("subject") or "") for v in verdicts))
@@ -339,6 +354,8 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
         return f"in all {len(names)} cases" if every else f"in {len(names)} cases"
     if not any(names):
         return ""
+    if set(names) == {SEEDED, PRETRAINED}:
+        return f"in {SEEDED} and in pretrained ones"
     return f"in {listed([f'the {name}' if name in ('decoder', 'encoder') else name for name in names])}"
 
 
