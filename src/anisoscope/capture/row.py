@@ -392,6 +392,11 @@ def read_contexts(
     `real` overrides the mask; `above` are the encoder's contexts if these are of its decoder.
     """
     name, content = _content(arguments)
+    if not len(content):
+        raise AnisoscopeError(
+            f"the forward pass was given no contexts ({name} is {tuple(content.shape)}); expected one or more along "
+            "the first dimension."
+        )
     pixels = None
     if name == "pixel_values" and (real is None or real.dim() == 3):
         pixels, real = read_pixels(arguments.get(PIXEL_MASK) if real is None else real, content), None
