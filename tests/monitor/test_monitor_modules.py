@@ -383,6 +383,22 @@ def test_a_batch_without_contexts_is_noted_and_the_next_step_measured() -> None:
     assert {row["step"] for row in monitor.table.where(metric="gradient_energy").records()} == {1}
 
 
+def test_a_module_whose_rows_belong_to_no_context_is_named_with_what_to_do() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.place, self.head = nn.Embedding(30, 16), nn.Embedding(6, 16), nn.Linear(16, 30)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head(self.token(ids) + self.place(torch.arange(ids.shape[1])))
+            return out
+
+    with Monitor(model := Placed(), modules=["**"], plan=PLAN, when=at([0])) as monitor, monitor.step(0):
+        nn.functional.cross_entropy(model(IDS).flatten(0, 1), IDS.flatten()).backward()
+    assert "module 'place' gave a tensor of shape (6, 16) for 24 contexts of 6 positions" in monitor.notes[0]
+    assert "name modules without it" in monitor.notes[0]
+
+
 def test_as_many_times_as_contexts_are_noted() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -540,9 +540,10 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
         return x.transpose(0, 1)
     if x.dim() == 2 and x.shape[0] % batch == 0:
         return x.unflatten(0, (batch, -1))
+    what_next = "; name modules without it" if site.name else ""
     raise AnisoscopeError(
         f"{site.label} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
-        "[contexts, positions, width]."
+        f"[contexts, positions, width]{what_next}."
     )
 
 

@@ -197,8 +197,9 @@ class Instruments:
                     contexts = original_contexts(batch.arguments, real=batch.real, packed=True)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
         silent = [] if learned or study is None else [batch for batch in seen if batch.learned_from()]
-        for batch in silent if bank is not None else ():  # only what follows all sites learns: their geometry stands
-            batch.feed(bank)
+        for batch in silent:  # only what follows all sites learns: their geometry stands
+            if bank is not None:
+                batch.feed(bank)
         uncalled = [site for site in self.layout.modules if not any(site in batch.rows for batch in seen)]
         if uncalled and seen:
             names = ", ".join(site.name for site in uncalled)
