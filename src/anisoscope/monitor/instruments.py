@@ -196,6 +196,10 @@ class Instruments:
                 if study.plan.splits:
                     contexts = original_contexts(batch.arguments, real=batch.real, packed=True)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
+        silent = [] if learned or study is None else [batch for batch in seen if batch.learned_from()]
+        for batch in silent:  # only what follows all sites learns: their geometry stands
+            if bank is not None:
+                batch.feed(bank)
         uncalled = [site for site in self.layout.modules if not any(site in batch.rows for batch in seen)]
         if uncalled and seen:
             names = ", ".join(site.name for site in uncalled)
@@ -205,7 +209,12 @@ class Instruments:
         if study is not None and self.layout.modules:
             rows.unreached |= {site for site in rows.fit if site not in rows.test} if rows.test else set()
             self.leave_narrow(rows)
-        if alone and not (learned if study is None else rows.test):
+        if alone and silent and bank is None:
+            raise AnisoscopeError(
+                f"no gradient of step {step} reaches any site: what lies before is frozen, or the loss does not depend "
+                "on it; name metrics of geometry, as metrics='shape', or sites behind what learns."
+            )
+        if alone and not silent and not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
             if self.layout.modules and seen:
                 what = "no gradient of a module (are they frozen, run without gradients, or not used by the loss?)"
@@ -388,6 +397,7 @@ class Probe:
     def _unpacked(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         """A batch, of which each of several sequences in a row gets a row of its own, as halves are of contexts."""
         told, real = self._told(batch)
+        context_count(told)  # refuses what holds no tensor, by the kinds of what it holds
         found = read_contexts(told, config=getattr(self.model, "config", None), real=real)[0]
         if found.packed is None or found.real is None:
             return [batch]

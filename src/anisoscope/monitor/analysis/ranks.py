@@ -37,6 +37,7 @@ from anisoscope.monitor.analysis.parts import (
     missed_name,
     part_name,
     state_name,
+    step_of,
 )
 from anisoscope.monitor.analysis.pieces import only_pieces
 from anisoscope.monitor.guard import FaultGuard
@@ -102,6 +103,7 @@ class Ranks:
         self._newest: dict[int, int] = {}  # the last step of which a part of theirs was read
         self._agreed = 0  # how often `agree` was called
         self._pending: deque[_Pending] = deque()  # of the first process
+        self._known_steps: set[int] = set()  # of the first process: those it gave a part to, or told about
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
@@ -222,6 +224,7 @@ class Ranks:
 
     def missed(self, step: int) -> None:
         """Say that this process has nothing of a step, so that nobody waits for it."""
+        self._known_steps.add(step)
         if not self.first:
             self.post(missed_name(step, self.rank), None)
 
@@ -232,6 +235,7 @@ class Ranks:
             seen.parameters = self.guard.call("compare the weights of processes", few_parameters, self._model)
         name = part_name(seen.rows.step, seen.study, self.rank)
         if self.first:
+            self._known_steps.add(seen.rows.step)
             self._keep(name, seen)
             self._pending.append(one := _Pending(seen, submit))
             return one.future
@@ -442,6 +446,7 @@ class Ranks:
         try:
             with self.guard.at(f"step {one.seen.rows.step}"):
                 parts, missing = self._parts(one.seen)
+                self._note_skipped(one.seen)
                 if missing:
                     named = ", ".join(str(self.members[rank]) for rank in missing)
                     alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
@@ -450,6 +455,15 @@ class Ranks:
             self._follow(one.submit(whole), one.future)
         except Exception as error:
             one.future.set_exception(error)
+
+    def _note_skipped(self, mine: Seen) -> None:
+        """Tell of earlier steps that others gave a part to and the first process passed over, which have no results."""
+        for step in sorted({step for name in self.names() if (step := step_of(name, mine.study)) is not None}):
+            if step < mine.rows.step and step not in self._known_steps:
+                self._known_steps.add(step)
+                with self.guard.at(f"step {step}"):
+                    first = self.members[0]
+                    self.guard.note(f"rank {first} gave nothing, and it joins the parts, so the step has no results")
 
     def _parts(self, mine: Seen) -> tuple[list[Seen], list[int]]:
         """The parts of a step of all processes that train this model, and those that gave none."""
