@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -191,9 +192,22 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, pickle.UnpicklingError):
         return "a saved state is damaged or holds more than numbers, and nothing of it was run; start a new run.", 1
     if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
-        advice = "use a smaller --batch-size or --context, --dtype bfloat16, or fewer --layers."
-        return f"out of memory ({text}); {advice}", 1
+        advice = "use a smaller --batch-size, --context or --seconds, --dtype bfloat16, or fewer --layers."
+        return f"memory ran out{_asked(text)}; {advice}", 1
     return f"{type(error).__name__}: {text}; run again with --debug for the traceback.", 1
+
+
+def _asked(text: str) -> str:
+    """How much memory could not be had, as torch and NumPy say it; empty where they do not.
+
+    >>> _asked("you tried to allocate 1310515208 bytes. Error code 12"), _asked("Tried to allocate 2.00 GiB. GPU 0")
+    (' (1,250 MiB more were asked for)', ' (2.00 GiB more were asked for)')
+    """
+    found = re.search(r"allocate ([\d.]+) (bytes|[KMGT]iB)", text)
+    if found is None:
+        return ""
+    amount = f"{int(found[1]) / (1 << 20):,.0f} MiB" if found[2] == "bytes" else f"{found[1]} {found[2]}"
+    return f" ({amount} more were asked for)"
 
 
 if __name__ == "__main__":

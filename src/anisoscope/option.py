@@ -261,7 +261,10 @@ _typed: ContextVar[tuple[Any, frozenset[str]]] = ContextVar("typed", default=(No
 
 @contextlib.contextmanager
 def typed_options(config: Any, names: Iterable[str]) -> Iterator[None]:
-    """Around a command: these options of a configuration were typed, be it with their default values."""
+    """Around a command: these options of a configuration, or of its class while it is made, were typed.
+
+    Be it with their default values.
+    """
     token = _typed.set((config, frozenset(names)))
     try:
         yield
@@ -270,15 +273,15 @@ def typed_options(config: Any, names: Iterable[str]) -> Iterator[None]:
 
 
 def was_typed(name: str, config: Any = None) -> bool:
-    """Whether an option was typed on the command line that is running, into this class of configuration if given."""
+    """Whether an option was typed on the command line that is running, into this configuration if one is given."""
     of, names = _typed.get()
-    return name in names and (config is None or of is config)
+    return name in names and (config is None or of is config or of is type(config))
 
 
 def refuse_idle(config: Any, names: Collection[str], why: str) -> None:
     """Raise an error if one of these fields was given, since it would do nothing: `why`, such as "without --model"."""
     defaults = {field.name: field.default for field in fields(config)}
-    refuse_typed([n for n in names if getattr(config, n) != defaults[n] or was_typed(n, type(config))], why)
+    refuse_typed([n for n in names if getattr(config, n) != defaults[n] or was_typed(n, config)], why)
 
 
 def refuse_typed(names: Iterable[str], why: str) -> None:

@@ -13,7 +13,7 @@ import anisoscope
 from anisoscope import AnisoscopeError, cli
 from anisoscope.errors import near_miss, unknown_name
 from anisoscope.measurement.config import ProfileConfig
-from anisoscope.option import check_values, python_options, typed_options
+from anisoscope.option import check_values, python_options, refuse_idle, typed_options
 from anisoscope.series import SweepConfig
 from anisoscope.studies.config import check_watch
 from anisoscope.studies.inherent import InherentConfig
@@ -70,6 +70,14 @@ def test_an_option_typed_with_its_default_value_is_refused_as_well() -> None:
         SweepConfig("somewhere", metrics=("drift",))
     with typed_options(ProfileConfig, ["draws"]):
         SweepConfig("somewhere", metrics=("drift",))  # another command's option of that name
+
+
+def test_what_was_typed_is_known_of_the_configuration_that_was_made_and_of_no_other() -> None:
+    typed, other = ProfileConfig(("a",)), ProfileConfig(("a",))
+    with typed_options(typed, ["tokens"]):
+        refuse_idle(other, ("tokens",), "here")
+        with pytest.raises(AnisoscopeError, match="--tokens does nothing here"):
+            refuse_idle(typed, ("tokens",), "here")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import importlib.util
 import json
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -131,6 +133,54 @@ def test_a_missing_path_names_its_neighbour(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     with pytest.raises(AnisoscopeError, match="none that can be read as text"):
         texts(tmp_path / "pictures")
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "a.txt").write_text("one")
+    (tmp_path / "shut").mkdir()
+    scan = os.scandir
+
+    def refused(path: str) -> object:  # rights do not bind root, who may run this test
+        if Path(path).name == "shut":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(AnisoscopeError, match=r"shut' cannot be read \(Permission denied\); change its rights"):
+        texts(tmp_path)
+    assert texts(tmp_path / "open") == ["one"]
+
+
+def test_a_file_that_cannot_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("one")
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    files = text_module.files_in(tmp_path)
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(AnisoscopeError, match=r"a.txt' cannot be read \(Permission denied\)"):
+        text_module.files_in(tmp_path)
+    assert files == [tmp_path / "a.txt"]
+
+
+def test_the_whole_machine_is_no_folder_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    for name in ("/", "."):
+        with pytest.raises(AnisoscopeError, match="everything on this machine; give the folder"):
+            text_module.files_in(Path(name))
+
+
+def test_hidden_files_and_linked_folders_are_left_out(tmp_path: Path) -> None:
+    for name in ("b/a.txt", "a.txt", ".git/a.txt", "b/.a.txt", "__MACOSX/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c").symlink_to(tmp_path / "b")  # its files are there once
+    (tmp_path / "d.txt").symlink_to(tmp_path / "a.txt")
+    assert texts(tmp_path) == ["a.txt", "b/a.txt", "a.txt"]
 
 
 def test_grouping_needs_a_field_that_is_there(tmp_path: Path) -> None:

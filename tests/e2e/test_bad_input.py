@@ -119,6 +119,18 @@ def test_a_bad_model_is_told_in_one_sentence(command: Command, tmp_path: Path, s
     refused(command("profile", shelf / name, *more, "--out", tmp_path / "run"), MODELS[line])
 
 
+def test_a_model_of_which_nothing_is_measured_ends_with_the_reason(
+    command: Command, tmp_path: Path, shelf: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(shelf / "model", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    save_file({name: value * torch.nan for name, value in load_file(path).items()}, path, metadata={"format": "pt"})
+    words = ("--tokens", 256, "--context", 16, "--draws", 19, "--preset", "light", "--out", tmp_path / "run")
+    refused(command("tangent", tmp_path / "model", *words), "nothing could be computed: non-finite weights", code=3)
+
+
 def test_options_without_use_are_refused_where_all_is_rows_and_after_bad_files(
     command: Command, tmp_path: Path, shelf: Path
 ) -> None:

@@ -156,8 +156,9 @@ def measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path
     return place / "run"
 
 
-RECORDS: dict[str, Any] = {"models": ["x", 5, [3], [{"name": 3}], [{"name": "a", "layers": "z"}]], "config": [[1]]}
-RECORDS |= {"warnings": ["oops", {"a": 1}, [4]], "versions": [3], "wall_seconds": ["long"], "command": [9]}
+RECORDS: dict[str, Any] = {"models": ["x", 5, [3], [None], [{"name": 3}], [{"name": "a", "layers": "z"}]]}
+RECORDS |= {"config": [[1]], "command": [9, [None], [["a"]]]}
+RECORDS |= {"warnings": ["oops", {"a": 1}, [4]], "versions": [3], "wall_seconds": ["long"]}
 
 
 @pytest.mark.parametrize(("entry", "value"), [(name, value) for name, values in RECORDS.items() for value in values])
@@ -204,6 +205,8 @@ def test_damaged_arrays_comparisons_and_foreign_columns_are_named(
         (("show", "RUN", "--heads", "--format", "csv"), "--heads does nothing with --format csv"),
         (("profile", "ROWS", "--layers", "1"), "--layers does nothing for a file of rows"),
         (("profile", "ROWS", "--skip-first"), "--skip-first does nothing for a file of rows"),
+        (("profile", "ROWS", "--tokens", "65536"), "--tokens does nothing for a file of rows"),  # its default value
+        (("report", "RUN", "--share", "--out", "RUN/inside"), "is inside the run"),
         (("profile", "ROWS", "--random-init"), "--random-init does nothing for a file of rows"),
         (("sweep", "RUN", "--metrics", "drift", "--rank", "4"), "--rank does nothing without gradients"),
         (("sweep", "RUN", "--preset", "shape", "--split", "1"), "--split does nothing without gradients"),
@@ -215,6 +218,6 @@ def test_damaged_arrays_comparisons_and_foreign_columns_are_named(
 def test_options_that_do_nothing_are_refused(
     command: Command, tmp_path: Path, measured: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    known = {"RUN": measured, "ROWS": measured.parent / "rows.npy"}
+    known = {"RUN": measured, "ROWS": measured.parent / "rows.npy", "RUN/inside": measured / "inside"}
     out = ("--out", tmp_path / "run") if words[0] in ("profile", "sweep", "study", "train") else ()
     refused(command(*(known.get(word, word) for word in words), *out), sentence)

@@ -72,7 +72,7 @@ def test_rows_of_a_run_that_died_are_not_counted_twice(
 ) -> None:
     words = ("profile", "--random-init", GPT, "--tokens", "600", "--context", "32", *LONG, "--out", tmp_path / "run")
     stops(3, MemoryError)
-    assert "out of memory" in command(*words).sentence
+    assert "memory ran out; use a smaller --batch-size" in command(*words).sentence
     monkeypatch.undo()
     assert command(*words, "--resume").code == 0
     np.testing.assert_array_equal(saved(profiled(*LONG), "1.resid"), saved(RunFolder.open(tmp_path / "run"), "1.resid"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,20 @@ def test_the_peak_of_memory_is_known_between_two_looks() -> None:
     assert peak.look() >= held + size - (64 << 20)
     later = PeakMemory()
     assert later.look() < held + size - (64 << 20), "what was held before does not count"
+
+
+def test_the_peak_of_memory_is_that_of_the_process_and_not_of_the_one_that_started_it() -> None:
+    code = """if True:
+        import numpy
+        from anisoscope.measurement.profile import PeakMemory
+        peak = PeakMemory()
+        held = peak.process.memory_info().rss
+        numpy.ones(256 << 20, numpy.uint8)
+        print(peak.look() - held)"""
+    large = np.ones(2 << 30, np.uint8)  # more than the other process ever holds
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    del large
+    assert (192 << 20) < int(found.stdout) < (512 << 20)
 
 
 # compared

@@ -104,6 +104,8 @@ IDLE = [
     ("vit", {"context": 5}, "--context"),
     ("vit", {"seconds": 3.0}, "--seconds"),
     ("vit", {"text_field": "body"}, "--text-field"),
+    ("vit", {"tokenizer": "bytes"}, "--tokenizer means nothing for vit, which reads images; leave it out"),
+    ("wav2vec2", {"tokenizer": "bytes"}, "--tokenizer means nothing for wav2vec2, which reads audio"),
     ("vit", {"pool": "last"}, "--pool last means nothing for vit, which reads images; leave it out"),
     ("resnet", {"pool": "cls"}, "--pool cls means nothing for resnet, which reads images and has no class token"),
     ("wav2vec2", {"pool": "cls"}, "--pool cls means nothing for wav2vec2, which reads audio and has no class token"),
@@ -130,6 +132,11 @@ def test_options_that_mean_nothing_are_refused_or_beside_other_models_left_out(
 def test_the_column_of_a_table_of_pictures_is_no_idle_option(shelf: dict[str, Path]) -> None:
     words = ProfileConfig(models=("x",), data="faces.parquet", text_field="face")
     assert fitting(loaded(shelf["vit"]), words) == (words, [])
+
+
+def test_the_tokenizer_of_a_decoder_that_reads_words_is_no_idle_option(shelf: dict[str, Path]) -> None:
+    words = ProfileConfig(models=("x",), tokenizer="bytes")
+    assert fitting(loaded(shelf["whisper"]), words) == (words, [])
 
 
 def test_fewer_rows_than_asked_for_are_told(shelf: dict[str, Path]) -> None:

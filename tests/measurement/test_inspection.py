@@ -24,7 +24,7 @@ from anisoscope.models.source import stored_rows
 from anisoscope.results.folder import RunFolder
 from anisoscope.stats.moments import Moments
 
-_PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+_PEAK = "from anisoscope.measurement.profile import _highest; print(_highest())"
 _RUN = f"import sys; from anisoscope.cli import main\ntry: main()\nexcept SystemExit: pass\n{_PEAK}"
 _IMPORTED = f"import anisoscope.commands.pipeline, anisoscope.measurement.profile, anisoscope.commands.drawing\n{_PEAK}"
 

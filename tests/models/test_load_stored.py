@@ -290,6 +290,11 @@ def test_rows_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"nonsense")
         with pytest.raises(AnisoscopeError):
             load_rows(tmp_path / name)
+    for header in ("__import__('os').getcwd()", "{'descr': '<f8', 'fortran_order': False, 'shape': (-3, 8), }"):
+        length = len(header).to_bytes(2, "little")
+        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + length + header.encode() + bytes(64))
+        with pytest.raises(AnisoscopeError, match=r"cannot be read as rows \(its header is damaged\); expected"):
+            load_rows(tmp_path / "a.npy")
     with pytest.raises(AnisoscopeError, match="did you mean"):
         load_rows(tmp_path / "aa.npy")
     with pytest.raises(AnisoscopeError, match="read it with load_rows"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture import graph_hook
 from anisoscope.monitor.monitor import Monitor
 from support.gradient_models import batch_of
 from support.monitored import LENGTHS, PLAN, probe_of
@@ -72,6 +73,18 @@ def test_a_twin_of_the_class_does_not_hide_the_hooks(order: str) -> None:
     assert seen(monitor) >= {0, 1, 2, 3}
     assert set(monitor.table.where(metric="average_cosine", rows=None).arrow["n"].to_pylist()) == {ids.numel()}
     assert set(monitor.trace.arrow["step"].to_pylist()) == {0, 1}
+
+
+def test_an_operator_that_torch_compile_was_not_told_of_breaks_no_graph() -> None:
+    """That of the hook which watches the types that are read, where a monitor has a probe alone."""
+    number = torch.tensor(-1)
+
+    def act(x: Tensor) -> Tensor:
+        graph_hook._once(torch.ops.anisoscope.tap, graph_hook.ORDER, x, number, True, False)
+        return x + 1
+
+    compiled_act: Any = torch.compile(act, backend="eager", fullgraph=True)
+    assert compiled_act(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.slow

@@ -133,6 +133,22 @@ def test_the_map_has_rows_of_all_processes(tmp_path: Path) -> None:
     assert len(_map(tmp_path / "run")) > 400
 
 
+def test_a_process_that_ends_while_the_folder_goes_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, remove = PartFolder.made(tmp_path, size=2, options={}), os.rmdir
+
+    def late(*args: Any, **words: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):  # as `Ranks.end` does
+            folder.put("ended.1", None)
+        remove(*args, **words)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    folder.put("ended.2", None)
+    folder.remove()
+    assert not list(tmp_path.iterdir())
+
+
 def test_parts_that_others_may_have_written_are_not_read(tmp_path: Path) -> None:
     folder = PartFolder.made(tmp_path, size=1, options={"seed": 0, "total_steps": 3})
     folder.put(part_name(4, "study", 0), "rows")

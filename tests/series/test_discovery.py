@@ -68,6 +68,20 @@ def test_files_are_a_series_of_a_given_architecture_and_last_is_no_step_of_its_o
     assert series(tmp_path, architecture=ARCHITECTURE)[-1] == (100, "last"), "now it is the only one of its step"
 
 
+def test_an_architecture_is_refused_for_checkpoints_that_have_one(tmp_path: Path) -> None:
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    assert series(tmp_path) == [(1, "checkpoint-1"), (2, "checkpoint-2")]
+    with pytest.raises(AnisoscopeError, match="--architecture does nothing for checkpoints that come with a config"):
+        series(tmp_path, architecture=ARCHITECTURE)
+    with pytest.raises(AnisoscopeError, match="--architecture does nothing"):
+        series("org/name", revisions=("step0", "step1"), architecture=ARCHITECTURE)
+    (tmp_path / "checkpoint-2" / "config.json").unlink()
+    torch.save({"a": torch.zeros(1)}, tmp_path / "checkpoint-2" / "pytorch_model.bin")
+    assert [step for step, _ in series(tmp_path, architecture=ARCHITECTURE)] == [1, 2], "one of them needs it"
+
+
 def test_a_step_inside_a_file_counts_where_its_name_says_none(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.zeros(1)}, "iter_num": 7}, tmp_path / "early.pt")
     torch.save({"model": {"a": torch.zeros(1)}, "iter_num": 300}, tmp_path / "a.pt")

@@ -167,6 +167,7 @@ def test_real_weights_lose_when_their_rows_are_repaired_inside(tmp_path: Path) -
         ({"pool": "max"}, "unknown pool"),
         ({"tasks": ("sentiment",)}, "unknown task"),
         ({"shrinkage": 3.0}, "from 0 to 1"),
+        ({"dtype": "float31"}, "did you mean 'float32'"),  # before anything is trained
         ({"models": ("a", "a")}, "named twice"),
         ({"models": ("a",), "steps": 5}, "leave it out"),
         ({"revisions": ("step0",)}, "one model"),

@@ -23,6 +23,7 @@ _INTERNALS = re.compile(
     r"torch\.|pyarrow|Arrow|numpy\.|site-packages|\bat 0x|\[Errno|--debug|out of memory|Traceback|dataclass"
     r"|__\w+__|NoneType|subscriptable|\b(Runtime|Type|Key|Index|Attribute|Value|Recursion|Overflow|Assertion)Error"
 )
+_PROGRESS = re.compile(r"\d+:\d\d(:\d\d)?  ")  # how many such lines there are depends on how busy the machine is
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ def complaints(ended: Ended, *, legal: bool = False) -> list[str]:
         found.append(f"took {ended.grown >> 20} MiB")
     if match := _INTERNALS.search(ended.err):
         found.append(f"shows internals: {match[0]}")
-    if len(ended.err.strip().splitlines()) > (_MOST_LINES if ended.code != 3 else 3 * _MOST_LINES):  # 3: with notes
-        found.append(f"says {len(ended.err.strip().splitlines())} lines")
+    lines = [line for line in ended.err.strip().splitlines() if not _PROGRESS.match(line)]
+    if len(lines) > (_MOST_LINES if ended.code != 3 else 3 * _MOST_LINES):  # 3: with notes
+        found.append(f"says {len(lines)} lines")
     if not ended.sentence:
         found += [] if "Usage: " in ended.out + ended.err else ["says nothing"]
     elif len(ended.sentence) > _MOST_LETTERS or " | " in ended.sentence:

@@ -240,6 +240,8 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
 def test_checkpoint_schedules_join() -> None:
     assert checkpoint_steps("log,every:6,7", 20) == (0, 1, 2, 4, 6, 7, 8, 12, 16, 18, 20)
     assert checkpoint_steps("none", 20) == (20,) and checkpoint_steps("99", 20) == (20,)
+    with pytest.raises(AnisoscopeError, match="checkpoints ',' names none; expected log"):
+        checkpoint_steps(",", 20)
 
 
 def test_checkpoints_whose_monitor_is_still_being_saved_are_kept_until_they_are_complete(

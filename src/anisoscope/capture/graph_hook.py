@@ -414,6 +414,8 @@ def mark_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _once(operator: Callable[..., Tensor], *args: Any) -> Tensor:
     """The ticket of an operator of ours, which is not to run again where a block is computed again."""
+    if torch.compiler.is_dynamo_compiling():  # it looks inside where only a probe is watched: `prepare_compile` was not
+        return operator(*args)  # called, and what follows would break the graph
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()

@@ -132,8 +132,8 @@ def configured(
                     rest[name] = also[name](**mine)  # type: ignore[index]
             with typed_options(config, given), _anywhere(plans_only):
                 made = (build or config)(**values)
-            # what was typed need not be of use to configurations made on the way
-            with typed_options(None, given), _anywhere(plans_only):
+            # what was typed need not be of use to other configurations that are made on the way
+            with typed_options(made, given), _anywhere(plans_only):
                 act(made, **rest)
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)

@@ -210,6 +210,8 @@ def share_runs(paths: Sequence[Path], out: Path | None = None) -> Path:
     target = out if out is not None else first.with_name(f"{first.name}-share")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise AnisoscopeError(f"output {str(target)!r} is there already; give an empty folder with --out.")
+    if inside := [folder.path for folder in folders if target.resolve().is_relative_to(folder.path.resolve())]:
+        raise AnisoscopeError(f"output {str(target)!r} is inside the run {str(inside[0])!r}; give a folder beside it.")
     for number, folder in enumerate(folders):
         name = folder.path.resolve().name
         place = target if len(folders) == 1 else target / f"{number}-{name}"

@@ -79,9 +79,11 @@ def _measure(
     with requested(out, name, resume=resume, log_to=log_to) as request:
         run = run_sweep(config, request, executor)
     print_run_end(run.folder, run.page, run.drawing_seconds, papers=papers(), why=why)
-    measured = [row for row in Query(run.folder.table()) if row.kind != "training"]
-    if measured and not any(math.isfinite(row.value) for row in measured):
-        fail(f"nothing could be computed: {measured[0].note or 'no value is finite'}. The table has the reasons.", 3)
+    rows = list(Query(run.folder.table()))
+    measured = [row for row in rows if row.kind != "training"]  # none of a checkpoint that was flagged
+    if not any(math.isfinite(row.value) for row in measured):
+        why_not = next((row.note for row in (*measured, *rows) if row.note), "no value is finite")
+        fail(f"nothing could be computed: {why_not}. The table has the reasons.", 3)
 
 
 _OPTIONS = ("model", "data", "tokens", "context", "seconds", "batch_size", "preset", "rank", "draws", "layers")

@@ -14,13 +14,14 @@ import importlib.resources
 import io
 import json
 import lzma
+import os
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 from anisoscope import __version__
 from anisoscope.data.packing import UnpackedStream, refuse_bombs
@@ -335,8 +336,26 @@ def entries(path: Path) -> Iterator[FileEntry]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files in and below a folder that are not hidden, sorted."""
-    return sorted(p for p in folder.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(folder)))
+    """All files in and below a folder that are not hidden, sorted; an error where one of them cannot be looked at."""
+    if (whole := folder.resolve()) == whole.parent:
+        raise AnisoscopeError(f"{str(folder)!r} is everything on this machine; give the folder that holds the data.")
+    found: list[Path] = []
+    try:
+        for place, inside, names in os.walk(folder, onerror=_raise):
+            inside[:] = [name for name in inside if not _is_hidden(PurePosixPath(name))]
+            paths = (Path(place, name) for name in names if not _is_hidden(PurePosixPath(name)))
+            found += [path for path in paths if path.is_file()]
+    except OSError as error:
+        raise AnisoscopeError(
+            f"{str(error.filename or folder)!r} cannot be read ({error.strerror or error}); change its rights, or give "
+            "a folder in which all can be read."
+        ) from error
+    return sorted(found)
+
+
+def _raise(error: OSError) -> NoReturn:
+    """What `os.walk` calls for a folder that it cannot list, which it would leave out in silence."""
+    raise error
 
 
 def members_of(archive: zipfile.ZipFile) -> list[str]:

@@ -425,6 +425,8 @@ def fitting(loaded: Loaded, config: ProfileConfig) -> tuple[ProfileConfig, list[
             neutral["pool"] = "none"
         if not has_columns(config.data):
             neutral["text_field"] = type(config).text_field
+        if not loaded.is_encoder_decoder:  # whose decoder reads words
+            neutral["tokenizer"] = None
     inapplicable = {name: value for name, value in neutral.items() if getattr(config, name) != value}
     if not inapplicable:
         return config, []

@@ -330,8 +330,10 @@ def stored_rows(path: str | Path) -> dict[str, StoredRows]:
         raise AnisoscopeError(f"{str(path)!r} is no file of rows; expected one of {', '.join(ROW_SUFFIXES)}.")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, OverflowError) as error:
         reason = "it holds pickled objects" if _PICKLED.search(str(error)) else str(error).splitlines()[0]
+        if isinstance(error, OverflowError) or "<ast." in reason:  # an impossible shape; an object of the parser
+            reason = "its header is damaged"
         raise AnisoscopeError(f"{str(path)!r} cannot be read as rows ({reason}); {_EXPECTED}.") from error
     shape, kind = array.shape, array.dtype
     if len(shape) != 2:

@@ -194,15 +194,15 @@ def batches_of(model: nn.Module, probe: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def explained(model: nn.Module) -> Iterator[None]:
-    """Around a first pass over a probe: what a user's own model or loss raises is told with what a probe may be."""
+    """Around a first pass over a probe: what the model or a user's loss raises is told with what a probe may be."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        if not is_plain(model) or "memory" in str(error).lower():
+        if "memory" in str(error).lower():
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise AnisoscopeError(
-            f"{type(model).__name__} fails on the probe ({type(error).__name__}: {reason}); its batches are dicts of "
+            f"{type(model).__name__} fails on the probe ({reason}); its batches are dicts of "
             "the arguments of its forward, tensors, or pairs of inputs and labels; with loss= they are what that "
             "function takes, and they are run in parts of some contexts each, along their first dimension."
         ) from error

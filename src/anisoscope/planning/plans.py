@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from anisoscope.data.text import files_in
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import prepare
 from anisoscope.measurement.config import ProfileConfig
@@ -346,7 +347,7 @@ def _text(config: TrainConfig, c: Calibration) -> Cost:
 
 def _text_bytes(config: TrainConfig) -> float:
     path = Path(config.data)
-    found = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else 0
+    found = sum(file.stat().st_size for file in files_in(path)) if path.is_dir() else 0
     size = float(found or (path.stat().st_size if path.is_file() else 3e6))
     return min(size, config.limit * 1e6) if config.limit else size
 

@@ -83,6 +83,7 @@ _RECORD: dict[str, tuple[type, ...]] = {  # types of the entries of run.json tha
     **dict.fromkeys(("config", "versions", "data", "code", "map"), (dict,)),
     **dict.fromkeys(("warnings", "command", "models", "checkpoints", "skipped"), (list,)),
 }
+_LISTED: dict[str, type] = {"warnings": str, "command": str, "models": dict}  # and of what such lists hold
 _ENTRY: dict[str, tuple[type, ...]] = {  # and of one of its models
     **dict.fromkeys(("name", "key", "revision", "architecture", "type", "device", "dtype", "fingerprint"), _TEXT),
     **dict.fromkeys(("parameters", "layers", "width", "row_count", "contexts"), _NUMBER),
@@ -95,14 +96,14 @@ def check_record(about: Mapping[str, Any], path: Path) -> None:
     """Raise an error that names the first entry of run.json with a type that no run writes."""
     found = [(name, about.get(name), types) for name, types in _RECORD.items()]
     wrong = next(((n, v, t) for n, v, t in found if v is not None and not isinstance(v, t)), None)
+    for name, kind in _LISTED.items() if wrong is None else ():
+        if not all(isinstance(one, kind) for one in about.get(name) or ()):
+            wrong = (name, about[name], (list,))
     for number, entry in enumerate(about.get("models") or () if wrong is None else ()):
-        of_model = entry if isinstance(entry, dict) else {}
-        at = [("", entry, (dict,)), *((f".{name}", of_model.get(name), types) for name, types in _ENTRY.items())]
+        at = [(name, entry.get(name), types) for name, types in _ENTRY.items()]
         wrong = next(
-            ((f"models[{number}]{n}", v, t) for n, v, t in at if v is not None and not isinstance(v, t)), wrong
+            ((f"models[{number}].{n}", v, t) for n, v, t in at if v is not None and not isinstance(v, t)), wrong
         )
-    if wrong is None and not all(isinstance(word, str) for word in about.get("warnings") or ()):
-        wrong = ("warnings", about["warnings"], (list,))
     if wrong is not None:
         name, value, types = wrong
         words = {int: "a number", str: "a text", dict: "a mapping", list: "a list of such"}[types[0]]
@@ -118,7 +119,7 @@ def _without_nulls(about: Mapping[str, Any]) -> dict[str, Any]:
         return {n: v for n, v in entry.items() if v is not None or types.get(n) not in ((list,), (dict,))}
 
     found = kept(about, _RECORD)
-    models = {"models": [kept(entry or {}, _ENTRY) for entry in found["models"]]} if "models" in found else {}
+    models = {"models": [kept(entry, _ENTRY) for entry in found["models"]]} if "models" in found else {}
     return {**found, **models}
 
 

@@ -17,6 +17,7 @@ from anisoscope.models import source as sources
 from anisoscope.models.checkpoint import step_of_file
 from anisoscope.models.downloads import LOG_REVISIONS, log_spaced_steps, revisions_of
 from anisoscope.models.source import STATE_SUFFIXES, TRAINER_FILES, is_checkpoint, parse_model
+from anisoscope.option import refuse_typed
 
 _STEP = re.compile(
     r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?|update)[-_=]?(\d+)([kKM](?![A-Za-z0-9]))?", re.IGNORECASE
@@ -97,6 +98,8 @@ def find_series(
         found = _several(models, architecture, inner=inner)
     else:
         found = _revisions(models[0], revisions, known) if revisions else _folder(models[0], architecture)
+    if architecture is not None and not any(Path(each.spec).expanduser().is_file() for each in found.checkpoints):
+        refuse_typed(["architecture"], "for checkpoints that come with a configuration of their own")
     return found if name is None else replace(found, name=name)
 
 

@@ -343,7 +343,12 @@ def checkpoint_steps(schedule: str, steps: int) -> tuple[int, ...]:
     ((0, 1, 2, 4, 8, 10), (0, 4, 8, 10), (10,))
     """
     kept = {steps}
-    for part in filter(None, (part.strip() for part in schedule.split(","))):
+    parts = [part.strip() for part in schedule.split(",") if part.strip()]
+    if not parts:
+        raise AnisoscopeError(
+            f"checkpoints {schedule!r} names none; expected log, every:N, none or steps such as 0,64."
+        )
+    for part in parts:
         if part == "log":
             kept |= {0, *(1 << k for k in range(steps.bit_length()))}
         elif part.startswith("every:") and part[6:].isdecimal() and int(part[6:]) > 0:

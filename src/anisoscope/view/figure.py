@@ -307,13 +307,19 @@ class Depth:
         return float(layer)
 
     def ticks(self) -> tuple[list[float], list[str]]:
+        """Marks on the axis, about eight, and what they say.
+
+        >>> Depth(12).ticks()[1], len(Depth(2**31 - 1).ticks()[0])
+        (['embed', '2', '4', '6', '8', '10', '12'], 9)
+        """
         if self.relative:
             at, text = [0.0, 0.25, 0.5, 0.75, 1.0], ["embed", "¼", "½", "¾", "1"]
             at, text = (at, text) if self.blocks else ([0.0], ["rows"])
         elif self.named:
             at, text = [place for place, _ in self.named], [site_name(int(place), kind) for place, kind in self.named]
         else:
-            step = next((s for s in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if self.blocks / s <= 8), 25)
+            steps = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25 * math.ceil(self.blocks / 200))
+            step = next(s for s in steps if self.blocks / s <= 8)
             layers = [n for n in range(step, self.blocks, step) if self.blocks - n >= step * 0.6]
             layers = [*([] if self.first else [0]), *layers, *([self.blocks] if self.blocks else [])]
             at, text = [float(n) for n in layers], [str(n) if n else "embed" for n in layers]

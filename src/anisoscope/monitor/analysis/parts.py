@@ -133,7 +133,12 @@ class PartFolder:
         self.say(CLOSING)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the folder; what another process writes meanwhile finds no folder, and keeps none from going."""
+        going = self.path.with_name(f"{self.path.name}-going")
+        with contextlib.suppress(OSError):
+            self.path.rename(going)
+        for folder in (going, self.path):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- the first process --
 

@@ -96,7 +96,9 @@ class PerformanceConfig:
     def __post_init__(self) -> None:
         from anisoscope.capture.row import PositionChoice
         from anisoscope.data.tasks import check_tasks
+        from anisoscope.models.placement import choose_device, choose_dtype
 
+        choose_dtype(self.dtype, choose_device(self.device))
         check_known("preset", self.preset, PRESETS)
         check_known("pool", self.pool, POOLS)
         check_tasks(self.tasks)
