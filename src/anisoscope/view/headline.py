@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.results.manifest import PRETRAINED, SEEDED
-from anisoscope.view.sections.findings import leading, measured
+from anisoscope.view.sections.findings import leading, measured, stands
 from anisoscope.view.words import finite, listed, number, title_of
 
 Verdict = Mapping[str, Any]
@@ -297,14 +297,18 @@ def headline(verdicts: Sequence[Verdict], study: str = "") -> str:
     >>> one = {"claim": "bell_shaped", "subject": "gpt2", "status": "holds"}
     >>> headline([one, {**one, "subject": "bert", "status": "fails"}])
     'In gpt2 anisotropy is highest in the middle blocks, a bell over depth; in bert it is not so.'
+
+    What no study asks leads only if it stands when all verdicts are counted, or says that it does not.
     """
     tested = leading(measured(verdicts))
     names = list(dict.fromkeys(str(verdict.get("claim")) for verdict in tested))
     asked = [name for name in ASKED.get(study, ()) if name in names]
     decided = [str(v.get("claim")) for v in tested if v.get("status") != "undecided"]
-    lead = asked or decided[:1] or names[:1]
+    standing = [str(v.get("claim")) for v in tested if v.get("status") != "undecided" and stands(v) is not False]
+    lead = asked or standing[:1] or decided[:1] or names[:1]
     shared = Counter(str(v.get("subject") or "") for v in tested)
-    return " ".join(_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2])
+    found = [_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2]]
+    return " ".join(found if asked or standing or not decided else [*found, "Counting all verdicts, it does not stand."])
 
 
 def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
