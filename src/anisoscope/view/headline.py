@@ -308,7 +308,9 @@ def headline(verdicts: Sequence[Verdict], study: str = "") -> str:
     lead = asked or standing[:1] or decided[:1] or names[:1]
     shared = Counter(str(v.get("subject") or "") for v in tested)
     found = [_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2]]
-    return " ".join(found if asked or standing or not decided else [*found, "Counting all verdicts, it does not stand."])
+    if decided and not (asked or standing):
+        found.append("Counting all verdicts, it does not stand.")
+    return " ".join(found)
 
 
 def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
