@@ -553,7 +553,10 @@ class RankLosses:
         that came before what the first shows.
         """
         there, others = self.ranks.names(), range(1, self.ranks.size)
-        steps = [*self._given, *([_LAST] if self.ranks.stage is not None else [])]  # the last stage alone may have it
+        # others alone may have the loss: the last stage of a pipeline, or those that log where the first does not
+        quiet = self._targets[0] >= 0 and self._targets[0] not in self._told
+        others_alone = self.ranks.stage is not None or (self.ranks.ending and quiet)
+        steps = [*self._given, *([_LAST] if others_alone else [])]
         silent = time.monotonic() > self._since + _GRACE  # a process that has no monitor yet has none
         absent = {rank for rank in others if silent and self.ranks.follows(rank) is None}
         past = {(step, rank) for step in steps for rank in others if self.ranks.beyond(step, rank, there)}
@@ -566,8 +569,8 @@ class RankLosses:
             mine = 0 in given or step != self._targets[0] or self.ranks.ending
             if mine and all(rank in given or (step, rank) in past for rank in others):
                 self._join(step)
-        ended = self.ranks.stage is None or all((_LAST, rank) in past for rank in others)
-        return not self._given and ended
+        monitored = (rank for rank in others if self.ranks.stage is not None or self.ranks.follows(rank) is not None)
+        return not self._given and (not others_alone or all((_LAST, rank) in past for rank in monitored))
 
     def _join(self, step: int) -> None:
         given = {rank: loss for rank, loss in self._given.pop(step).items() if rank not in self.ranks.others}
