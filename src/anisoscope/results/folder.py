@@ -83,7 +83,10 @@ _RECORD: dict[str, tuple[type, ...]] = {  # types of the entries of run.json tha
     **dict.fromkeys(("config", "versions", "data", "code", "map"), (dict,)),
     **dict.fromkeys(("warnings", "command", "models", "checkpoints", "skipped"), (list,)),
 }
-_LISTED: dict[str, type | tuple[type, ...]] = {"warnings": str, "command": str, "models": (dict, type(None))}  # and of what such lists hold
+_LISTED: dict[str, type | tuple[type, ...]] = {  # and of what such lists hold
+    **dict.fromkeys(("warnings", "command"), str),
+    "models": (dict, type(None)),
+}
 _ENTRY: dict[str, tuple[type, ...]] = {  # and of one of its models
     **dict.fromkeys(("name", "key", "revision", "architecture", "type", "device", "dtype", "fingerprint"), _TEXT),
     **dict.fromkeys(("parameters", "layers", "width", "row_count", "contexts"), _NUMBER),
