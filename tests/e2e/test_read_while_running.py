@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from anisoscope.results.query import Table
@@ -49,12 +49,20 @@ def held(words: list[str], waits_for: Callable[[], bool]) -> Iterator[subprocess
         while not waits_for():
             assert process.poll() is None and time.monotonic() < end, "it ended, or wrote nothing"
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGSTOP)
+        signalled(process.pid, signal.SIGSTOP)
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            signalled(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def signalled(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process and to those that it started: arms of a study have sessions of their own."""
+    begun = psutil.Process(pid)
+    for each in (begun, *begun.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
 
 
 def parts(folder: Path, steps: int) -> Callable[[], bool]:

@@ -91,7 +91,7 @@ def test_three_real_stages_sweep_in_one_command(command: Command, tmp_path: Path
         assert {(row["step"], row["layer"]) for row in found} == set(product(range(3), range(1, 13)))
     assert [row["step"] for row in table.where(metric="probe_loss").records()] == [0], "the others have no head"
     gradients = ("--layers", "0,6", "--preset", "light", "--draws", 19)
-    done = command("sweep", *words, *look, *gradients, "--out", tmp_path / "g")
+    done = command("sweep", *words, *look, *gradients, "--why", "--out", tmp_path / "g")
     assert done.code == 0, done.err
     assert "no language-model head" in done.notes
     assert set(RunFolder.open(tmp_path / "g").table().where(metric="gradient_energy").arrow["step"].to_pylist()) == {0}
@@ -107,11 +107,12 @@ def test_a_folder_of_the_trainer_itself(command: Command, tmp_path: Path) -> Non
     )  # fmt: skip
     data = [{"input_ids": torch.arange(i, i + 8), "labels": torch.arange(i, i + 8)} for i in range(16)]
     Trainer(gpt().train(), arguments, train_dataset=data).train()
-    done = command("sweep", tmp_path / "run", *GEOMETRY, "--out", tmp_path / "out")
+    words = ("sweep", tmp_path / "run", *GEOMETRY, "--tokenizer", "bytes")  # the trainer was given none
+    done = command(*words, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert flags(tmp_path / "out") == {2: [], 4: []}
     swap(tmp_path / "run", "checkpoint-2", "checkpoint-4")
-    assert command("sweep", tmp_path / "run", *GEOMETRY, "--out", tmp_path / "swapped").code == 0
+    assert command(*words, "--out", tmp_path / "swapped").code == 0
     assert [flag[0] for flag in flags(tmp_path / "swapped").values()] == [
         "out of order: it says inside that it is of step 4",
         "out of order: it says inside that it is of step 2",
@@ -138,7 +139,8 @@ def test_a_folder_of_lightning_itself(command: Command, tmp_path: Path) -> None:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
     trainer = lightning.Trainer(max_steps=6, callbacks=[keep], default_root_dir=tmp_path, **quiet)
     trainer.fit(Module(), torch.utils.data.DataLoader([torch.arange(i, i + 8) for i in range(16)], batch_size=2))
-    done = command("sweep", tmp_path / "run", *GEOMETRY, "--architecture", ARCHITECTURE, "--out", tmp_path / "out")
+    words = ("--architecture", ARCHITECTURE, "--tokenizer", "bytes")
+    done = command("sweep", tmp_path / "run", *GEOMETRY, *words, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert flags(tmp_path / "out") == {2: [], 4: [], 6: []} and "last.ckpt was left out" in done.notes
 
