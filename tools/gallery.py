@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from anisoscope.claims.inherent.modalities import ANISOTROPIC
 from anisoscope.results.query import Query, Table
-from anisoscope.view.words import few
+from anisoscope.view.words import few, listed
 from drawing_style import Look, draw_both, label_ends, step_axis
 from result_pages.chosen_rows import Cell, cell, chosen
+from result_pages.declared import AT_THE_END
+from result_pages.key_table import KeyTable, filled, in_order
 from result_pages.result import Result
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -246,6 +250,67 @@ def tell_cosine() -> str:
     )
 
 
+WEIGHTS = {"trained here": "o", "pretrained": "D", "random": "|"}
+
+
+def by_modality() -> list[tuple[str, str, str, Cell]]:
+    """(modality, weights, model, average cosine at the last step) of every stack; random ones have no name."""
+    declared = KeyTable("", {"step": "last"}, {"": AT_THE_END["average cosine"]}, by=("model", "stack"))
+    lines = in_order(filled(declared, results("inherent"))[1], Result(DOCS / "results" / "inherent").about["models"])
+    stacks = Counter(words[2] for words, _ in lines)
+    return [(modality, weights, f"{model}, {stack}" if stacks[model] > 1 else model, cells[0])
+            for (modality, weights, model, stack), cells in lines if cells[0] is not None]  # fmt: skip
+
+
+def draw_modalities(figure: Figure, look: Look) -> None:
+    axes, places, bounds = figure.subplots(), [], []
+    for modality in dict.fromkeys(modality for modality, *_ in by_modality()):
+        found = [rest for one, *rest in by_modality() if one == modality]
+        bounds.append(len(places) - 0.5)
+        for weights, model, one in (each for each in found if each[0] != "random"):
+            color = look.lines[list(WEIGHTS).index(weights)]
+            axes.errorbar(one.value, len(places), xerr=_ends(one), color=color, marker=WEIGHTS[weights], ms=5.5, lw=1.4)
+            places.append((modality, model))
+        if random := [one.value for weights, _, one in found if weights == "random"]:
+            axes.plot(random, [len(places)] * len(random), look.faint, marker=WEIGHTS["random"], ls="", ms=9)
+            places.append((modality, "random weights"))
+    axes.axvline(ANISOTROPIC, color=look.faint, ls=":", lw=1)
+    for bound in bounds[1:]:
+        axes.axhline(bound, color=look.grid, lw=0.8)
+    for at, modality in zip([*bounds], dict.fromkeys(modality for modality, _ in places), strict=True):
+        axes.text(1.0, at + 0.6, modality, ha="right", va="center", fontweight="bold", color=look.ink)
+    axes.set_yticks(range(len(places)), [model for _, model in places])
+    axes.grid(False, axis="y")
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.set_xlim(-0.05, 1.02)
+    axes.set_xlabel("average cosine, mean over blocks at the last step; dotted: from here on a model is anisotropic")
+    axes.set_title("Circles: trained here, three seeds. Diamonds: pretrained, one set of weights")
+
+
+def _ends(one: Cell) -> list[list[float]] | None:
+    return [[one.value - one.low], [one.high - one.value]] if np.isfinite(one.low) else None
+
+
+def tell_modalities() -> str:
+    found = [(modality, weights, model, one.value) for modality, weights, model, one in by_modality()]
+    spans, widths = [], []
+    for weights in ("trained here", "pretrained"):
+        values = {model: value for _, which, model, value in found if which == weights}
+        (low, least), (high, most) = (pick((v, m) for m, v in values.items()) for pick in (min, max))
+        spans.append(f"from {low:.2f} ({least}) to {high:.2f} ({most})")
+        widths.append(high - low)
+    missing = sorted({m for m, *_ in found} - {m for m, which, *_ in found if which == "pretrained"})
+    lacking = f" Of {listed(missing)} none could be had." if missing else ""
+    without = [value for modality, which, _, value in found if (modality, which) == ("convolution", "pretrained")]
+    beside = f" Pretrained convolutions have {min(without):.2f} to {max(without):.2f}." if without else ""
+    seen = "more" if widths[1] > widths[0] else "less"
+    return (
+        f"**Pretrained models differ {seen} among each other than the small ones do.** Average cosine, mean over "
+        f"blocks: the small models end {spans[0]}, the pretrained ones lie {spans[1]}.{beside}{lacking} Of a "
+        "pretrained model there is one set of weights, and its interval is over contexts."
+    )
+
+
 def random_families() -> dict[str, float]:
     rows = results("inherent").where(metric="average_cosine", variant="", group="", head=None, kind=["resid", "stage"])
     means = {
@@ -268,7 +333,8 @@ def draw_families(figure: Figure, look: Look) -> None:
 
 def tell_families() -> str:
     values = random_families()
-    (least, low), *_, (most, high) = values.items()
+    least, most = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    low, high = values[least], values[most]
     return (
         f"Before any training the architecture already decides much: from {low:.2f} ({least}) to {high:.2f} ({most})."
     )
@@ -526,6 +592,9 @@ PICTURES = (
             "Enrichment over depth at three steps of a long training and in SmolLM2, in two coordinates"),
     Picture("average-cosine", "Anisotropy in six modalities", "inherent", draw_cosine, tell_cosine,
             "Average cosine over training in six small models: high early, low at the end"),
+    Picture("modalities", "Trained here, pretrained, and random, by modality", "inherent", draw_modalities,
+            tell_modalities, "Dots: average cosine of small, pretrained and random models of five modalities",
+            (8.2, 6.4)),
     Picture("random-families", "Architectures before training", "inherent", draw_families, tell_families,
             "Bars: average cosine of architectures with random weights", (8.2, 5.0)),
     Picture("dimension", "Intrinsic dimension over training", "shape", draw_dimension, tell_dimension,

@@ -68,7 +68,10 @@ def claims_page() -> str:
         "*Holds* when the 95 % interval of the effect lies wholly beyond the margin, *fails* when it lies short of"
     ]
     lines += ["it, else *undecided*. One run speaks for itself; a general claim needs three seeds. What a verdict says"]
-    lines += ["under other choices, and how many stand when all are counted: [robust.md](robust.md).", ""]
+    lines += [
+        "under other choices, and how many stand when all are counted: [robust.md](robust.md). Pretrained models,"
+    ]
+    lines += ["of which there is one set of weights each, are judged apart from models with several seeds.", ""]
     for name, claim in claims().items():
         lines += [f"## `{name}`", "", f"**{claim.statement}**", "", claim.description, ""]
         lines += [f"- Margin: {claim.margin:g}", f"- Reads: {', '.join(f'`{m}`' for m in claim.metrics)}"]

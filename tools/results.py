@@ -4,6 +4,9 @@ python tools/results.py write docs          READMEs and summary; verdicts and pa
 python tools/results.py thin FOLDER         what verdicts, page, README and gallery need of a run folder, in its place
 python tools/results.py join OUT RUN...     one folder from several runs: tables, records, verdicts and page
 
+The first run that has a number counts; a committed result may be the last of the runs, and keeps what they have not.
+Models of another result that are declared to stand beside OUT come along.
+
 `make results` does the first and draws the gallery. What a page shows is declared in result_pages/declared.py.
 """
 
@@ -13,7 +16,8 @@ import argparse
 from pathlib import Path
 
 from result_pages.front_page import front_page
-from result_pages.judging import join, judge_again
+from result_pages.joining import join
+from result_pages.judging import judge_again
 from result_pages.readme import readme
 from result_pages.result import all_results
 from result_pages.summary import summary

@@ -29,6 +29,20 @@ class UnusableFolder(AnisoscopeError):
         return cls(f"run folder {str(folder)!r} cannot be used ({why}); make room or rights, or give another.")
 
 
+class OccupiedFolder(AnisoscopeError):
+    """Another process is writing into a folder; `writer` says which, in words."""
+
+    def __init__(self, folder: Path, writer: str) -> None:
+        super().__init__(
+            f"run folder {str(folder)!r} is being written by {writer}; wait until it ends or stop it, or give another "
+            "folder."
+        )
+        self.folder, self.writer = folder, writer
+
+    def __reduce__(self) -> tuple[type[OccupiedFolder], tuple[Path, str]]:
+        return OccupiedFolder, (self.folder, self.writer)
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal that ends a command; `code` is its exit code as shells count: 130 for SIGINT, 143 for SIGTERM.
 

@@ -272,25 +272,28 @@ def test_rounded_numbers_are_within_seven_digits(tmp_path: Path) -> None:
     assert all(folds[:8]) and not any(folds[8:])
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
+# -- joining: test_joining.py ------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_was_measured_twice_has_the_rows_of_the_first_run_and_what_the_second_adds() -> None:
-    from result_pages.judging import without_repeats
+    from result_pages.joining import without_repeats
 
     rows = [row(1.0), row(2.0, metric="two_nn"), row(9.0), row(3.0, model="other")]
     assert without_repeats(Table.from_records(rows).arrow)["value"].to_pylist() == [1.0, 2.0, 3.0]
 
 
-def test_runs_of_one_study_are_joined_as_that_study_with_the_options_they_share(tmp_path: Path) -> None:
-    from result_pages.judging import _record
+def test_runs_of_one_study_are_joined_as_that_study_with_the_options_they_share() -> None:
+    from result_pages.joining import Part, record_of
+
+    def of(about: dict[str, Any]) -> Part:
+        return Part(about["config"]["data"], Table.from_records([row(1.0)]).arrow, about)
 
     one, two = ({"study": "performance", "kind": "study", "config": {"context": 64, "data": d}, "command": [d],
                  "status": "complete"} for d in ("a", "b"))  # fmt: skip
-    record = _record([one, two], [])
+    record = record_of([of(one), of(two)])
     assert record["study"] == "performance" and record["config"] == {"context": 64}
     assert record["commands"] == [["a"], ["b"]]
-    assert "study" not in _record([one, {**two, "study": "shape"}], [])
+    assert "study" not in record_of([of(one), of({**two, "study": "shape"})])
 
 
 def test_verdicts_of_the_performance_study_are_made_again_model_by_model(tmp_path: Path) -> None:

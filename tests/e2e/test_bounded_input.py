@@ -156,7 +156,7 @@ def measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path
     return place / "run"
 
 
-RECORDS: dict[str, Any] = {"models": ["x", 5, [3], [None], [{"name": 3}], [{"name": "a", "layers": "z"}]]}
+RECORDS: dict[str, Any] = {"models": ["x", 5, [3], [{"name": 3}], [{"name": "a", "layers": "z"}]]}
 RECORDS |= {"config": [[1]], "command": [9, [None], [["a"]]]}
 RECORDS |= {"warnings": ["oops", {"a": 1}, [4]], "versions": [3], "wall_seconds": ["long"]}
 

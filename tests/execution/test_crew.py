@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 from anisoscope.execution.crew import AHEAD, Crew
 from anisoscope.execution.job import DONE, LOST, REFUSED, TOKEN, Job, perform
 from anisoscope.execution.local import LocalProcesses
+from anisoscope.results.lock import LOCK, _identity
 from support.jobs import HereExecutor, light_job
 from support.tiny_series import FORKS
 
@@ -65,6 +70,34 @@ def test_a_worker_that_does_not_share_the_folder_says_so(tmp_path: Path) -> None
     (tmp_path / "jobs" / TOKEN).write_text("mine")
     assert "install the same version" in perform(replace(job, version="0.0.1")).reason
     assert perform(job).kind == DONE, "the counter-test"
+
+
+def test_a_job_that_another_process_is_at_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anisoscope.execution.job._DYING", 0.0)
+    desk = tmp_path / "jobs" / "job-0.worker"
+    desk.mkdir(parents=True)
+    (desk / LOCK).write_text(json.dumps({**_identity(os.getppid()), "command": "anisoscope sweep", "since": "today"}))
+    with Crew(HereExecutor(losing={"job-0": 1}), tmp_path / "jobs") as crew:
+        found = run(crew, tasks_in(tmp_path, {}, {}))
+    who = f"process {os.getppid()} on {platform.node()} ('anisoscope sweep') since today"
+    assert found[0][0] == REFUSED and found[0][1].startswith(f"job-0 is still worked on by {who}"), found
+    assert found[1] == (DONE, "") and not (tmp_path / "0.txt").exists()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["job-0.worker"], "locks are taken off"
+
+
+def test_a_job_whose_worker_is_gone_is_done_by_the_next(tmp_path: Path) -> None:
+    """Of this machine when its process is gone; of another one when the executor says so."""
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    gone = _identity(child)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for number, owner in enumerate((gone, {**gone, "host": "node-7"})):
+        (tmp_path / "jobs" / f"job-{number}.worker").mkdir(parents=True)
+        (tmp_path / "jobs" / f"job-{number}.worker" / LOCK).write_text(json.dumps(owner))
+    with Crew(HereExecutor(losing={"job-1": 1}), tmp_path / "jobs") as crew:
+        assert run(crew, tasks_in(tmp_path, {}, {})) == [(DONE, ""), (DONE, "")]
 
 
 @pytest.mark.skipif(not FORKS, reason="needs processes that begin as copies")

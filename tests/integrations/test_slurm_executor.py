@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import anisoscope
 from anisoscope.errors import AnisoscopeError
 from anisoscope.execution.config import ExecutorConfig, Resources
 from anisoscope.execution.crew import Crew
-from anisoscope.execution.job import DONE, REFUSED
-from support.jobs import light_job
+from anisoscope.execution.job import DONE, REFUSED, Outcome
+from support.jobs import light_job, long_job
 from support.tiny_series import LOOK, make_series, same
 
 pytest.importorskip("submitit")
@@ -81,3 +85,50 @@ def test_a_sweep_by_submitit_is_that_of_one_process(tmp_path: Path) -> None:
     other = anisoscope.sweep(str(series), out=tmp_path / "out", report=False, **words, **look)
     same(one, other)
     assert json.loads((tmp_path / "out" / "run.json").read_text())["executor"]["kind"] == "SlurmCluster"
+
+
+def begun(path: Path) -> list[int]:
+    """The processes that began the job so far, at least one."""
+    until = time.monotonic() + 120
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return [int(line) for line in path.read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["command", "watcher"])
+def test_a_job_that_outlives_its_command_or_watcher_has_no_second_worker(
+    killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that submitit begins on this machine go on when the one is killed that began them."""
+    monkeypatch.setattr("anisoscope.execution.job._DYING", 0.1)
+    task = {"value": 1, "path": tmp_path / "1.txt"}
+
+    def run() -> tuple[Outcome, list[str]]:
+        with Crew(SlurmCluster(1, options=LOCAL), tmp_path / "jobs") as crew:
+            return crew.run(crew.job("job-1", long_job, task)), crew.notes
+
+    if killed == "command":
+        if not (command := os.fork()):
+            run()
+            os._exit(0)
+        (first,) = begun(tmp_path / "1.begun")
+        os.kill(command, signal.SIGKILL)
+        os.waitpid(command, 0)
+        outcome, _ = run()
+    else:
+        watch = threading.Thread(target=lambda: os.kill(psutil.Process(begun(tmp_path / "1.begun")[0]).ppid(), 9))
+        watch.start()
+        outcome, notes = run()
+        watch.join()
+        (first,) = begun(tmp_path / "1.begun")
+        assert len(notes) == 1 and notes[0].startswith("job-1 was lost and tried again"), "it was taken for lost"
+    assert outcome.kind == REFUSED
+    assert outcome.reason.startswith(f"job-1 is still worked on by process {first} on "), outcome.reason
+    assert "wait until it ends or stop it" in outcome.reason
+    (tmp_path / "1.go").touch()
+    psutil.Process(first).wait(120)
+    assert begun(tmp_path / "1.begun") == [first] and (tmp_path / "1.txt").read_text() == "1"
+    assert run()[0].kind == DONE, "the counter-test: with the first gone the next one works"
+    assert len(begun(tmp_path / "1.begun")) == 2

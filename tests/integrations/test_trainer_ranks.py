@@ -56,6 +56,17 @@ def test_two_processes_show_what_one_shows_also_after_a_restart(
     assert_same(resumed, found)
 
 
+@pytest.mark.parametrize(("host", "kind"), [("accelerate", "ddp"), ("lightning", "ddp"), ("lightning", "fsdp2")])
+def test_copies_and_shards(host: str, kind: str, alone: Callable[[str], dict[str, float]], tmp_path: Path) -> None:
+    """Also the loss, of which each process has its own."""
+    pytest.importorskip(host)
+    _, found = trained(host, kind, tmp_path)
+    assert {key.partition("|")[0] for key in found if "|loss|" in key} == {"0", "2", "4"}
+    known = kind == "ddp"  # the norm of shards would be a collective in a hook, in which one process may be alone
+    assert any("gradient_norm" in key for key in found) == (known and host == "lightning")
+    assert_same(found, {key: value for key, value in alone(host).items() if known or "gradient_norm" not in key})
+
+
 @pytest.mark.parametrize("host", ["trainer", "accelerate", "lightning"])
 @pytest.mark.parametrize("kind", ["fsdp1", "zero2", "zero3"])
 def test_flat_pieces_and_engines(
@@ -69,8 +80,9 @@ def test_flat_pieces_and_engines(
         pytest.importorskip("deepspeed")
     name, found = trained(host, kind, tmp_path)
     assert name == ("FullyShardedDataParallel" if kind == "fsdp1" else "DeepSpeedEngine") or host == "trainer"
-    unknown = ";of=update;" if kind == "zero2" else "of=update"
-    assert_same(found, {key: value for key, value in alone(host).items() if unknown not in key})
+    unknown = (";of=update;" if kind == "zero2" else "of=update", *(["gradient_norm"] if host == "lightning" else []))
+    wanted = {key: value for key, value in alone(host).items() if not any(part in key for part in unknown)}
+    assert_same(found, wanted)
 
 
 def assert_same(found: dict[str, float], wanted: dict[str, float]) -> None:

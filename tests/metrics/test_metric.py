@@ -82,7 +82,7 @@ def test_sums_by_cell_do_not_depend_on_chunks_or_cores(
     x = cloud(shape[0], 96, kind="far").view(shape)
     x[0] = 0.0
     cell = torch.arange(len(x)) % 5 % 4
-    monkeypatch.setattr(directions, "_CHUNK", 96 * 37)
+    monkeypatch.setattr("anisoscope.numerics.linalg._WIDENED", 96 * 37)
     monkeypatch.setattr(directions, "_SHARED", 0)
     before = torch.get_num_threads()
     try:

@@ -342,6 +342,63 @@ def test_parts_without_gradients_are_measured_without_and_noted() -> None:
     assert {row["kind"] for row in monitor.table.where(metric="average_cosine").records()} == {"first", "box"}
 
 
+@pytest.mark.parametrize("halfway", [False, True])
+def test_where_only_what_follows_all_sites_learns_their_geometry_is_measured(halfway: bool) -> None:
+    """A probe head on a frozen network, also one that is frozen during its training."""
+    model, x = Plain(), _numbers(CONTEXTS, 12)
+    with Monitor(
+        model, modules=["first", "act"], metrics="average_cosine,tangent", plan=PLAN, when=at([0, 1])
+    ) as monitor:
+        for step in range(2):
+            if step or not halfway:
+                model.requires_grad_(False).head.requires_grad_(True)
+            with monitor.step(step):
+                model(x)  # of which nothing is learned
+                nn.functional.cross_entropy(model(x), LABELS).backward()
+    reason = "no gradient reaches any site (what lies before is frozen, or the loss does not depend on it)"
+    assert monitor.notes == [f"{reason}, so its gradients were left out"]
+    energies = {row["step"] for row in monitor.table.records() if row["metric"] == "gradient_energy"}
+    assert energies == ({0} if halfway else set())
+    geometry = monitor.table.where(metric="average_cosine").records()
+    assert [(row["kind"], row["step"], row["n"]) for row in geometry] == [
+        (kind, step, CONTEXTS) for step in range(2) for kind in ("first", "act")
+    ]
+
+
+def test_a_study_of_gradients_alone_says_that_only_what_follows_learns() -> None:
+    model, x = Plain().requires_grad_(False), _numbers(CONTEXTS, 12)
+    model.head.requires_grad_(True)
+    with Monitor(model, modules=["first"], metrics="tangent", plan=PLAN, when=at([0])) as monitor, monitor.step(0):
+        nn.functional.cross_entropy(model(x), LABELS).backward()
+    assert "no gradient of step 0 reaches any site: what lies before is frozen" in monitor.notes[0]
+
+
+def test_a_batch_without_contexts_is_noted_and_the_next_step_measured() -> None:
+    model = Plain()
+    with Monitor(model, modules=["first"], metrics="tangent", plan=PLAN, when=at([0, 1])) as monitor:
+        for step, size in enumerate((0, CONTEXTS)):
+            with monitor.step(step):
+                model(_numbers(size, 12)).square().sum().backward()
+    assert "was given no contexts (x is (0, 12)); expected one or more" in monitor.notes[0]
+    assert {row["step"] for row in monitor.table.where(metric="gradient_energy").records()} == {1}
+
+
+def test_a_module_whose_rows_belong_to_no_context_is_named_with_what_to_do() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.place, self.head = nn.Embedding(30, 16), nn.Embedding(6, 16), nn.Linear(16, 30)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head(self.token(ids) + self.place(torch.arange(ids.shape[1])))
+            return out
+
+    with Monitor(model := Placed(), modules=["**"], plan=PLAN, when=at([0])) as monitor, monitor.step(0):
+        nn.functional.cross_entropy(model(IDS).flatten(0, 1), IDS.flatten()).backward()
+    assert "module 'place' gave a tensor of shape (6, 16) for 24 contexts of 6 positions" in monitor.notes[0]
+    assert "name modules without it" in monitor.notes[0]
+
+
 def test_as_many_times_as_contexts_are_noted() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

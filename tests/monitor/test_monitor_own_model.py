@@ -140,7 +140,7 @@ def test_a_probe_without_targets_or_of_a_wrong_form_is_refused_with_what_it_may_
         _watched(Logits(), [], probe=[{"tokens": X, "labels": Y}])
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=60, bos_token_id=1, eos_token_id=2)
     with pytest.raises(AnisoscopeError, match=r"GPT2LMHeadModel fails on the probe \(You have to specify"):
-        Monitor(GPT2LMHeadModel(config), when=[0], probe=[{"nope": 3}])
+        Monitor(GPT2LMHeadModel(config), when=[0], probe=[{"nope": X}])
     with pytest.raises(AnisoscopeError, match=r"expected the summed loss of its batch as one number"):
         _watched(
             Logits(), [], probe=[(X, Y)], loss=lambda model, batch: _mean(model(batch[0]), batch[1], reduction="none")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anisoscope import Monitor, at, measure
-from anisoscope.capture.padding import ATTENDED, SEVERAL, find_packed
+from anisoscope.capture.padding import ATTENDED, SEPARATED, SEVERAL, find_packed
 from anisoscope.capture.row import PositionChoice, original_contexts, read_contexts
 from support.monitored import CHEAP, compare
 
@@ -61,6 +61,52 @@ def test_a_packed_training_has_the_table_of_a_padded_one(parts: list[list[Tensor
     expected = monitored(padded()).table
     compare(packed.table, expected, 1e-6)
     compare(packed.table, expected, 1e-10, without=("=normal", "gradient_p", "gradient_ratio"))  # of draws in float32
+
+
+def probed(batch: dict[str, Tensor], model: Any = None, **options: Any) -> Monitor:
+    model, ids = model or llama(), TEXTS[0][None]
+    words = {"metrics": "tangent,average_cosine,drift", "plan": replace(CHEAP, splits=(1,), weights=True), **options}
+    with Monitor(model, when=at([0]), probe=batch, strict=True, total_steps=1, **words) as monitor, monitor.step(0):
+        model(ids)
+    return monitor
+
+
+@pytest.mark.parametrize("parts", [[TEXTS], [TEXTS[:5], TEXTS[5:20], TEXTS[20:]]])
+def test_a_packed_probe_has_the_table_of_a_padded_one(parts: list[list[Tensor]]) -> None:
+    """Gradients of weights and losses by context as well."""
+    batch = rows_of(parts)
+    for inputs in (batch, {**batch, "cu_seq_lens_q": torch.tensor([0, 1]), "max_length_q": 3}):
+        packed = probed(inputs)
+        assert SEPARATED in packed.notes and {"gradient_energy", "probe_loss"} <= set(packed.table.metrics)
+    expected = probed(padded()).table
+    compare(packed.table, expected, 1e-6)
+    compare(packed.table, expected, 1e-10, without=("=normal", "gradient_p", "gradient_ratio"))  # of draws in float32
+
+
+def test_a_packed_probe_of_a_model_without_a_mask_is_read_by_length() -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.places = torch.nn.Embedding(60, 16), torch.nn.Embedding(32, 16)
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(2)])
+            self.head = torch.nn.Linear(16, 60)
+
+        def forward(self, input_ids: Tensor, position_ids: Any = None, labels: Any = None) -> Any:
+            places = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+            x = self.embed(input_ids) + self.places(places)
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            logits = self.head(x)
+            if labels is None:
+                return {"logits": logits}
+            loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            return {"loss": loss, "logits": logits}
+
+    words: dict[str, Any] = {"plan": replace(CHEAP, embedding=False), "metrics": "tangent,average_cosine"}
+    packed = probed(rows_of([TEXTS]), Plain().double(), **words)
+    apart = [rows_of([[text]]) for text in TEXTS]
+    compare(packed.table, probed(apart, Plain().double(), **words).table, 1e-6)  # type: ignore[arg-type]
 
 
 def test_measured_and_pooled_rows_are_those_of_texts() -> None:

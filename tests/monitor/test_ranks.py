@@ -153,8 +153,8 @@ def test_a_process_without_a_batch(tmp_path: Path) -> None:
     assert_same(first, expected)
 
 
-def skipping(rank: int, step: int, *, by_hand: bool = True, **options: Any) -> Any:
-    """Train without telling the monitor of one step."""
+def skipping(rank: int, step: int, *, skips: int = 1, by_hand: bool = True, **options: Any) -> Any:
+    """Train without telling the monitor of one step in one process."""
     from anisoscope.monitor.monitor import Monitor
 
     whole = Monitor.step
@@ -164,9 +164,15 @@ def skipping(rank: int, step: int, *, by_hand: bool = True, **options: Any) -> A
 
         return contextlib.nullcontext() if number == step else whole(self, number, **options)
 
-    if rank == 1:
+    if rank == skips:
         Monitor.step = step_unless  # type: ignore[method-assign]
     return train(lambda _: [rank if by_hand else 0], by_hand=by_hand, **options)
+
+
+def test_a_step_that_the_first_process_skips_is_noted(tmp_path: Path) -> None:
+    (first, _, notes), _ = in_ranks(lambda rank: skipping(rank, 1, skips=0), 2, tmp_path)
+    assert notes == ["step 1: rank 0 gave nothing, and it joins the parts, so the step has no results"]
+    assert first is not None and 1 not in {row["step"] for row in first.records()}
 
 
 def test_a_process_that_skips_a_step(tmp_path: Path) -> None:

@@ -131,6 +131,16 @@ def test_on_the_host_a_dominating_direction_hides_no_other() -> None:
     check_on_host(lines_of(rows @ turn, fold))
 
 
+def test_a_fit_is_made_closer_until_a_fold_that_is_solved_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = lines_of(*contexts_cloud(800, 1, 256, decay=1.5, seed=800))
+    known, found = exact(lines), LeftOutSpectra(lines).spectrum(entropy=False)
+    assert found is not None
+    ours, theirs = metrics_of(found)["svd_ratio"], metrics_of(known)["svd_ratio"]
+    assert abs(float(ours[1:].std() / theirs[1:].std()) - 1) < 0.02
+    monkeypatch.setattr("anisoscope.stats.left_out._CLOSER", (1.0,))
+    assert LeftOutSpectra(lines).spectrum(entropy=False) is None
+
+
 def test_lines_are_solved_where_a_fold_that_is_solved_does_not_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

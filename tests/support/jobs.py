@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,14 @@ def light_job(task: dict[str, Any], tell: Progress) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     path.write_text(str(task["value"]))
     tell("work", 2, 2)
+
+
+def long_job(task: dict[str, Any], tell: Progress) -> None:
+    """Begins, says who it is, and writes its value once it may, or its controller has been gone for long enough."""
+    path = Path(task["path"])
+    with path.with_suffix(".begun").open("a") as begun:
+        begun.write(f"{os.getpid()}\n")
+    until = time.monotonic() + 120
+    while not path.with_suffix(".go").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    path.write_text(str(task["value"]))

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from anisoscope.monitor.schedule import every
 from anisoscope.tangent.plan import TangentPlan
 
-METRICS = ["gradient_energy", "average_cosine", "mean_norm"]
+METRICS = ["gradient_energy", "average_cosine", "mean_norm", "loss", "gradient_norm"]
 PLAN = TangentPlan(rank=4, proxies=("pca",), draws=19, permuted=False, balanced=False, standardised=False, frozen=False)
 LAYER = "LlamaDecoderLayer"
 
@@ -107,15 +107,17 @@ def by_accelerate(kind: str, out: str) -> tuple[Any, Any]:
     with AcceleratorMonitor(accelerator, learner, optimizer=optimizer, **options(out)) as watch:
         for batch in loader:
             with watch.accumulate():
-                accelerator.backward(learner(input_ids=batch, labels=batch).loss)
+                loss = learner(input_ids=batch, labels=batch).loss
+                accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
+            watch.log(loss=float(loss))
     return watch, learner
 
 
 def by_lightning(kind: str, out: str) -> tuple[Any, Any]:
     import lightning
-    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
     from anisoscope.integrations.lightning import MonitorCallback
 
@@ -124,13 +126,22 @@ def by_lightning(kind: str, out: str) -> tuple[Any, Any]:
             super().__init__()
             self.model = model()
 
+        def configure_model(self) -> None:
+            if kind == "fsdp2":
+                from torch.distributed.fsdp import fully_shard
+
+                for part in (*self.model.model.layers, self.model):
+                    fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
         def training_step(self, batch: Tensor, _: int) -> Any:
             return self.model(input_ids=batch, labels=batch).loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=5e-3, foreach=False)
 
-    how: dict[str, Any] = {}
+    how: dict[str, Any] = {"strategy": "ddp"} if kind == "ddp" else {}
+    if kind == "fsdp2":
+        how["strategy"] = ModelParallelStrategy(data_parallel_size=world(), tensor_parallel_size=1)
     if kind == "fsdp1":
         pretend_lightning_gpus("fsdp")
         how["strategy"] = type("OnCPU", (FSDPStrategy,), {"_setup_model": lambda _, module: first_fsdp(module)})()
@@ -174,7 +185,7 @@ def main(host: str, kind: str, out: str, *checkpoint: str) -> None:
     watch, trained = globals()[f"by_{host}"](kind, out, *checkpoint)
     if int(os.environ.get("RANK", "0")) == 0:
         names = ("step", "layer", "kind", "group", "metric", "variant")
-        rows = watch.table.where(metric=METRICS).records()
+        rows = [row for row in watch.table.records() if row["metric"] in METRICS]
         found = {"|".join(str(row[name]) for name in names): row["value"] for row in rows}
         Path(out, f"found{len(checkpoint)}.json").write_text(json.dumps([type(trained).__name__, found]))
     if torch.distributed.is_initialized():  # nobody is to end while another one still writes to it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,24 @@ def test_standardised_updates_are_divided_by_the_standard_deviations_of_the_rows
         wanted = D * np.trace(C @ M) / np.trace(C) / np.trace(M)
         row = found(rows, "gradient_alignment", variant=variant)
         assert row["value"] == pytest.approx(float(wanted), rel=1e-9) and row["low"] < row["value"] < row["high"]
+
+
+def test_no_control_of_updates_depends_on_the_order_of_the_rows() -> None:
+    fit, types, change = updated()
+    fit = replace(fit, position=torch.arange(len(fit)))
+    made = [
+        TypeFit.of(half, LABELS, site=SITE, seed=0, standardised=True) for half in (fit, fit.at(shuffled(len(fit))))
+    ]
+    one, two = (
+        [{"layer": 1, **row} for row in fits.records(change, types, of="update", **SIZES)] for fits in made if fits
+    )
+    assert any("control=permuted" in row["variant"] for row in one)
+    for a, b in zip(one, two, strict=True):
+        assert a["variant"] == b["variant"] and a["value"] == pytest.approx(b["value"], rel=1e-6), a["variant"]
+
+
+def shuffled(n: int) -> torch.Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
 def test_standardised_numbers_of_updates_do_not_depend_on_the_coordinates_and_plain_ones_do() -> None:

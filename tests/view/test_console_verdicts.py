@@ -133,7 +133,7 @@ def test_a_verdict_that_falls_with_the_grid_has_a_star_and_a_key(resize: Resize,
     assert [line.split()[1] for line in lines[2:5]] == [f"holds{STAR}", "fails", "undecided"]
     text = " ".join(lines)
     assert "1 holds, 1 fails and 1 is undecided" in text and f"{STAR} not after that correction" in text
-    assert lines[0] == "In x a grows."
+    assert lines[0] == "In x it is not so that b grows.", "what does not stand does not lead"
 
 
 def test_verdicts_are_grouped_by_paper_and_our_own_come_last(resize: Resize, said: Said) -> None:

@@ -46,6 +46,14 @@ def test_a_title_says_where_it_holds_and_where_it_fails() -> None:
     assert many == "In all 5 cases anisotropy over depth is no bell."
 
 
+def test_a_title_leads_with_what_stands_when_all_verdicts_are_counted() -> None:
+    chance, standing = verdict("amplified", "m", p_holm=0.4), verdict("bell_shaped", "m", p_holm=0.01)
+    said = "anisotropy is highest in the middle blocks, a bell over depth."
+    assert headline([chance, standing]) == f"In m {said}"
+    assert headline([chance]).endswith(" Counting all verdicts, it does not stand.")
+    assert "stand" not in headline([{**chance, "p_holm": None}])
+
+
 def test_a_title_says_in_which_period_a_claim_fails() -> None:
     parts = [{"name": "early: normal", "status": "fails", "needed": True}]
     parts += [{"name": "late: normal", "status": "holds", "needed": True}]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.results.quantity import FEWEST_SEEDS, mean, t_interval
+from anisoscope.results.quantity import FEWEST_SEEDS, combine, mean, t_interval
 from anisoscope.results.query import SCHEMA, Query, Row
 from anisoscope.view.words import estimate, number
 
@@ -89,7 +89,8 @@ def cell(rows: Query, *, show: str = "mean") -> Cell | None:
     """The number of some rows; None without rows.
 
     Three seeds or more give the mean of their means with Student's interval, one seed the mean over its rows with the
-    jackknife over contexts; two seeds give no interval. With show="range" the least and the most value.
+    jackknife over contexts; two seeds give no interval. With show="range" the least and the most value, with "size" the
+    mean of absolute values.
     """
     if not len(rows):
         return None
@@ -98,15 +99,17 @@ def cell(rows: Query, *, show: str = "mean") -> Cell | None:
         return Cell(float(values.mean()), float(values.min()), float(values.max()), range=True)
     seeds = [list(group) for group in rows.groups("seed").values()]
     if len(seeds) == 1:
-        return _of_one_seed(seeds[0])
-    means = [sum(row.value for row in seed) / len(seed) for seed in seeds]
+        return _of_one_seed(seeds[0], size=show == "size")
+    values = [[abs(row.value) if show == "size" else row.value for row in seed] for seed in seeds]
+    means = [sum(seed) / len(seed) for seed in values]
     half = t_interval(means)[0] if len(seeds) >= FEWEST_SEEDS else math.nan
     centre = sum(means) / len(means)
     return Cell(centre, centre - half, centre + half, seeds=len(seeds))
 
 
-def _of_one_seed(rows: Sequence[Row]) -> Cell:
-    if len(rows) == 1:
+def _of_one_seed(rows: Sequence[Row], *, size: bool = False) -> Cell:
+    if len(rows) == 1 and not size:
         return Cell(rows[0].value, rows[0].low, rows[0].high)
-    found = mean([row.quantity for row in rows])
+    quantities = [row.quantity for row in rows]
+    found = combine(quantities, lambda values: sum(map(abs, values)) / len(values)) if size else mean(quantities)
     return Cell(found.value, *found.interval())

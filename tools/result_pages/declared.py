@@ -15,12 +15,22 @@ from result_pages.key_table import KeyTable
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Models of another result that are joined to one, with the metrics that are asked of both."""
+
+    result: str
+    models: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Declared:
     """A result: the question that it answers, the page on how it is done, and what its README shows."""
 
     question: str
     page: str
     tables: tuple[KeyTable, ...]
+    beside: tuple[Beside, ...] = ()
 
 
 SITES = {site: {"site": site} for site in ("embedding", "first block", "middle block", "last block")}
@@ -87,6 +97,26 @@ LAYERS = {"over": "layers", "interval": "layers", "step": "last"}
 DECODERS = {"SmolLM2": "SmolLM2-135M", "Gemma": "Gemma-3-270M"}
 SMOLLM2 = ["SmolLM2-135M", "SmolLM2-135M-rounded", "SmolLM2-135M-articles", "SmolLM2-135M-chat"]
 
+# one model of each training: copies, and later stages of one lineage, would count twice among models
+PUBLISHED = ("MiniLM-L6", "SmolLM2-135M", "Gemma-3-270M", "stories260K", "IgLM", "IgLM-S", "AntiBERTy",
+             "RXNFP-1-pretrained", "RXNMapper", "Whisper-tiny", "EfficientNet-Lite0", "EfficientNet-Lite1",
+             "MobileNetV2")  # fmt: skip
+_COSINES = {"metric": "qk_cosine", "head": ..., "show": "size"}
+AT_THE_END = {"average cosine": {"metric": "average_cosine", "site": "blocks"},
+              "explained by drift": {"metric": "explained_by_drift", "site": "blocks"},
+              "drift of queries": {"metric": "drift", "kind": "query"},
+              "drift of keys": {"metric": "drift", "kind": "key"},
+              "cosine of mean query and mean key": {**_COSINES, "kind": "query"},
+              "before rotation": {**_COSINES, "kind": "query_unrotated"},
+              "sharpness": {"metric": "attention_sharpness", "kind": "scores"},
+              "entropy over log length": {"metric": "attention_entropy", "kind": "scores"}}  # fmt: skip
+AT_THE_END_NOTE = (
+    "Of a pretrained model there is one set of weights: intervals are over contexts, and say nothing of "
+    "another training. The cosine of mean query and mean key is the mean of its size over heads."
+)
+OF_INHERENT = ("average_cosine", "drift", "mean_norm", "explained_by_drift", "qk_cosine", "attention_entropy",
+               "attention_sharpness")  # fmt: skip
+
 TRAINED_TANGENT = (
     learned(),
     over_steps("Enrichment of gradients, times chance", where=ENRICHMENT, rows=SITES),
@@ -141,6 +171,8 @@ RESULTS: dict[str, Declared] = {
                   {"coordinates": "standardised", "first": "out"}}, most=12),
         KeyTable("σ₁/Σσ and σ₁²/Σσ² by layer, decoders of words", {"model": [*SMOLLM2, "Gemma-3-270M"], **STREAM},
                  "layer", RATIOS, most=12),
+        KeyTable("Queries, keys and attention, mean over blocks", {}, {
+            words: choice for words, choice in AT_THE_END.items() if "site" not in choice}, by=("model", "stack")),
         *(KeyTable(f"{title} by depth", {"metric": metric}, SITES, by=("model", "stack")) for metric, title in
           (("average_cosine", "Average cosine"), ("svd_ratio", "σ₁/Σσ"), ("two_nn", "Intrinsic dimension (TwoNN)"))),
     )),
@@ -171,11 +203,9 @@ RESULTS: dict[str, Declared] = {
     "inherent": Declared("Is anisotropy inherent to attention, in every modality?", "inherent.md", (
         learned(),
         over_steps("Average cosine, mean over blocks", where={"metric": "average_cosine", "site": "blocks"}),
-        KeyTable("Mean over blocks at the last step; families with random weights beside them",
-                 {"site": "blocks", "step": "last"},
-                 {"average cosine": {"metric": "average_cosine"},
-                  "explained by drift": {"metric": "explained_by_drift"}}, by=("model", "stack")),
-    )),
+        KeyTable("At the last step, mean over blocks: trained here, pretrained, and with random weights",
+                 {"step": "last"}, AT_THE_END, by=("model", "stack"), modalities=True, note=AT_THE_END_NOTE),
+    ), (Beside("real", PUBLISHED, OF_INHERENT),)),
     "untrained": Declared("What does a block do before it has learned anything?", "untrained.md", (
         *(KeyTable(f"Average cosine of outputs against the bias of inputs, width 768, {words} inputs",
                    {"metric": "average_cosine", "width": "768", "input_norm": norm, "bias": biases},

@@ -1,25 +1,17 @@
-"""Verdicts and page of a result made again, and one result from several runs."""
+"""Verdicts and page of a result made again."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-import anisoscope
-from anisoscope.claims.catalogue import claims, evaluate_claims
-from anisoscope.claims.engine.claim import verdicts_to_dicts
-from anisoscope.commands.drawing import open_runs, page_of_runs
+from anisoscope.claims.catalogue import claims
+from anisoscope.commands.drawing import page_of_runs
 from anisoscope.results.folder import RunFolder
-from anisoscope.results.privacy import without_places
-from anisoscope.results.query import Table
 from anisoscope.view.report import write_page
-from result_pages.result import Result, Verdict, judged, performance_judged, verdict_text
+from result_pages.result import Result, Verdict, judged, verdict_text
 
-PLACE = ("model", "seed", "step", "stack", "layer", "kind", "head", "group", "metric", "variant")
 KEPT = ".pdf"  # the format of figures that is kept: the one that pages link to, and the smaller
 
 
@@ -64,59 +56,3 @@ def redraw(folder: Path, *, figures: bool = True) -> None:
     for path in (folder / "figures").glob("*"):
         if path.suffix != KEPT:
             path.unlink()
-
-
-def join(out: Path, runs: Sequence[Path]) -> None:
-    """Write one folder from several runs: their tables under each other, their records, verdicts and a page."""
-    folders = open_runs(runs)
-    abouts = [without_places(folder.about(), share=True) for folder in folders]
-    models = {str(model.get("name")): model for about in reversed(abouts) for model in about.get("models") or []}
-    record = _record(abouts, list(reversed(models.values())))
-    table = Table(without_repeats(Table.concat([folder.table() for folder in folders]).arrow), record)
-    target = RunFolder(out)
-    out.mkdir(parents=True)
-    target.write_table(table)
-    target.write_about(record)
-    same = record.get("study") == "performance"
-    write_verdicts(out, performance_judged(table) if same else verdicts_to_dicts(evaluate_claims(table)))
-    redraw(out)
-
-
-def without_repeats(arrow: pa.Table) -> pa.Table:
-    """The first row of each place, metric and variant: a model may be profiled and its gradients studied apart."""
-    seen: set[tuple[Any, ...]] = set()
-    kept = []
-    for at, key in enumerate(zip(*(arrow[name].to_pylist() for name in PLACE), strict=True)):
-        if key not in seen:
-            seen.add(key)
-            kept.append(at)
-    return arrow.take(pa.array(kept))
-
-
-def _record(abouts: Sequence[dict[str, Any]], models: list[Any]) -> dict[str, Any]:
-    """The record of a joined folder: what the runs share is that of the first."""
-    first = abouts[0]
-    shared = {key: first.get(key) for key in ("schema", "versions", "device", "started") if key in first}
-    devices = sorted({str(about.get("device")) for about in abouts if about.get("device")})
-    done = all(about.get("status") == "complete" for about in abouts)
-    studies = {about.get("study") for about in abouts}
-    shared |= {"study": studies.pop()} if len(studies) == 1 and None not in studies else {}
-    configs = [about.get("config") or {} for about in abouts]
-    alike = {key: value for key, value in configs[0].items() if all(value == each.get(key) for each in configs)}
-    return shared | {
-        "anisoscope": first.get("anisoscope", anisoscope.__version__),
-        "kind": first.get("kind"),
-        "commands": [about.get("command") for about in abouts],
-        "config": alike,
-        "models": [_slim(model) for model in models],
-        "device": ", ".join(devices),
-        "wall_seconds": sum(float(about.get("wall_seconds") or 0) for about in abouts),
-        "status": "complete" if done else "interrupted",
-        "warnings": [words for about in abouts for words in about.get("warnings") or []],
-        "skipped": [item for about in abouts for item in about.get("skipped") or []],
-    }
-
-
-def _slim(model: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a model without the key of its arrays, which are not kept."""
-    return {**model, "key": ""}

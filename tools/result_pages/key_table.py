@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anisoscope.results.modality import MODALITIES, TEXT, modality_name
 from anisoscope.results.quantity import FEWEST_SEEDS
 from anisoscope.results.query import Query
 from anisoscope.view.words import few, plural
@@ -20,7 +21,9 @@ class KeyTable:
 
     `where` is common to all cells. There is a row for each value of the fields `by`, times `rows` (label: choice), and
     a column for each value of a field, or for each of some choices (label: choice). Of many values of a field the ends
-    and some between are shown, `most` in all. `show`: "mean", or "range" of the values of a cell.
+    and some between are shown, `most` in all. `show`: "mean", the mean "size" whatever the sign, or "range" of the
+    values of a cell; a column may have its own. With `modalities` rows are in the order of modalities, with where the
+    weights of each model are from; they are `by` model and stack.
     """
 
     title: str
@@ -32,21 +35,45 @@ class KeyTable:
     show: str = "mean"
     note: str = ""
     of: str = ""  # another result, whose rows stand beside those of this one
+    modalities: bool = False
 
 
 Line = tuple[list[str], list[Cell | None]]
 
 
-def markdown(declared: KeyTable, table: Query) -> list[str]:
-    """The lines of a key table; none if the table has nothing of it."""
+def markdown(declared: KeyTable, table: Query, entries: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The lines of a key table; none if the table has nothing of it. `entries`: the models in run.json."""
     heads, lines = filled(declared, table)
     if not lines:
         return []
     labelled = any(label for label in declared.rows)
     names = [*declared.by, *([""] if labelled else [])]
+    if declared.modalities:
+        names, lines = ["modality", "weights", *names], in_order(lines, entries)
     grid = [[*words, *(ABSENT if one is None else str(one) for one in cells)] for words, cells in lines]
     title = [f"### {declared.title}", "", *([declared.note, ""] if declared.note else [])]
     return [*title, *pipes([*names, *heads], grid), "", f"*{_intervals(lines)}*", ""]
+
+
+WEIGHTS = ("trained here", "pretrained", "random")
+
+
+def weights_of(entry: Mapping[str, Any]) -> str:
+    """Where the weights of a model are from: they are random, or have a fingerprint because they were loaded."""
+    if any(str(note).startswith("random weights") for note in entry.get("notes") or ()):
+        return "random"
+    return "pretrained" if entry.get("fingerprint") else "trained here"
+
+
+def in_order(lines: Sequence[Line], entries: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The lines in the order of modalities and of where weights are from, which begin them."""
+    known = {str(entry.get("name")): entry for entry in entries}
+    found = []
+    for words, cells in lines:
+        entry = known.get(words[0], {})
+        modality, weights = modality_name(entry, words[1]) or TEXT.name, weights_of(entry)
+        found.append(((list(MODALITIES).index(modality), WEIGHTS.index(weights)), ([modality, weights, *words], cells)))
+    return [line for _, line in sorted(found, key=lambda item: item[0])]
 
 
 def pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -59,10 +86,12 @@ def pipes(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def filled(declared: KeyTable, table: Query) -> tuple[list[str], list[Line]]:
     """The heads of the columns, and the lines that have a number."""
     columns = _columns(declared, table)
+    shows = {head: str(column.get("show", declared.show)) for head, column in columns.items()}
+    columns = {head: {key: value for key, value in c.items() if key != "show"} for head, c in columns.items()}
     lines = []
     for words, choice in _rows(declared, table):
         found = [(head, chosen(table, {**choice, **column})) for head, column in columns.items()]
-        cells = [cell(rows, show=declared.show) for _, rows in found]
+        cells = [cell(rows, show=shows[head]) for head, rows in found]
         lines += [(words, cells)] if any(one is not None for one in cells) else []
     return list(columns), lines
 
@@ -101,6 +130,7 @@ def _rows(declared: KeyTable, table: Query) -> Iterator[tuple[list[str], Choice]
         for column in (
             declared.columns.values() if not isinstance(declared.columns, str) else ({declared.columns: ...},)
         ):
+            column = {key: value for key, value in column.items() if key != "show"}
             found = chosen(table, {**column, **fixed, **choice})
             values |= dict.fromkeys(found.groups(*declared.by)) if declared.by else {(): None}
     for value in values:

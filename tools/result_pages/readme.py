@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from anisoscope.results.manifest import PRETRAINED
 from anisoscope.results.privacy import without_places
 from anisoscope.results.quantity import FEWEST_SEEDS
 from anisoscope.view.headline import headline
@@ -26,6 +27,7 @@ from result_pages.result import Result, Verdict
 
 UNSURE = {"unknown": "Whether it learned is not known of", "did not learn": "Did not learn by the last step:"}
 GRID = 6  # subjects with which verdicts are a grid; more are a list
+BESIDE = 4  # subjects of one claim alone that stand beside the grid; of more there is a list below it
 PARTS = re.compile(r"\n{2,}|\n(?=- )")  # between paragraphs, and between items of a list
 NOTES = 12  # warnings told in full
 FINGERPRINT = 16  # characters of it that are shown
@@ -142,6 +144,8 @@ def _models(result: Result) -> list[str]:
         entries.setdefault(key, []).append(model.get("seed"))
     heads = ["model", "architecture", "predicts", "blocks × width", "parameters", "data", "seeds"]
     rows = [[*key, ", ".join(str(seed) for seed in seeds if seed is not None)] for key, seeds in entries.items()]
+    if any(row[-1] for row in rows):
+        rows = [[*row[:-1], row[-1] or "one set of weights"] for row in rows]
     return [*pipes(heads, rows), ""] if rows else []
 
 
@@ -190,7 +194,8 @@ def _counts(data: Mapping[str, Any]) -> str:
 
 
 def _keys(result: Result, declared: Declared) -> list[str]:
-    tables = [line for key in declared.tables for line in markdown(key, result.rows_of(key.of))]
+    entries = result.about.get("models") or []
+    tables = [line for key in declared.tables for line in markdown(key, result.rows_of(key.of), entries)]
     return ["## Numbers", "", *tables] if tables else []
 
 
@@ -214,12 +219,28 @@ def _asked(result: Result) -> str:
 
 
 def _grid(told: Sequence[Verdict], shared: Sequence[str]) -> list[str]:
-    rows = []
+    """Claims × subjects that several claims speak of; other subjects beside them, or of many below."""
+    rows, below = [], []
     for claim in dict.fromkeys(str(verdict["claim"]) for verdict in told):
         found = {str(verdict["subject"]): verdict for verdict in told if verdict["claim"] == claim}
-        others = [f"{name}: {_verdict(verdict)}" for name, verdict in found.items() if name not in shared]
-        rows.append([f"`{claim}`", *(_verdict(found.get(name)) for name in shared), "; ".join(others)])
-    return pipes(["claim", *shared, "together"], rows)
+        others = {name: verdict for name, verdict in found.items() if name not in shared}
+        if len(others) > BESIDE:
+            both = {name for name in others if is_beside(name) or f"{name}, {PRETRAINED}" in others}
+            below += [verdict for name, verdict in others.items() if name not in both]
+            others = {name: verdict for name, verdict in others.items() if name in both}
+        ends = [
+            "; ".join(f"{name}: {_verdict(verdict)}" for name, verdict in others.items() if is_beside(name) is beside)
+            for beside in (False, True)
+        ]
+        ends[1] = ends[1].replace(f", {PRETRAINED}: ", ": ")
+        rows.append([f"`{claim}`", *(_verdict(found.get(name)) for name in shared), *ends])
+    rows = [row for row in rows if any(row[1:])]
+    return [*pipes(["claim", *shared, "together", PRETRAINED], rows), *(["", *_list(below)] if below else [])]
+
+
+def is_beside(subject: str) -> bool:
+    """Whether a verdict is on pretrained models beside one on models with seeds."""
+    return subject.endswith(f", {PRETRAINED}")
 
 
 def _list(told: Sequence[Verdict]) -> list[str]:

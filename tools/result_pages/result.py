@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,11 +76,17 @@ def all_results(docs: Path) -> dict[str, Result]:
 
 def judged(result: Result, table: Table | None = None, *, robust: bool = False) -> list[dict[str, Any]]:
     """The verdicts of now on a table (default: that of the result), on the claims that the run was asked."""
+    table = result.table if table is None else table
     if result.about.get("study") == "performance":
-        return performance_judged(result.table if table is None else table)
-    asked = {RENAMED.get(verdict["claim"], verdict["claim"]) for verdict in result.verdicts}
-    names = [name for name in claims() if name in asked]
-    return verdicts_to_dicts(evaluate_claims(result.table if table is None else table, names, robust=robust))
+        return performance_judged(table)
+    return judged_again(table, result.verdicts, robust=robust)
+
+
+def judged_again(table: Table, verdicts: Iterable[Verdict], *, robust: bool = False) -> list[dict[str, Any]]:
+    """The verdicts of now on the claims of some verdicts; on all claims where there are none."""
+    asked = {RENAMED.get(verdict["claim"], verdict["claim"]) for verdict in verdicts}
+    names = [name for name in claims() if name in asked] or None
+    return verdicts_to_dicts(evaluate_claims(table, names, robust=robust))
 
 
 def performance_judged(table: Table) -> list[dict[str, Any]]:

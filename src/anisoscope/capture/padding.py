@@ -30,6 +30,10 @@ ATTENDED = (
 )
 
 
+SEPARATED = "rows of the probe hold several sequences: each of them is read in a row of its own"
+_OF_KERNELS = ("cu_seq", "max_length_", "max_seqlen", *_NUMBERED)  # what only packed rows need
+
+
 @dataclass(frozen=True)
 class Packed:
     """Which context each position belongs to; contexts are runs of positions, and end where a row ends."""
@@ -100,6 +104,50 @@ def find_packed(arguments: Mapping[str, Any], real: Tensor, notes: list[str]) ->
             notes.append(ATTENDED if isinstance(arguments.get("attention_mask"), Tensor) else SEVERAL)
             return Packed.beginning(begins & later)
     return None
+
+
+def separated(
+    inputs: Mapping[str, Any], packed: Packed, real: Tensor, *, ignored: int, masked: bool
+) -> Iterator[dict[str, Any]]:
+    """Batches in which every sequence of packed rows has a row of its own.
+
+    With `masked` there is one, of rows that are padded at their ends and have a mask; otherwise one for each length.
+
+    >>> places = torch.tensor([[0, 1, 2, 0, 1]])
+    >>> packed = find_packed({"position_ids": places}, real := places >= 0, [])
+    >>> (batch,) = separated({"input_ids": places + 5, "labels": places}, packed, real, ignored=-100, masked=True)
+    >>> [batch[name].tolist() for name in ("input_ids", "labels", "attention_mask")]
+    [[[5, 6, 7], [5, 6, 0]], [[0, 1, 2], [0, 1, -100]], [[1, 1, 1], [1, 1, 0]]]
+    """
+    first, rows = packed.starts, torch.tensor(packed.rows)
+    lengths = torch.tensor([int(found[-1]) + 1 if len(found := x.nonzero()) else 0 for x in packed.pieces(real)])
+    kept = {name: x for name, x in inputs.items() if not name.startswith(_OF_KERNELS)}
+    if isinstance(mask := kept.get("attention_mask"), Tensor) and mask.dim() != 2:  # between the sequences of a row
+        del kept["attention_mask"]
+    for length in [int(lengths.max())] if masked else lengths.unique().tolist():
+        chosen = lengths > 0 if masked else (lengths == length) & (lengths > 0)
+        place = first[chosen, None] + torch.arange(length)
+        inside = torch.arange(length) < lengths[chosen, None]
+        place = place.where(inside, first[chosen, None])
+        cut = {
+            name: _cut(x, place, inside, rows[chosen], real, ignored * (name == "labels")) for name, x in kept.items()
+        }
+        if masked and "attention_mask" not in cut:
+            some = next(x for x in cut.values() if isinstance(x, Tensor))
+            cut["attention_mask"] = (inside & real.flatten()[place]).long().to(some.device)
+        if len(place):
+            yield cut
+
+
+def _cut(x: Any, place: Tensor, inside: Tensor, rows: Tensor, real: Tensor, filling: int) -> Any:
+    """What sequences have of an argument of whole rows [B, …] or positions [B, T, …]; all of any other."""
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    if x.dim() > 1 and x.shape[1] == real.shape[1] and x.shape[0] in (1, len(real)):
+        found = x.expand(len(real), *x.shape[1:]).flatten(0, 1)[place.to(x.device)]
+        outside = ~inside.to(x.device).view(*inside.shape, *[1] * (found.dim() - 2))
+        return found.masked_fill(outside, filling)
+    return x[rows.to(x.device)] if x.shape[0] == len(real) else x
 
 
 def _beginnings(arguments: Mapping[str, Any], real: Tensor) -> Iterator[Tensor]:

@@ -392,6 +392,11 @@ def read_contexts(
     `real` overrides the mask; `above` are the encoder's contexts if these are of its decoder.
     """
     name, content = _content(arguments)
+    if not len(content):
+        raise AnisoscopeError(
+            f"the forward pass was given no contexts ({name} is {tuple(content.shape)}); expected one or more along "
+            "the first dimension."
+        )
     pixels = None
     if name == "pixel_values" and (real is None or real.dim() == 3):
         pixels, real = read_pixels(arguments.get(PIXEL_MASK) if real is None else real, content), None
@@ -535,9 +540,10 @@ def positioned(x: Tensor, contexts: Contexts, site: Site) -> Tensor:
         return x.transpose(0, 1)
     if x.dim() == 2 and x.shape[0] % batch == 0:
         return x.unflatten(0, (batch, -1))
+    what_next = "; name modules without it" if site.name else ""
     raise AnisoscopeError(
         f"{site.label} gave a tensor of shape {tuple(x.shape)} for {batch} contexts of {length} positions; expected "
-        "[contexts, positions, width]."
+        f"[contexts, positions, width]{what_next}."
     )
 
 

@@ -80,6 +80,7 @@ class MicroBatch(StepPass):
     read: LossReading | None = None  # of a model that predicts no tokens, how its loss is reduced
     unread: AnisoscopeError | None = None  # why the scale of the model's own loss is not known
     weight: TokenWeight | None = None  # of each token in a loss that was computed outside the model, if that is known
+    answered: bool = False  # a gradient came to what the model returned; only looked for where no site awaits one
 
     def feed(self, sink: Sink) -> None:
         """Send the recorded rows and scores to a sink; delayed until gradients show that the pass was training."""
@@ -94,9 +95,13 @@ class MicroBatch(StepPass):
         labels = self.arguments.get("labels")
         return labels if isinstance(labels, Tensor) else None
 
+    def answer(self, gradient: Tensor | None) -> None:
+        """Take note of the gradient of what the model returned."""
+        self.answered = gradient is not None
+
     def learned_from(self) -> bool:
         """Whether a backward pass went through it."""
-        return bool(self.gradients) or self.seed is not None
+        return bool(self.gradients) or self.seed is not None or self.answered
 
     def has_targets(self) -> bool:
         """Whether any label is not ignored; True without labels, since then the user computes the loss."""
@@ -455,6 +460,8 @@ class LiveGradients(StepCapture):
         batch = self.batches[-1]
         if self.scaled:
             self._watch_tokens(output, batch)
+        if not batch.awaited and (answer := logits_of(output)) is not None:  # all sites are frozen, as for a probe head
+            on_gradient(answer, self._shielded(batch.answer))
         loss = output_part(output, "loss")
 
         def arrived(g: Tensor) -> None:
@@ -536,6 +543,15 @@ def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = No
                 found[site] = replace(rows, g=rows.g * each[:, None])
     unreached = [*batch.unreached, *sorted(batch.awaited - batch.gradients.keys())]
     return GradientPass(found, tokens=batch.tokens(), unreached=unreached)
+
+
+def targets_of(batches: Sequence[MicroBatch], scale: LossScale) -> int | None:
+    """The targets, or examples, that the losses of these passes are over; None if that is not known of one of them."""
+    learned = [batch for batch in batches if batch.learned_from()]
+    given = scale.tokens if scale.loss == "mean" else None
+    counts = [given or batch.tokens() or batch.examples() for batch in learned]
+    known = all(count or not batch.has_targets() for count, batch in zip(counts, learned, strict=True))
+    return sum(counts) if known else None
 
 
 def hash_sum(batches: Sequence[MicroBatch]) -> int:

@@ -1,6 +1,8 @@
 """The catalogue of claims, and `evaluate_claims`, which tests them on a table for each seed and over all seeds.
 
-Seeds whose series end at different steps are compared at the last step that all of them have.
+Seeds whose series end at different steps are compared at the last step that all of them have. Pretrained models beside
+models that were trained from several seeds are no seed of theirs (`seeds.apart`): a claim on many models is judged
+on those that have seeds, and once more, as a subject of its own, on the pretrained ones.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from typing import Any
 from anisoscope.claims.engine.alternative import LINEAR, Alternative, alternatives
 from anisoscope.claims.engine.claim import DECLARED, Claim, Finding, Verdict, pool, unmeasured, verdict_of
 from anisoscope.claims.engine.error_control import corrected
-from anisoscope.claims.engine.evidence import NotHere, Run, Study, listed, studies_by_seed
+from anisoscope.claims.engine.evidence import NotHere, Run, Study, counted, listed, studies_by_seed
 from anisoscope.claims.engine.learning import Gate
 from anisoscope.claims.engine.robustness import Place, deciding, late_fit, place, with_badges
+from anisoscope.claims.engine.seeds import apart
 from anisoscope.claims.inherent import attention, drift, intervention, modalities
 from anisoscope.claims.revisiting import comparison, formation, frequency_arm, tangent, theory
 from anisoscope.claims.shape import ablation, depth, phases
 from anisoscope.errors import AnisoscopeError, check_known, unknown_name
 from anisoscope.option import check_values
 from anisoscope.results.live import by_training_batches
+from anisoscope.results.manifest import PRETRAINED
 from anisoscope.results.query import Query, Table
 
 PROXY = "semi_nmf"  # the directions that claims are about unless told
@@ -112,7 +116,7 @@ def _changed(
         under = [{model: replace(run, touched=set()) for model, run in study.items()} for study in shared]
         main = {declared.metrics[0], *alternative.directions}
         for verdict in _verdicts(declared, under):
-            touched = {name for study in under for run in _runs(study, verdict.subject) for name in run.touched}
+            touched = {name for run in _concerned(under, verdict.subject) for name in run.touched}
             if touched & main or (touched and deciding(verdict) != before.get(place(verdict))):
                 yield verdict
 
@@ -127,9 +131,25 @@ def _kinds(declared: Claim, series: list[Study]) -> list[str]:
 
 
 def _verdicts(declared: Claim, series: list[Study]) -> list[Verdict]:
+    """The verdicts on a claim; those on pretrained models, of which there is one set of weights each, come last."""
     if not series:
         nothing = unmeasured(NotHere("rows", "measure a model first"), margin=declared.margin)
         return [verdict_of(declared.name, declared.statement, nothing, subject="", about={})]
+    trained, pretrained = apart(series)
+    found = _of_seeds(declared, trained)
+    if not pretrained:
+        return found
+    beside = _of_seeds(declared, [pretrained])
+    missing = {verdict.subject: verdict.details["missing"] for verdict in found}
+    both = {v.subject for v in beside if v.subject in missing and not (missing[v.subject] and v.details["missing"])}
+    each = "each are" if len(pretrained) > 1 else "is"
+    note = f"{counted(len(pretrained), 'pretrained model')} of one set of weights {each} judged apart"
+    found = [replace(v, why=f"{v.why[:-1]}; {note}.") if v.subject in both else v for v in found]
+    own = [v for v in beside if v.subject in both or v.subject not in missing]
+    return found + [replace(v, subject=f"{v.subject}, {PRETRAINED}") if v.subject in both else v for v in own]
+
+
+def _of_seeds(declared: Claim, series: list[Study]) -> list[Verdict]:
     by_subject: dict[str, SeedFindings] = {}
     for i, study in enumerate(series):
         for subject, finding in declared.function(study).items():
@@ -198,8 +218,19 @@ def _gate_over_seeds(findings: SeedFindings, usable: SeedFindings, *, series: li
 
 def _runs(study: Study, subject: str) -> list[Run]:
     """The runs of the model named by `subject` (a model, or a stack of one); all runs if it names none."""
-    named = [model for model in study if subject == model or subject.startswith(f"{model}, ")]
+    named = _named(study, subject)
     return [study[max(named, key=len)]] if named else list(study.values())
+
+
+def _named(study: Study, subject: str) -> list[str]:
+    return [model for model in study if subject == model or subject.startswith(f"{model}, ")]
+
+
+def _concerned(series: list[Study], subject: str) -> list[Run]:
+    """The runs, of any seed, that verdicts with this subject are made of."""
+    trained, pretrained = apart(series)
+    beside = subject.endswith(f", {PRETRAINED}") or bool(_named(pretrained, subject))
+    return [run for study in ([pretrained] if beside else trained) for run in _runs(study, subject)]
 
 
 def _repeat_notes(series: list[Study], subject: str) -> dict[str, list[str]]:

@@ -239,4 +239,13 @@ RULE_CHANGES = (
         "simulated, not seen in a result: intervals held .69–.94 where two directions are tied; tables measured before "
         "are judged with the intervals that they have",
     ),
+    RuleChange(
+        "2026-11-19",
+        ("anisotropic_in_every_modality", "convolution_differs", "not_inherent", "drift_explains_anisotropy"),
+        "a pretrained model beside models with several seeds counted in the first seed alone",
+        "it is judged apart, with the other pretrained models, by the same rules; this holds for every claim on many "
+        "models",
+        "set before the first table of docs/results that has both: one set of weights would have been a third of some "
+        "numbers and missing in the others; verdicts over seeds are what they are without pretrained models",
+    ),
 )

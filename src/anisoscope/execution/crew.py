@@ -16,6 +16,7 @@ from typing import Any
 from anisoscope.execution.job import LOST, TOKEN, Executor, Job, JobHandle, Outcome, Work
 from anisoscope.option import Progress
 from anisoscope.results.folder import replace_file
+from anisoscope.results.lock import abandon
 
 POLL = 0.05  # seconds between looks at running jobs
 AHEAD = 2  # results that may wait, in jobs that run at a time: they lie on the disk
@@ -110,6 +111,7 @@ class Crew:
 
     def _again(self, one: _Running, outcome: Outcome) -> Outcome | None:
         """Hand a lost job out again; its outcome, if that was done often enough."""
+        abandon(one.job.desk)
         self.lost(one.job)
         if one.attempts > self.executor.retries:
             times = "" if one.attempts == 1 else f" ({one.attempts} attempts)"

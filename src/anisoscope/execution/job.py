@@ -1,7 +1,8 @@
 """A job: a picklable description of work that writes its results into a folder which all workers share.
 
 A worker needs nothing of the process that hands out the job but this description: it goes to the same directory, checks
-that it sees the same files and has the same version, works, and tells how far it is in a small file.
+that it sees the same files and has the same version, works, and tells how far it is in a small file. It holds a lock
+meanwhile: a worker may outlive the command that sent it, and a second one would write the same files.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import anisoscope
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, OccupiedFolder
 from anisoscope.option import Progress
+from anisoscope.results.lock import WriterLock
 
 Work = Callable[[Any, Progress], None]  # a function of a module, which a worker imports by its name
 TOKEN = "token"
 _TELLS = 0.5  # seconds between words on the progress of a job
+_DYING = 10.0  # seconds in which a worker that was killed may still be seen
 LATE = 60.0  # seconds after which a file that a job wrote is seen on every machine
 DONE, REFUSED, LOST = "done", "refused", "lost"
 
@@ -52,6 +55,11 @@ class Job:
     def told(self) -> Path:
         """The file in which the job tells how far it is."""
         return self.folder / f"{self.name}.progress"
+
+    @property
+    def desk(self) -> Path:
+        """The folder whose lock the worker of the job holds."""
+        return self.folder / f"{self.name}.worker"
 
     @property
     def error_file(self) -> Path:
@@ -97,7 +105,8 @@ def perform(job: Job, watch: Callable[[], None] = lambda: None) -> Outcome:
     """Run a job where it was sent to; `watch` is called whenever it tells of its progress, and may raise."""
     try:
         _arrive(job)
-        job.work(job.task, _teller(job, watch))
+        with _alone(job):
+            job.work(job.task, _teller(job, watch))
     except AnisoscopeError as error:
         return Outcome(REFUSED, str(error))
     except Exception as error:
@@ -134,6 +143,29 @@ def _arrive(job: Job) -> None:
             f"the worker on {host} has anisoscope {anisoscope.__version__}, the command that sent the job "
             f"{job.version}; install the same version on all machines."
         )
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Around the work of a job; an error if another worker is at it, such as one whose command was killed."""
+    until = time.monotonic() + _DYING
+    while True:
+        try:
+            lock = WriterLock(job.desk)
+            break
+        except OccupiedFolder as error:
+            if time.monotonic() > until:
+                raise AnisoscopeError(
+                    f"{job.name} is still worked on by {error.writer}, which an earlier command began; wait until it "
+                    "ends or stop it, and the same command with --resume goes on."
+                ) from error
+            time.sleep(_TELLS)
+    try:
+        yield
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):
+            job.desk.rmdir()
 
 
 def arrived(path: Path) -> bool:

@@ -27,6 +27,7 @@ from anisoscope.integrations.follower import SAVED, FollowerCallback
 from anisoscope.integrations.trackers.host import Log
 from anisoscope.metrics.training import gradient_norm, learning_rate
 from anisoscope.models.forward import ENGINE, FSDP
+from anisoscope.models.parallel import sharded
 from anisoscope.monitor.embedding_watch import bare_optimizer
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two packages of one framework with separate classes
@@ -95,7 +96,7 @@ class LightningMonitorCallback(FollowerCallback):
         if self.monitor is None or self._number not in self.monitor.done:
             return
         with self._follower.guarded("log numbers"):
-            if self._whole:
+            if self._whole and not sharded(pl_module):  # the norm of shards would be a collective, in a hook
                 gradients = (p.grad for p in pl_module.parameters() if p.grad is not None)
                 self._numbers["gradient_norm"] = gradient_norm(gradients)
             self._numbers["learning_rate"] = learning_rate(optimizer.param_groups)

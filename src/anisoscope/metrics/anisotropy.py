@@ -9,7 +9,6 @@ nearly so otherwise), where A over all pairs leans towards the similarity inside
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Self
 
@@ -19,13 +18,11 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, TooFewRows, unknown_name
 from anisoscope.metrics.engine.folds import SampleLines, once, unless
 from anisoscope.metrics.engine.metric import HEAD_KINDS, STREAM_KINDS, WEIGHT_KINDS, metric
-from anisoscope.numerics.host import float64_copy
-from anisoscope.numerics.linalg import as_float64, has_float64, row_norms
+from anisoscope.numerics.linalg import as_float64, has_float64, lengths, widened
 from anisoscope.stats.directions import ContextPairs, Coordinates, Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 
-_BLOCK = 1 << 20  # elements that are converted to float64 at a time
 _NOISE = 1e-13  # centred rows below this share of the largest norm are rounding errors and have no direction
 _EVERYWHERE = STREAM_KINDS | WEIGHT_KINDS | HEAD_KINDS
 _RIGID = ("rotation", "scale")
@@ -177,7 +174,7 @@ class Centred(SampleLines):
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
-        """The rows as they are: blocks of their columns are converted, since float64 would double float32 rows."""
+        """The rows as they are: some are converted at a time, since float64 would double float32 rows."""
         rows = sample.rows.flatten(1)
         return cls(rows if has_float64(rows.device) else rows.cpu(), sample.fold)
 
@@ -194,37 +191,33 @@ class Centred(SampleLines):
 
 def _raw_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """Σ h/‖h‖ and the number of rows that are not zero, by line; `there` [n, lines] of zeros and ones."""
-    norms = row_norms(rows)
-    weights = there * torch.where(norms > 0, 1.0 / norms, 0.0).unsqueeze(1)
-    units = rows.new_empty(there.shape[1], rows.shape[1], dtype=torch.float64)
-    for part, block in _columns(rows):
-        units[:, part] = weights.T @ block
-    return units, there.T @ (norms > 0).to(there)
-
-
-def _columns(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns in float64, so that no copy of all rows is made; each is overwritten by the next."""
-    step = max(64, _BLOCK // max(1, len(rows)))
-    for part in (slice(start, start + step) for start in range(0, rows.shape[1], step)):
-        yield part, float64_copy(rows[:, part])
+    units, counts = rows.new_zeros(there.shape[1], rows.shape[1], dtype=torch.float64), there.new_zeros(there.shape[1])
+    for part, block in widened(rows):
+        norms = lengths(block).unsqueeze(1)
+        has = there[part] * (norms > 0)
+        units += (has / torch.where(norms > 0, norms, 1.0)).T @ block
+        counts += has.sum(0)
+    return units, counts
 
 
 def _centred_units(rows: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    noise, share = _NOISE * row_norms(rows).max(), there / there.sum(0).clamp_min(1.0)
-    shift = rows.new_empty(there.shape[1], rows.shape[1], dtype=torch.float64)  # δ
-    squares = there.new_zeros(there.shape)
-    for part, block in _columns(rows):
-        block -= block.mean(0)
-        shift[:, part] = share.T @ block
-        squares += torch.linalg.vector_norm(block, dim=1, keepdim=True).square() - 2.0 * block @ shift[:, part].T
-    squares += shift.square().sum(1)
-    has = there * (squares > noise**2)
-    weights = torch.where(has > 0, squares.clamp_min(noise**2).rsqrt(), 0.0)
-    units = torch.empty_like(shift)
-    for part, block in _columns(rows):
-        block -= block.mean(0)
-        units[:, part] = weights.T @ block
-    return units - weights.sum(0).unsqueeze(1) * shift, has.sum(0)
+    """As `_raw_units`, of the rows minus the mean of each line, m + δ."""
+    mean, largest = rows.new_zeros(rows.shape[1], dtype=torch.float64), there.new_zeros(())
+    for _, block in widened(rows):
+        mean += block.sum(0) / len(rows)
+        largest = torch.maximum(largest, lengths(block).max())
+    shift, share = torch.zeros_like(mean).expand(there.shape[1], -1).clone(), there / there.sum(0).clamp_min(1.0)
+    for part, block in widened(rows):
+        shift += share[part].T @ block.sub_(mean)
+    noise, far = (_NOISE * largest).square(), shift.square().sum(1)
+    units, total, counts = torch.zeros_like(shift), torch.zeros_like(far), torch.zeros_like(far)
+    for part, block in widened(rows):
+        squares = lengths(block.sub_(mean)).square().unsqueeze(1) - block @ (2.0 * shift.T) + far
+        has = there[part] * (squares > noise)
+        weights = torch.where(has > 0, squares.clamp_min(noise).rsqrt(), 0.0)
+        units += weights.T @ block
+        total, counts = total + weights.sum(0), counts + has.sum(0)
+    return units - total.unsqueeze(1) * shift, counts
 
 
 @_rigid(

@@ -235,8 +235,13 @@ def is_plain(model: nn.Module) -> bool:
 
 def takes_labels(model: nn.Module) -> bool:
     """Whether a model's forward has an argument for labels, by one of its usual names."""
+    return takes(model, "labels", *_TARGETS)
+
+
+def takes(model: nn.Module, *names: str) -> bool:
+    """Whether a model's forward has an argument of one of these names."""
     accepted = inspect.signature(unwrapped(model).forward).parameters
-    return any(name in accepted for name in ("labels", *_TARGETS))
+    return any(name in accepted for name in names)
 
 
 def by_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The held-out loss of a probe and that of the best constant prediction, with intervals over contexts.
+"""The batches of a held-out probe, its loss and that of the best constant prediction, with intervals over contexts.
 
 A model that learned predicts the held-out targets better than the best *constant* does: the frequencies of tokens or of
 classes in the training data, or whatever an objective cannot get below without looking at its input.
@@ -6,8 +6,9 @@ classes in the training data, or whatever an objective cannot get below without 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 
 from anisoscope.capture.gradient_pass import IGNORED, LabelConvention, LossRule, context_units
 from anisoscope.capture.objective import Classes, Objective, PositionClasses, context_count
-from anisoscope.capture.row import original_contexts
+from anisoscope.capture.row import Batch, original_contexts
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.training import constant_costs, probe_loss, weighted_probe_loss
-from anisoscope.models.forward import as_given, input_device, is_plain, unwrapped
+from anisoscope.models.forward import as_given, input_device, is_plain, named_inputs, unwrapped
 from anisoscope.monitor.embedding_watch import weight_of
 from anisoscope.numerics.hashing import FOLDS, fold_of
 from anisoscope.results.quantity import as_equal_folds, jackknife
@@ -182,3 +183,42 @@ def _of_function(constant: Any, inputs: Mapping[str, Any], *, size: int) -> Tens
             "each, summed over its targets."
         )
     return found
+
+
+def batches_of(model: nn.Module, probe: Any) -> list[Any]:
+    """The batches of a probe; a tensor, a dict or, for a user's own model, a tuple of tensors is a single one."""
+    single = isinstance(probe, Tensor) or hasattr(probe, "keys")
+    parts = isinstance(probe, tuple) and len(probe) > 1 and all(isinstance(part, Tensor) for part in probe)
+    return [probe] if single or (parts and is_plain(model)) else list(probe)
+
+
+@contextlib.contextmanager
+def explained(model: nn.Module) -> Iterator[None]:
+    """Around a first pass over a probe: what the model or a user's loss raises is told with what a probe may be."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        if "memory" in str(error).lower():
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise AnisoscopeError(
+            f"{type(model).__name__} fails on the probe ({reason}); its batches are dicts of "
+            "the arguments of its forward, tensors, or pairs of inputs and labels; with loss= they are what that "
+            "function takes, and they are run in parts of some contexts each, along their first dimension."
+        ) from error
+
+
+def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """A batch as a dict with labels; for causal models the default labels are the ids, without padding."""
+    inputs = named_inputs(model, dict(batch.inputs) if isinstance(batch, Batch) else batch)
+    if not isinstance(inputs, Mapping):
+        raise AnisoscopeError(
+            f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels, a tensor, or a pair of "
+            "inputs and labels; of other forms give loss=, a function of (model, batch) that returns the summed loss."
+        )
+    inputs = dict(inputs)
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    causal = type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    if "labels" not in inputs and isinstance(ids, Tensor) and causal:
+        inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+    return inputs

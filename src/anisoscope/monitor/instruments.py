@@ -37,7 +37,8 @@ from anisoscope.capture.objective import (
     logits_of,
     refuse_labels,
 )
-from anisoscope.capture.row import Batch, PositionChoice, Rule, Sink, by_rule, original_contexts
+from anisoscope.capture.padding import SEPARATED, separated
+from anisoscope.capture.row import PositionChoice, Rule, Sink, by_rule, original_contexts, read_contexts
 from anisoscope.capture.sites.layout import Layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LossScale, MicroBatch, live_pass
@@ -51,16 +52,23 @@ from anisoscope.models.forward import (
     evaluating,
     forward,
     is_plain,
-    named_inputs,
     own_batch,
+    takes,
     takes_labels,
-    unwrapped,
 )
 from anisoscope.models.parallel import refuse_uncallable, sharded, without_gradients
 from anisoscope.models.pass_size import contexts_at_once
 from anisoscope.monitor.analysis.analysis import Analysis, Seen, TableSeen
 from anisoscope.monitor.embedding_watch import EmbeddingWatch, weight_of
-from anisoscope.monitor.held_out import Constant, GivenLoss, constant_columns, loss_columns
+from anisoscope.monitor.held_out import (
+    Constant,
+    GivenLoss,
+    batches_of,
+    constant_columns,
+    explained,
+    labelled,
+    loss_columns,
+)
 from anisoscope.numerics.hashing import even_folds, half_of
 from anisoscope.option import Progress
 from anisoscope.results.modality import TEXT_DATA
@@ -188,6 +196,10 @@ class Instruments:
                 if study.plan.splits:
                     contexts = original_contexts(batch.arguments, real=batch.real, packed=True)
                     rows.passes.append((live_pass(batch, self.sites), contexts, factor))
+        silent = [] if learned or study is None else [batch for batch in seen if batch.learned_from()]
+        for batch in silent:  # only what follows all sites learns: their geometry stands
+            if bank is not None:
+                batch.feed(bank)
         uncalled = [site for site in self.layout.modules if not any(site in batch.rows for batch in seen)]
         if uncalled and seen:
             names = ", ".join(site.name for site in uncalled)
@@ -197,7 +209,12 @@ class Instruments:
         if study is not None and self.layout.modules:
             rows.unreached |= {site for site in rows.fit if site not in rows.test} if rows.test else set()
             self.leave_narrow(rows)
-        if alone and not (learned if study is None else rows.test):
+        if alone and silent and bank is None:
+            raise AnisoscopeError(
+                f"no gradient of step {step} reaches any site: what lies before is frozen, or the loss does not depend "
+                "on it; name metrics of geometry, as metrics='shape', or sites behind what learns."
+            )
+        if alone and not silent and not (learned if study is None else rows.test):
             what = "no backward pass" if seen else "no forward pass"
             if self.layout.modules and seen:
                 what = "no gradient of a module (are they frozen, run without gradients, or not used by the loss?)"
@@ -277,6 +294,7 @@ class Probe:
             raise AnisoscopeError("the probe has no batches; give at least one batch of held-out contexts.")
         own = loss is not None and is_plain(self.model)
         given = [own_batch(batch) if own else labelled(self.model, batch) for batch in batches]
+        given = given if own else [part for batch in given for part in self._unpacked(batch)]
         loss = GivenLoss(loss) if loss is not None and own else loss
         first, call = given[0] if own else batches[0], None
         if isinstance(loss, GivenLoss):
@@ -376,16 +394,32 @@ class Probe:
         assert logits is not None  # its objective has read them
         return int(logits.shape[-1])
 
+    def _unpacked(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """A batch, of which each of several sequences in a row gets a row of its own, as halves are of contexts."""
+        told, real = self._told(batch)
+        context_count(told)  # refuses what holds no tensor, by the kinds of what it holds
+        found = read_contexts(told, config=getattr(self.model, "config", None), real=real)[0]
+        if found.packed is None or found.real is None:
+            return [batch]
+        self.instruments.note(SEPARATED)
+        masked = takes(self.model, "attention_mask")
+        return list(separated(batch, found.packed, found.real, ignored=IGNORED, masked=masked))
+
+    def _told(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
+        """The arguments of a forward pass, with those that `rows=` adds, and which positions are data by it."""
+        placed = as_given(inputs)
+        args = placed if isinstance(placed, tuple) else (placed,) if isinstance(placed, Tensor) else ()
+        more, real = by_rule(self.instruments.rows, args, {} if args else inputs)
+        return {**inputs, **more}, None if real is None else real.cpu()
+
     def _pieces(self, batches: list[dict[str, Any]]) -> Iterator[ProbePiece]:
         """The contexts of each batch, in chunks, split by half (and fold); duplicates are dropped."""
         chosen, contexts = [], []
         seen: set[int] = set()
         config = getattr(self.model, "config", None)
         for inputs in batches:
-            placed = as_given(inputs)
-            args = placed if isinstance(placed, tuple) else (placed,) if isinstance(placed, Tensor) else ()
-            more, real = by_rule(rule=self.instruments.rows, args=args, kwargs={} if args else inputs)
-            hashes = original_contexts({**inputs, **more}, config=config, real=None if real is None else real.cpu())
+            told, real = self._told(inputs)
+            hashes = original_contexts(told, config=config, real=real)
             fresh = {h: b for b, h in reversed([*enumerate(hashes.tolist())]) if h not in seen}
             seen |= fresh.keys()
             chosen.append(torch.tensor(sorted(fresh.values()), dtype=torch.int64))
@@ -550,42 +584,3 @@ class Probe:
         weighted = None if targets is None else float(targets.loss(logits, labels, self.convention))
         by_context = self.convention.by_context(logits, labels)
         return float(gradient_pass.output_part(output, "loss")) * tokens, tokens, weighted, by_context
-
-
-def batches_of(model: nn.Module, probe: Any) -> list[Any]:
-    """The batches of a probe; a tensor, a dict or, for a user's own model, a tuple of tensors is a single one."""
-    single = isinstance(probe, Tensor) or hasattr(probe, "keys")
-    parts = isinstance(probe, tuple) and len(probe) > 1 and all(isinstance(part, Tensor) for part in probe)
-    return [probe] if single or (parts and is_plain(model)) else list(probe)
-
-
-@contextlib.contextmanager
-def explained(model: nn.Module) -> Iterator[None]:
-    """Around a first pass over a probe: what the model or a user's loss raises is told with what a probe may be."""
-    try:
-        yield
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        if "memory" in str(error).lower():
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise AnisoscopeError(
-            f"{type(model).__name__} fails on the probe ({reason}); its batches are dicts of "
-            "the arguments of its forward, tensors, or pairs of inputs and labels; with loss= they are what that "
-            "function takes, and they are run in parts of some contexts each, along their first dimension."
-        ) from error
-
-
-def labelled(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """A batch as a dict with labels; for causal models the default labels are the ids, without padding."""
-    inputs = named_inputs(model, dict(batch.inputs) if isinstance(batch, Batch) else batch)
-    if not isinstance(inputs, Mapping):
-        raise AnisoscopeError(
-            f"a batch is a {type(batch).__name__}; expected a dict with input_ids and labels, a tensor, or a pair of "
-            "inputs and labels; of other forms give loss=, a function of (model, batch) that returns the summed loss."
-        )
-    inputs = dict(inputs)
-    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    causal = type(unwrapped(model)).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    if "labels" not in inputs and isinstance(ids, Tensor) and causal:
-        inputs["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
-    return inputs

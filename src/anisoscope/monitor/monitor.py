@@ -33,7 +33,7 @@ from anisoscope.capture.row import PositionChoice, Rule
 from anisoscope.capture.sites.layout import find_layout, refuse_unhookable
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.sites.stage import find_stage
-from anisoscope.capture.step_capture import LiveGradients, LossScale, hash_sum, trace_top
+from anisoscope.capture.step_capture import LiveGradients, LossScale, hash_sum, targets_of, trace_top
 from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.bank import Bank, prepare
 from anisoscope.measurement.measure import joined_sinks, leave_split_out
@@ -514,7 +514,7 @@ class Monitor:
         if not seen and self.probe is not None and self.done:  # an empty step after the last update
             return None
         rows = self.instruments.live_rows(step, seen, opened.bank, scale, alone=self.ranks is None)
-        shown = hash_sum(seen)
+        opened.targets, shown = targets_of(seen, scale), hash_sum(seen)
         if self.probe is None:
             return self._analyse(rows, opened.bank, shown=shown)
         return self._analyse(rows, None, "live", shown=shown) if "live" in self.studies else None
@@ -525,21 +525,19 @@ class Monitor:
     def log(self, step: int, **numbers: float) -> None:
         """Record numbers of the training itself (loss, gradient_norm, learning_rate); kept for measured steps only.
 
+        Of several processes that each log `loss` the mean over all targets is kept; of other numbers, the first's.
         A loop without a probe may give `probe_loss` and `constant_loss`, from which claims tell whether it learned.
         """
         self.guard.place = f"step {str(step)[:80]}"
         with self.guard.catching("log numbers"):
-            step = step_number(step)
-            place = {"variant": "", "group": "", "kind": "training", "step": step}
-            if self.desk.first:
-                self.results.log(step, [{**place, "metric": name, "value": float(v)} for name, v in numbers.items()])
+            self.desk.log(step_number(step), numbers)
 
     def _close(self, opened: OpenStep) -> None:
         """End a measured step for the training; its results may come later."""
         self.done.add(opened.step)
         self.watch.remember(opened.step)
         opened.state = saved_state.state_of(self, opened.step) if self.store is not None else {}
-        self.desk.close_step(opened.step, opened.state)
+        self.desk.close_step(opened.step, opened.state, targets=opened.targets)
         self.results.expect(opened)
 
     def collect(self, *, wait: bool = False) -> None:

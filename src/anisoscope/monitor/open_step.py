@@ -38,6 +38,7 @@ class OpenStep:
     parts: list[tuple[str, Future[Found]]] = field(default_factory=list)  # what is analysed, in words, and its results
     measured: bool = False  # whether anything of it was, be it only with a note
     bank: Bank | None = None  # of the geometry of a training batch
+    targets: int | None = None  # over which the loss of this process is a mean, if that is known
     state: dict[str, Any] = field(default_factory=dict)  # of the monitor when the step ended, for saving
 
     def add(self, records: list[Record] | None) -> None:

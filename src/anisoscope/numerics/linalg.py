@@ -24,7 +24,7 @@ from anisoscope.numerics.host import float64_copy, one_blas_thread, room, togeth
 
 _WIDE = 2048  # columns from which several threads make a spectrum faster
 _NARROW = 64  # columns below which NumPy's faster LAPACK does not make up for the call
-_WIDENED = 1 << 19  # elements converted to float64 at a time
+_WIDENED, _ON_DEVICE = 3 << 18, 1 << 24  # elements converted to float64 at a time; on the host they fit into a cache
 _BATCHED, _SMALL = 32, 160  # columns up to which a GPU has eigenvectors in one batch, and from which it is faster
 _EMPTY = 1e-6  # singular values below this share of the largest count as 0
 _SPARE = 4  # oversampling: columns of a block beyond the wanted ones
@@ -58,17 +58,24 @@ def as_float64(x: Tensor) -> Tensor:
     return x.double() if has_float64(x.device) else x.cpu().double()
 
 
+def widened(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of rows [n, …] with their float64 copies, which the caller may overwrite and the next one does.
+
+    >>> [(part, wide.tolist()) for part, wide in widened(torch.ones(2, 1))]
+    [(slice(0, 786432, None), [[1.0], [1.0]])]
+    """
+    size = max(1, (_WIDENED if rows.device.type == "cpu" else _ON_DEVICE) // max(1, rows.shape[1:].numel()))
+    for part in (slice(start, start + size) for start in range(0, len(rows), size)):
+        yield part, float64_copy(rows[part]) if has_float64(rows.device) else rows[part].cpu().double()
+
+
 def row_norms(rows: Tensor) -> Tensor:
     """Norms [n] of rows [n, d] in float64, which are converted a few at a time.
 
     >>> row_norms(torch.tensor([[3.0, 4.0]])).tolist()
     [5.0]
     """
-    found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    step = max(1, _WIDENED // max(1, rows.shape[1]))
-    for part in (slice(start, start + step) for start in range(0, len(rows), step)):
-        found[part] = torch.linalg.vector_norm(float64_copy(rows[part]), dim=1)
-    return found
+    return torch.cat([lengths(wide) for _, wide in widened(rows)] or [torch.empty(0, dtype=torch.float64)])
 
 
 def lengths(rows: Tensor) -> Tensor:

@@ -83,7 +83,10 @@ _RECORD: dict[str, tuple[type, ...]] = {  # types of the entries of run.json tha
     **dict.fromkeys(("config", "versions", "data", "code", "map"), (dict,)),
     **dict.fromkeys(("warnings", "command", "models", "checkpoints", "skipped"), (list,)),
 }
-_LISTED: dict[str, type] = {"warnings": str, "command": str, "models": dict}  # and of what such lists hold
+_LISTED: dict[str, type | tuple[type, ...]] = {  # and of what such lists hold
+    **dict.fromkeys(("warnings", "command"), str),
+    "models": (dict, type(None)),
+}
 _ENTRY: dict[str, tuple[type, ...]] = {  # and of one of its models
     **dict.fromkeys(("name", "key", "revision", "architecture", "type", "device", "dtype", "fingerprint"), _TEXT),
     **dict.fromkeys(("parameters", "layers", "width", "row_count", "contexts"), _NUMBER),
@@ -100,7 +103,7 @@ def check_record(about: Mapping[str, Any], path: Path) -> None:
         if not all(isinstance(one, kind) for one in about.get(name) or ()):
             wrong = (name, about[name], (list,))
     for number, entry in enumerate(about.get("models") or () if wrong is None else ()):
-        at = [(name, entry.get(name), types) for name, types in _ENTRY.items()]
+        at = [(name, (entry or {}).get(name), types) for name, types in _ENTRY.items()]
         wrong = next(
             ((f"models[{number}].{n}", v, t) for n, v, t in at if v is not None and not isinstance(v, t)), wrong
         )
@@ -119,7 +122,7 @@ def _without_nulls(about: Mapping[str, Any]) -> dict[str, Any]:
         return {n: v for n, v in entry.items() if v is not None or types.get(n) not in ((list,), (dict,))}
 
     found = kept(about, _RECORD)
-    models = {"models": [kept(entry, _ENTRY) for entry in found["models"]]} if "models" in found else {}
+    models = {"models": [kept(entry or {}, _ENTRY) for entry in found["models"]]} if "models" in found else {}
     return {**found, **models}
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from anisoscope.errors import AnisoscopeError, UnusableFolder
+from anisoscope.errors import AnisoscopeError, OccupiedFolder, UnusableFolder
 
 LOCK = "lock.json"
 BEAT = 20.0  # seconds between signs of life of a writer
@@ -87,11 +87,16 @@ def refuse_other_writer(folder: Path) -> None:
     """Raise an error if another process is writing into a folder."""
     owner = _owner(folder)
     if owner is not None and not _is_mine(owner) and not _gone(owner, folder):
-        raise _occupied(owner, folder)
+        raise OccupiedFolder(folder, _words(owner))
 
 
 def abandon(folder: Path) -> None:
-    """Remove the lock of a writer that is known to be gone, such as a lost job on another machine."""
+    """Remove the lock of a writer that is said to be gone, such as a lost job on another machine.
+
+    Not of one that is there: what ran on this machine may have outlived whoever watched it.
+    """
+    if has_ended(_owner(folder) or {}) is False:
+        return
     with contextlib.suppress(OSError):
         (folder / LOCK).unlink()
 
@@ -175,13 +180,6 @@ def _clock(folder: Path) -> float:
         return time.time()
 
 
-def _occupied(owner: Mapping[str, Any], folder: Path) -> AnisoscopeError:
-    return AnisoscopeError(
-        f"run folder {str(folder)!r} is being written by {_words(owner)}; wait until it ends or stop it, or give "
-        "another folder."
-    )
-
-
 def _words(owner: Mapping[str, Any]) -> str:
     """A writer in words.
 
@@ -209,7 +207,7 @@ def _claim(folder: Path) -> str:
             if owner is None:  # just released
                 continue
             if not (why := _gone(owner, folder)):
-                raise _occupied(owner, folder)
+                raise OccupiedFolder(folder, _words(owner))
             if _put_aside(path, owner):
                 note = f"the lock of {_words(owner)} was taken over: {why}"
     except OSError as error:

@@ -21,6 +21,8 @@ from anisoscope import __version__
 
 # each begins warnings that stand above all others: the numbers are of no text, or of a model that learned none
 WRONG_TEXT, DIVERGED = "WRONG TEXT: ", "WORSE THAN GUESSING: "
+PRETRAINED = "pretrained models"  # ends the subject of a verdict on them that stands beside one on models with seeds
+SEEDED = "models trained from several seeds"  # beside pretrained ones
 
 
 def wrong_loss(loss: float, vocabulary: int | None) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Self
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from anisoscope.numerics.host import cores, float64_copy, single_steps, together
-from anisoscope.numerics.linalg import has_float64, lengths
+from anisoscope.numerics.host import cores, single_steps, together
+from anisoscope.numerics.linalg import has_float64, lengths, widened
 
 UNSET: Any = None  # a sum before the first rows
 
@@ -121,17 +121,9 @@ class Sums(Additive, ABC):
         return self
 
 
-_CHUNK, _CHUNK_ON_DEVICE = 3 << 18, 1 << 24  # elements at a time; on the host their float64 copy fits into the cache
 _MANY = 1024  # cells from which a matrix product that adds to them would be too large
 _FEW = 1 << 18  # elements whose maxima by cell are one operation on a GPU
 _SHARED = 1 << 22  # elements from which the work is divided among the cores
-
-
-def _chunks(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of rows with their float64 copies, which the caller may overwrite."""
-    size = max(1, (_CHUNK if x.device.type == "cpu" else _CHUNK_ON_DEVICE) // max(1, x.shape[1:].numel()))
-    for part in (slice(start, start + size) for start in range(0, len(x), size)):
-        yield part, float64_copy(x[part]) if has_float64(x.device) else x[part].cpu().double()
 
 
 def _zeros(shape: Sequence[int], cell: Tensor) -> Tensor:
@@ -206,7 +198,7 @@ class Directions(Sums):
     def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
         total, units = (_zeros((cells, *x.shape[1:]), cell) if name in read else UNSET for name in ("total", "units"))
         norms = _zeros(x.shape[:-1], cell)
-        for here, rows in _chunks(x):
+        for here, rows in widened(x):
             norms[here] = lengths(rows)
             if total is not None:
                 _add_cells(total, cell[here], rows)
@@ -236,7 +228,7 @@ class Coordinates(Sums):
     @classmethod
     def _walk(cls, x: Tensor, cell: Tensor, cells: int, *, read: frozenset[str]) -> Self:
         squares, largest = _zeros((cells, *x.shape[1:]), cell), _zeros((cells, *x.shape[1:]), cell)
-        for here, rows in _chunks(x):
+        for here, rows in widened(x):
             inverse = _inverse(lengths(rows))
             torch.maximum(largest, _cell_largest(cell[here], cells, rows.abs_()), out=largest)
             _add_cells(squares, cell[here], rows.mul_(inverse.unsqueeze(-1)).square_())
@@ -277,7 +269,7 @@ def context_units(x: Tensor, place: Tensor, number: int) -> tuple[Tensor, Tensor
     """Σu [number, …, d], and how many rows are not zero [number, …], of rows [n, …, d] by place 0…number−1."""
     place = place.to(x.device if has_float64(x.device) else "cpu")
     units, directed = _zeros((number, *x.shape[1:]), place), _zeros((number, *x.shape[1:-1]), place)
-    for here, rows in _chunks(x):
+    for here, rows in widened(x):
         norms = torch.linalg.vector_norm(rows, dim=-1)
         _add_cells(directed, place[here], (norms > 0).to(rows))
         _add_weighted(units, place[here], rows, _inverse(norms))

@@ -5,12 +5,13 @@ ones; f the function that is summed, √λ or √λ log √λ; t nodes, J of the
 
 On the spectrum of S, which is solved exactly, f is fitted by
     f̂(λ) = a λ + b λ² + Σⱼ wⱼ log(λ + tⱼ),
-so that λ f̂′ is closest to λ f′ in least squares: a relative change of λ is what the rows of a fold make. Then Σ f(λ₍ₖ₎)
-follows from tr S₍ₖ₎, ‖S₍ₖ₎‖² and log det(S₍ₖ₎ + tⱼ), and a determinant is a Cholesky factor, a tenth of an eigenvalue
-problem on a processor. Nodes are added until what is left of the derivative is below a bound; the q leading eigenvalues
-(Rayleigh–Ritz, from those of S) are summed as they are and taken out of the fit, since one that dominates would hide
-the others. S₍ₖ₎ of one fold is solved, too: by what its sums differ those of all folds are corrected, and where that is
-more than a share of the spread between folds and of what leaving out a fold changes in all, every line is solved.
+so that λ f̂′ is closest to λ f′ in least squares: a relative change of λ is what the rows of a fold make. Then Σ
+f(λ₍ₖ₎) follows from tr S₍ₖ₎, ‖S₍ₖ₎‖² and log det(S₍ₖ₎ + tⱼ), and a determinant is a Cholesky factor, a tenth of an
+eigenvalue problem on a processor. Nodes are added until what is left of the derivative is below a bound; the q leading
+eigenvalues (Rayleigh–Ritz, from those of S) are summed as they are and taken out of the fit, since one that dominates
+would hide the others. S₍ₖ₎ of one fold is solved, too: by what its sums differ those of all folds are corrected. Where
+that is more than a share of the spread between folds and of what leaving out a fold changes in all, nodes are added
+until the fit is closer; where that does not help, every line is solved.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _LEADING, _AXES = 4, 16  # q, and in how many directions of S they are looked fo
 _NEAR = 0.015  # of the spread between folds, what the largest eigenvalue in these directions may differ by
 _POINTS, _GRID = 32, 12  # eigenvalues that f is fitted on, and nodes to choose from
 _SHRUNK = np.array([0.7, 0.8, 0.875, 0.95])  # of an eigenvalue, what is left of it without a fold
-_MOST = 5  # nodes beyond which all folds are solved
-_CLOSE = (0.01, 0.003)  # largest relative error of the derivative, in Σ√λ and in the entropy
+_MOST = 6  # nodes beyond which all folds are solved
+_CLOSE = (0.01, 0.0015)  # largest relative error of the derivative, in Σ√λ and in the entropy
+_CLOSER = (1.0, 0.3, 0.1)  # shares of it that are tried in turn, until the fold that was solved agrees
 _GRADED = 1e4  # largest entry over a node up to which float32 factors do
-_AGREE, _ALIKE = 0.1, 0.05  # of the spread between folds, and of their common change, what a solved fold may differ by
+_AGREE, _ALIKE = 0.07, 0.035  # of the spread between folds, and of their common change, what one may differ by
 _FEWEST = 2  # rows per dimension, without a fold
 
 
@@ -56,18 +58,25 @@ class LeftOutSpectra:
 
     def spectrum(self, *, entropy: bool) -> Spectrum | None:
         """The sums, those of the logarithms only for an `entropy`; None where all lines must be solved."""
-        fit = None if self.leading is None else _Fit.of(self.values[_LEADING:].numpy())
-        fit = fit.extended() if entropy and fit is not None else fit
-        if self.leading is None or fit is None:
-            return None
-        roots, logs = self._sums(fit)
-        found = Spectrum(self.leading[:, 0].clone(), self.total, self.squares, roots, logs)
-        if not self._agrees(found, entropy=entropy):
+        found = None if self.leading is None else self._found(self.leading, entropy=entropy)
+        if found is None:
             return None
         solved = Spectrum.of(self.known)
         for ours, theirs in ((found.top, solved.top), (found.roots, solved.roots), (found.logs, solved.logs)):
             ours[1:] += theirs - ours[1]
         return found if entropy else replace(found, logs=found.logs * torch.nan)
+
+    def _found(self, leading: Tensor, *, entropy: bool) -> Spectrum | None:
+        """The sums of the first fit with which the fold that was solved agrees, if there is one."""
+        fit = _Fit.of(self.values[_LEADING:].numpy())
+        for share in _CLOSER:
+            fit = fit and fit.within(share, entropy=entropy)
+            if fit is None:
+                return None
+            found = Spectrum(leading[:, 0].clone(), self.total, self.squares, *self._sums(fit, leading))
+            if self._agrees(found, entropy=entropy):
+                return found
+        return None
 
     def _leading(self) -> Tensor | None:
         """The q largest eigenvalues of every line, those of the first exactly; None if their space was not found."""
@@ -77,11 +86,9 @@ class LeftOutSpectra:
         near = (found[0, 0] / exact[0] - 1.0).abs() <= _NEAR * (found[1:, 0] / exact[0]).std()
         return found / found[0] * exact if bool(near) else None
 
-    def _sums(self, fit: _Fit) -> tuple[Tensor, Tensor]:
-        """Σ√λ and Σ√λ log √λ of every line."""
-        q, scale = _LEADING, fit.scale
-        assert self.leading is not None
-        top, rest = self.leading, self.values[q:]
+    def _sums(self, fit: _Fit, top: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ√λ and Σ√λ log √λ of every line, whose leading eigenvalues are `top` [L, q]."""
+        scale, rest = fit.scale, self.values[_LEADING:]
         squared = self.squares - top.square().sum(1)
         features = [(self.total - top.sum(1)) / scale, squared / scale**2]
         for node in fit.nodes:
@@ -167,16 +174,15 @@ class _Fit:
         points = rest[np.linspace(0, len(rest) - 1, min(len(rest), _POINTS)).round().astype(int)] / scale
         sigma = np.sqrt(rest / scale)
         target = _Target(np.outer(_SHRUNK, points).ravel(), float((sigma * np.log(sigma)).sum() / sigma.sum()))
-        return cls(target, np.geomspace(points[-1] / 16, points[0], _GRID).tolist(), scale)._until(entropy=False)
+        return cls(target, np.geomspace(points[-1] / 16, points[0], _GRID).tolist(), scale).within(1.0, entropy=False)
 
-    def extended(self) -> _Fit | None:
-        """With more nodes, so that the entropy is fitted as well."""
-        return self._until(entropy=True)
+    def within(self, share: float, *, entropy: bool) -> _Fit | None:
+        """With nodes added, the first two together, until the errors are a share of the bounds; None beyond the most.
 
-    def _until(self, *, entropy: bool) -> _Fit | None:
-        """With nodes added until the errors are small; the first two together, the others one by one."""
+        The errors of an `entropy` count where it is wanted.
+        """
         found = self
-        while found.errors[0] > _CLOSE[0] or (entropy and found.errors[1] > _CLOSE[1]):
+        while found.errors[0] > share * _CLOSE[0] or (entropy and found.errors[1] > share * _CLOSE[1]):
             if len(found.nodes) == _MOST:
                 return None
             tried: Any = ((*found.nodes, node) for node in self.grid if node not in found.nodes)

@@ -242,7 +242,7 @@ def _settled(arm: StudyArm) -> StudyArm:
 
 
 def _left_behind(job: Job) -> None:
-    """The worker of a lost arm is gone; its lock, on another machine, would keep the next one out for a while."""
+    """The lock of a lost arm, on another machine, would keep the next worker out for a while."""
     abandon(job.task.path)
 
 

@@ -220,7 +220,9 @@ class StepRows:
         return Half.joined([(rows, 1.0) for rows in self.fit[site]])
 
     def lacking(self) -> str:
-        """The reason why the step cannot be measured (one half is empty, nothing is finite), or ""."""
+        """The reason why the step cannot be measured (no gradients, one half is empty, nothing is finite), or ""."""
+        if not self.test:
+            return "no gradient reaches any site (what lies before is frozen, or the loss does not depend on it)"
         fit, test = self.fit.values(), [[rows for rows, _ in parts] for parts in self.test.values()]
         if not all(any(len(part.x) for rows in half for part in rows) for half in (fit, test)):
             return f"all contexts of step {self.step} are in one half"

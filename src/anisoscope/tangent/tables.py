@@ -115,8 +115,10 @@ class TypeFit:
     def of(cls, fit: Half, labels: Sequence[Label], *, site: Site, seed: int, standardised: bool) -> TypeFit | None:
         """Proxies with their controls, also in standardised coordinates; None if rows or types are too few."""
         # a masked row shows [MASK] or noise, not the type it stands for
-        mine = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
-        rows, types = fit.x[mine.nonzero().squeeze(1).to(fit.x.device)], fit.token[mine]
+        fitted = (fit.token >= 0) & (half_of(fit.token) == 0) & (fit.masked != 1)
+        mine = fit.few(len(fit))  # an order that batches and processes do not change, on which permuted controls depend
+        mine = mine[fitted[mine]]
+        rows, types = fit.x[mine.to(fit.x.device)], fit.token[mine]
         if len(rows) <= 2 * labels[0].rank or len(types.unique()) < 2:
             return None
         fits = {site: FitRows.of_rows(rows, even_folds(types))}

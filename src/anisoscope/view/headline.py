@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.view.sections.findings import leading, measured
+from anisoscope.results.manifest import PRETRAINED, SEEDED
+from anisoscope.view.sections.findings import leading, measured, stands
 from anisoscope.view.words import finite, listed, number, title_of
 
 Verdict = Mapping[str, Any]
@@ -296,14 +297,20 @@ def headline(verdicts: Sequence[Verdict], study: str = "") -> str:
     >>> one = {"claim": "bell_shaped", "subject": "gpt2", "status": "holds"}
     >>> headline([one, {**one, "subject": "bert", "status": "fails"}])
     'In gpt2 anisotropy is highest in the middle blocks, a bell over depth; in bert it is not so.'
+
+    What no study asks leads only if it stands when all verdicts are counted, or says that it does not.
     """
     tested = leading(measured(verdicts))
     names = list(dict.fromkeys(str(verdict.get("claim")) for verdict in tested))
     asked = [name for name in ASKED.get(study, ()) if name in names]
     decided = [str(v.get("claim")) for v in tested if v.get("status") != "undecided"]
-    lead = asked or decided[:1] or names[:1]
+    standing = [str(v.get("claim")) for v in tested if v.get("status") != "undecided" and stands(v) is not False]
+    lead = asked or standing[:1] or decided[:1] or names[:1]
     shared = Counter(str(v.get("subject") or "") for v in tested)
-    return " ".join(_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2])
+    found = [_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2]]
+    if decided and not (asked or standing):
+        found.append("Counting all verdicts, it does not stand.")
+    return " ".join(found)
 
 
 def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
@@ -314,6 +321,8 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     first = verdicts[0]
     own = len(shared) > 1 and len(verdicts) == 1 and shared.get(str(first.get("subject") or "")) == 1
     words = words_of_claim(str(first.get("claim")), str(first.get("statement") or ""))
+    beside = {str(v.get("subject") or "") for v in verdicts}
+    verdicts = [{**v, "subject": _of_which(str(v.get("subject") or ""), beside)} for v in verdicts]
     by_status = {s: [v for v in verdicts if str(v.get("status")) == s] for s in ("holds", "fails", "undecided")}
     clauses: list[str] = []
     for status, said, after in (
@@ -332,6 +341,18 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def _of_which(subject: str, beside: Collection[str]) -> str:
+    """A subject in words, where pretrained models are judged beside those with seeds.
+
+    >>> both = ["all models", "all models, pretrained models"]
+    >>> [_of_which(subject, both) for subject in both], _of_which("all models", ["all models"])
+    (['models trained from several seeds', 'pretrained models'], 'all models')
+    """
+    if subject.endswith(f", {PRETRAINED}"):
+        return PRETRAINED
+    return SEEDED if f"{subject}, {PRETRAINED}" in beside else subject
+
+
 def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
     """Where a verdict speaks of: "in gpt2", "in 5 models"; "" for subjects that the claim itself names."""
     names = list(dict.fromkeys(str(v.get("subject") or "") for v in verdicts))
@@ -339,6 +360,8 @@ def _where(verdicts: Sequence[Verdict], *, every: bool) -> str:
         return f"in all {len(names)} cases" if every else f"in {len(names)} cases"
     if not any(names):
         return ""
+    if set(names) == {SEEDED, PRETRAINED}:
+        return f"in {SEEDED} and in pretrained ones"
     return f"in {listed([f'the {name}' if name in ('decoder', 'encoder') else name for name in names])}"
 
 

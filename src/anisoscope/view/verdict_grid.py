@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anisoscope.results.manifest import PRETRAINED
 from anisoscope.view.headline import words_of_claim
 from anisoscope.view.sections.findings import (
     ALONE,
@@ -156,11 +157,13 @@ def _grid(shown: Sequence[Verdict], every: Sequence[Verdict], claims: Mapping[st
         name, subject = str(verdict.get("claim")), str(verdict.get("subject") or "")
         if subject not in counts:
             continue  # a subject on which nothing was measured has no column
-        place = subject if subject in columns else TOGETHER
+        beside = PRETRAINED if subject.endswith(f", {PRETRAINED}") else TOGETHER
+        place = subject if subject in columns else beside
         seeds = [v for v in every if v is not verdict and (v.get("claim"), v.get("subject")) == (name, subject)]
         rows.setdefault(name, {}).setdefault(place, []).append(_cell(verdict, f"{prefix}{number}", measured(seeds)))
         statements.setdefault(name, str(verdict.get("statement") or ""))
-    columns = [*columns, *([TOGETHER] if any(TOGETHER in row for row in rows.values()) else [])]
+    ends = (TOGETHER, PRETRAINED)
+    columns += [end for end in ends if end not in columns and any(end in row for row in rows.values())]
     papers: dict[tuple[str, str], list[GridRow]] = {}
     for name, cells in rows.items():
         row = _row(name, statements[name], [(column, cells.get(column, ())) for column in columns], claims.get(name))

@@ -5,8 +5,7 @@ rows of single heads), so that two metrics can be paired. A `BlockStack` is the 
 embedding and the output of the final norm. A model with an encoder and a decoder has two stacks, each judged
 separately; `Arms` of an ablation are compared with each other.
 
-A general claim needs independent trainings. The seed in a table may be that of the measurement only (random directions,
-starts of a fit) on the same weights; such seeds have identical losses and count as one run.
+Which seeds of a table are trainings of their own: `claims.engine.seeds`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from anisoscope.claims.engine.alternative import AS_CHOSEN, OUTLIERS, Alternative, differing
+from anisoscope.claims.engine.seeds import aligned, repeats
 from anisoscope.errors import AnisoscopeError
 from anisoscope.results.quantity import Quantity, mean
 from anisoscope.results.query import Query, Row, Table, with_options
@@ -26,10 +26,7 @@ from anisoscope.results.query import Query, Row, Table, with_options
 T = TypeVar("T")
 ROLES = ("encoder", "decoder", "encoder-decoder")
 MEASURE = "the monitor's preset 'full' measures it"
-LOSSES = ("probe_loss", "loss")
 GATE = {"probe_loss": None, "weighted_probe_loss": "1"}  # held-out losses, with `weighted` of their constant_loss
-ENERGY = "gradient_energy"
-CLOSE = 1e-12  # losses this close (relative) come from the same training
 CLASS_TOKEN = "cls"  # kind of sites
 _BLOCKS = ("resid", "stage", "query", "scores")  # kinds of sites that only stacks with blocks have
 _ARM_ROLES = {"causal-next": "decoder", "causal-masked": "neither", "bidirectional-masked": "encoder"}
@@ -186,6 +183,16 @@ class Run:
         """The last step at which anything was measured; None outside a series."""
         of_seed = self.query.where(seed=self.seed).values("step")
         return self.once("last step", lambda: max((step for step in of_seed if step is not None), default=None))
+
+    @property
+    def random(self) -> bool:
+        """Whether its weights are those of an initialisation, as noted in run.json."""
+        return any(str(note).startswith("random weights") for note in self.entry.get("notes") or ())
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its weights were loaded: only such models have a fingerprint of them, and random ones a note, too."""
+        return bool(self.entry.get("fingerprint")) and not self.random
 
     def stacks(self) -> list[str]:
         """The stacks that have blocks."""
@@ -488,8 +495,8 @@ def studies_by_seed(
         gate = held_out.get((model, seed)) or held_out.get((model, None)) or {}
         return Run(of_model, model, seed, proxy, chosen, fit, copies, roles.get(model, ""), entry, gate)
 
-    aligned = _aligned({model: list(found) or [None] for model, found in kept.items()})
-    return [{model: run(model, seed) for model, seed in study.items()} for study in aligned]
+    studies = aligned({model: list(found) or [None] for model, found in kept.items()})
+    return [{model: run(model, seed) for model, seed in study.items()} for study in studies]
 
 
 def _held_out(query: Query) -> dict[tuple[str, int | None], dict[int | None, tuple[Row, Row]]]:
@@ -506,21 +513,6 @@ def _held_out(query: Query) -> dict[tuple[str, int | None], dict[int | None, tup
                 newest = constant[max(told, key=lambda key: key[2] or 0)]
                 courses.setdefault((model, seed), {})[step] = loss[model, seed, step], newest
     return courses
-
-
-def _aligned(seeds: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """The seed of each model in each study: equal seeds together if all models share one, else the i-th seed of each.
-
-    >>> _aligned({"a": [0, 2], "b": [0, 1, 2]})
-    [{'a': 0, 'b': 0}, {'b': 1}, {'a': 2, 'b': 2}]
-    >>> _aligned({"a": [0, 1], "b": [7]})
-    [{'a': 0, 'b': 7}, {'a': 1}]
-    """
-    if seeds and set.intersection(*map(set, seeds.values())):
-        every = sorted(set().union(*seeds.values()), key=lambda seed: -1 if seed is None else seed)
-        return [{model: seed for model, found in seeds.items() if seed in found} for seed in every]
-    count = max((len(found) for found in seeds.values()), default=0)
-    return [{model: found[i] for model, found in seeds.items() if i < len(found)} for i in range(count)]
 
 
 def most_common_ranks(table: Table) -> dict[str, int]:
@@ -551,47 +543,3 @@ def model_roles(table: Table) -> dict[str, str]:
         if role := by_name or ("encoder-decoder" if len(known) > 1 else "".join(known)):
             roles[model] = role
     return roles
-
-
-Series = dict[tuple[Any, ...], float]  # values by (step, further columns)
-
-
-def repeats(query: Query, seeds: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
-    """For every model the seeds to keep, each with the later seeds that are measurements of the same run."""
-    several = [model for model, found in seeds.items() if len(found) > 1]
-    # compare only values that do not depend on the random draws of the measurement
-    fixed = {"control": None, "proxy": lambda name: not (name or "").startswith("random")}
-    rows = query.where(model=several, metric=[*LOSSES, ENERGY], head=None, **fixed).known()
-    runs: dict[tuple[str, int], dict[str, Series]] = {}
-    for (model, seed, metric), values in rows.groups("model", "seed", "metric").items():
-        places = zip(*map(values.column, ("step", "stack", "layer", "kind", "group", "variant")), strict=True)
-        runs.setdefault((model, seed), {})[metric] = dict(zip(places, values.column("value"), strict=True))
-    kept: dict[str, dict[int, list[int]]] = {model: {} for model in seeds}
-    for model, seed in ((model, seed) for model, numbers in seeds.items() for seed in numbers):
-        current = runs.get((model, seed), {})
-        original = next((k for k in kept[model] if same_run(runs.get((model, k), {}), current)), None)
-        kept[model].setdefault(seed, []) if original is None else kept[model][original].append(seed)
-    return kept
-
-
-def same_run(one: Mapping[str, Series], two: Mapping[str, Series]) -> bool:
-    """Whether two seeds have equal losses at all common steps or, without losses, equal gradient energies at one step.
-
-    A loss at step 0 alone is not enough: an output head initialised to zero gives every seed the same loss.
-
-    >>> same_run({"loss": {(0,): 5.6, (9,): 2.1}}, {"loss": {(0,): 5.6, (9,): 2.1}})
-    True
-    >>> same_run({"loss": {(0,): 5.6, (9,): 2.1}}, {"loss": {(0,): 5.6, (9,): 2.2}})
-    False
-    """
-    equal: dict[str, dict[int | None, bool]] = {name: {} for name in (*LOSSES, ENERGY)}  # by metric and step
-    for name, steps in equal.items():
-        first, second = one.get(name, {}), two.get(name, {})
-        for key in first.keys() & second.keys():
-            same = math.isclose(first[key], second[key], rel_tol=CLOSE, abs_tol=CLOSE)
-            steps[key[0]] = steps.get(key[0], True) and same
-    courses = [equal[name] for name in LOSSES if any(step != 0 for step in equal[name])]
-    if courses:
-        return any(all(steps.values()) for steps in courses)
-    later = {step: same for step, same in equal[ENERGY].items() if step != 0}
-    return any((later or equal[ENERGY]).values())

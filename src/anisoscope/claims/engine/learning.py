@@ -46,11 +46,11 @@ def learned(run: Run, until: int | None = None) -> Learned:
     if steps:
         last = max(steps, key=lambda step: -1 if step is None else step)
         return compare_with_constant(*run.held_out[last])
-    if any(str(note).startswith("random weights") for note in run.entry.get("notes") or ()):
+    if run.random:
         return Learned("did not learn", "its weights are random", trained=False)
     if run.last_step == 0:
         return Learned("did not learn", "nothing but its initialisation was measured", trained=False)
-    if run.entry.get("fingerprint"):  # of the weights: only models that were loaded have one
+    if run.loaded:
         return Learned("learned", PRETRAINED)
     return Learned("unknown", NO_CONSTANT)
 

@@ -208,7 +208,7 @@ def stream_record(stream: Stream) -> dict[str, Any]:
     squared = [point["relative_drift"] ** 2 for point in counted]
     shared = ("model", "subject", "modality", "role", "step", "kind", "untrained", "doubt", "attends")
     found = {name: getattr(stream, name) for name in shared}
-    found |= {"stack": stream.stack_name, "seed": stream.run.seed, "n": len(pairs)}
+    found |= {"stack": stream.stack_name, "seed": stream.run.seed, "loaded": stream.run.loaded, "n": len(pairs)}
     found |= {**_columns("pearson", linear), "pearson_p": linear.p}
     found |= {**_columns("spearman", ranked), "spearman_p": ranked.p, "p_note": over.DESCRIPTIVE}
     found |= _columns("explained", Part.of(_SHARE, explained_share(stream), bounds=engine.SHARE))

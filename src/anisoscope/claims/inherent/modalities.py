@@ -134,12 +134,15 @@ def model_means(found: Iterable[Stream]) -> dict[str, Quantity]:
 
 
 def _modality_sentence(parts: Parts, part: Part, *, members: Mapping[str, Sequence[str]]) -> str:
+    partly = [modality for modality in members if modality not in parts]  # of seeds that are pooled only some have it
+    members = {modality: names for modality, names in members.items() if modality in parts}
     models = {name.split(", ")[0] for names in members.values() for name in names}
     known = sum(m in MODALITIES for m in members)
     text = f"in {counted(len(models), 'model')} of {known} of {len(MODALITIES)} modalities the average cosine over "
     text += "blocks is "
     text += listed([f"{parts[m]} in {m} ({_averaged(names)})" for m, names in members.items()])
     text += f"; what decides is {part.name}, {part.outcome}"
+    text += f"; {listed(partly)} {'were' if len(partly) > 1 else 'was'} not measured in every seed" if partly else ""
     single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name}
     for state, words in (("fails", "not anisotropic"), ("undecided", "open")):
         names = [f"{name} with {p}" for name, p in single.items() if p.status == state]

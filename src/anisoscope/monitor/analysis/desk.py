@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -17,7 +17,7 @@ from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
 from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
 from anisoscope.monitor.analysis.merging import joined_parts, of_another_model
 from anisoscope.monitor.analysis.parts import LeftStep
-from anisoscope.monitor.analysis.ranks import Ranks, several
+from anisoscope.monitor.analysis.ranks import RankLosses, Ranks, several
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.results.folder import replace_file
@@ -33,6 +33,7 @@ class Desk:
     def __init__(self, analysis: Analysis, guard: FaultGuard, ranks: Ranks | None) -> None:
         self.analyst: Analyst = HereAnalyst(analysis)
         self.guard, self.ranks, self._alone = guard, ranks, not several()
+        self._losses = None if ranks is None else RankLosses(ranks, lambda step, loss: self._keep(step, {"loss": loss}))
         self.shown = 0  # the sum of hashes of all contexts of measured training batches
 
     @property
@@ -65,10 +66,26 @@ class Desk:
             self.results.files.keep_map(seen.rows.step, mapped, self.analyst.analysis.tokenizer)
         return self.analyst.submit(seen)
 
-    def close_step(self, step: int, state: dict[str, Any]) -> None:
-        """All was given that this process saw of a step; the state after it is kept with that until it has results."""
-        if self.ranks is not None:
+    def close_step(self, step: int, state: dict[str, Any], *, targets: int | None) -> None:
+        """All was given that this process saw of a step; the state after it is kept with that until it has results.
+
+        `targets` is over how many its loss is a mean, if that is known.
+        """
+        if self.ranks is not None and self._losses is not None:
+            self._losses.open(step, targets)
             self.guard.call(_JOIN, self.ranks.close_step, step, state)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keep numbers that the training logs of a measured step: the loss of all processes, others of the first."""
+        numbers = {name: float(value) for name, value in numbers.items()}
+        if self._losses is not None and step in self.results.done and "loss" in numbers:
+            self._losses.give(step, numbers.pop("loss"))
+        if self.first:
+            self._keep(step, numbers)
+
+    def _keep(self, step: int, numbers: Mapping[str, float]) -> None:
+        place = {"variant": "", "group": "", "kind": "training", "step": step}
+        self.results.log(step, [{**place, "metric": name, "value": value} for name, value in numbers.items()])
 
     def go_on(self, left: LeftStep) -> list[Future[Found]]:
         """Have a step analysed that a killed run left behind."""
@@ -91,6 +108,8 @@ class Desk:
         """Keep the results that have come, or all."""
         if self.ranks is not None:
             self.guard.call(_JOIN, partial(self.ranks.poll, wait=wait))
+        if self._losses is not None:
+            self.guard.call(_JOIN, partial(self._losses.poll, wait=wait))
         self.results.collect(wait=wait)
         if self.ranks is not None:
             self.guard.call(_JOIN, self.ranks.settle, self.results.waiting if self.results.files.saved else None)

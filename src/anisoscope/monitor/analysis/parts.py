@@ -36,6 +36,16 @@ def part_name(step: int, study: str, rank: int) -> str:
     return f"{step:012d}.{study}.{rank}"
 
 
+def step_of(name: str, study: str) -> int | None:
+    """The step of a part of a study; None for other files.
+
+    >>> step_of(part_name(4, "study", 1), "study"), step_of(state_name(4), "study")
+    (4, None)
+    """
+    found = _PART.fullmatch(name)
+    return int(found[1]) if found is not None and found[2] == study else None
+
+
 def state_name(step: int) -> str:
     """The state of the first process after a step, which it writes when its parts of the step are there."""
     return part_name(step, _STATE, 0)

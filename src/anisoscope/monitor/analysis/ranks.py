@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections import Counter, deque
@@ -36,6 +37,7 @@ from anisoscope.monitor.analysis.parts import (
     missed_name,
     part_name,
     state_name,
+    step_of,
 )
 from anisoscope.monitor.analysis.pieces import only_pieces
 from anisoscope.monitor.guard import FaultGuard
@@ -50,6 +52,8 @@ _FAREWELL = 3.0  # seconds for which the first process waits until others have h
 _PATIENCE = 30.0  # seconds at the end for the parts of others
 _LIMIT = 120.0  # seconds after a step in which its parts may come, while the training goes on
 _POLL = 0.02  # seconds between looks while waiting
+_LOOK = 0.2  # seconds between looks into the folder while the training runs
+_LOSS, _LAST = "loss", 10**12 - 1  # the name of parts that are losses; a step that nobody reaches
 _MOST = 16  # parts that are kept for a folder that is not known yet
 _made: Counter[str] = Counter()  # monitors of this process by name: the same number in all processes
 
@@ -83,6 +87,7 @@ class Ranks:
         self.turn = self.rank // alike, self.size // alike  # of the passes of a step: which are of this process
         self.following = False  # whether this process adds to what is recorded at every step
         self.also: list[Callable[..., None]] = []  # called by `poll`
+        self.ending = False  # whether the training has ended here
         name = f"{name}/{members[0]}"
         self._key = f"anisoscope/{name}/{_made[name]}"
         _made[name] += 1
@@ -94,9 +99,11 @@ class Ranks:
         self._begun, self._absent = 0, False  # how often `beginning` was called; whether the first has no monitor
         self._members: dict[int, dict[str, Any]] = {}  # what those said that are known to have a monitor
         self._shapes = shapes_of(model)
-        self._others: set[int] = set()  # of those that have one of another model
+        self.others: set[int] = set()  # of those that have one of another model
+        self._newest: dict[int, int] = {}  # the last step of which a part of theirs was read
         self._agreed = 0  # how often `agree` was called
         self._pending: deque[_Pending] = deque()  # of the first process
+        self._known_steps: set[int] = set()  # of the first process: those it gave a part to, or told about
         self._unsent: list[tuple[str, transport.Parcel]] = []  # of another one, until it knows the folder
 
     @classmethod
@@ -217,6 +224,7 @@ class Ranks:
 
     def missed(self, step: int) -> None:
         """Say that this process has nothing of a step, so that nobody waits for it."""
+        self._known_steps.add(step)
         if not self.first:
             self.post(missed_name(step, self.rank), None)
 
@@ -227,6 +235,7 @@ class Ranks:
             seen.parameters = self.guard.call("compare the weights of processes", few_parameters, self._model)
         name = part_name(seen.rows.step, seen.study, self.rank)
         if self.first:
+            self._known_steps.add(seen.rows.step)
             self._keep(name, seen)
             self._pending.append(one := _Pending(seen, submit))
             return one.future
@@ -264,6 +273,7 @@ class Ranks:
 
     def closing(self) -> None:
         """Say that the first process saves its results, and does so until it removes the folder."""
+        self.ending = True
         if self.first and self._folder is not None:
             self._folder.say(CLOSING)
 
@@ -301,7 +311,7 @@ class Ranks:
         """Whether a process adds to what is recorded at every step; None if it has no monitor yet."""
         if not self._joined(rank):
             return None
-        return bool(self._members[rank]["follows"]) and rank not in self._others
+        return bool(self._members[rank]["follows"]) and rank not in self.others
 
     def gone(self, rank: int) -> bool:
         """Whether a process that had a monitor is known to have ended, so that nothing comes any more."""
@@ -399,7 +409,7 @@ class Ranks:
         return rank in self._members
 
     def _leave_out(self, rank: int, why: str, hint: str) -> None:
-        self._others.add(rank)
+        self.others.add(rank)
         self.guard.note(f"rank {self.members[rank]} {why}, so it is left out; {hint}")
 
     def _whole(self, one: _Pending, *, late: bool) -> bool:
@@ -413,14 +423,21 @@ class Ranks:
     def _settled(self, one: _Pending, rank: int, there: set[str], *, late: bool) -> bool:
         step = one.seen.rows.step
         name = part_name(step, one.seen.study, rank)
-        if rank in self._others or name in there or missed_name(step, rank) in there:
+        if rank in self.others or name in there or missed_name(step, rank) in there:
             return True
         if not self._joined(rank):
             return late or time.monotonic() > one.since + _GRACE
-        late = late or time.monotonic() > one.since + _LIMIT
+        return late or time.monotonic() > one.since + _LIMIT or self.beyond(step, rank, there)
+
+    def beyond(self, step: int, rank: int, there: set[str]) -> bool:
+        """Whether nothing more of a step comes from a process that has a monitor: it is at a later one, or has ended.
+
+        Of one that is gone a last part may have come since `there` was listed.
+        """
+        if rank in self.others or self._newest.get(rank, -1) > step:
+            return True
         begun = [other.partition(".")[0] for other in there if other.endswith(f".{rank}")]
-        # "ended" comes after all numbers; of a process that is gone a last part may have come meanwhile, which is read
-        return late or any(other > name.partition(".")[0] for other in begun) or self.gone(rank)
+        return any(other > f"{step:012d}" for other in begun) or self.gone(rank)  # "ended" comes after all numbers
 
     def _analyse(self, one: _Pending) -> None:
         """Merge the parts of a step, and have it analysed."""
@@ -429,6 +446,7 @@ class Ranks:
         try:
             with self.guard.at(f"step {one.seen.rows.step}"):
                 parts, missing = self._parts(one.seen)
+                self._note_skipped(one.seen)
                 if missing:
                     named = ", ".join(str(self.members[rank]) for rank in missing)
                     alone = "has no monitor, or " if not any(self._joined(r) for r in missing) else ""
@@ -438,13 +456,22 @@ class Ranks:
         except Exception as error:
             one.future.set_exception(error)
 
+    def _note_skipped(self, mine: Seen) -> None:
+        """Tell of earlier steps that others gave a part to and the first process passed over, which have no results."""
+        for step in sorted({step for name in self.names() if (step := step_of(name, mine.study)) is not None}):
+            if step < mine.rows.step and step not in self._known_steps:
+                self._known_steps.add(step)
+                with self.guard.at(f"step {step}"):
+                    first = self.members[0]
+                    self.guard.note(f"rank {first} gave nothing, and it joins the parts, so the step has no results")
+
     def _parts(self, mine: Seen) -> tuple[list[Seen], list[int]]:
         """The parts of a step of all processes that train this model, and those that gave none."""
         assert self._folder is not None
         parts, missing = [mine], []
         for rank in range(1, self.size):
             found = self._folder.read(part_name(mine.rows.step, mine.study, rank), _device_of(mine))
-            if self._joined(rank) and rank in self._others:
+            if self._joined(rank) and rank in self.others:
                 continue
             if found is not None and of_another_model(found, mine):
                 why = f"has other weights than rank {self.members[0]}"
@@ -452,6 +479,7 @@ class Ranks:
                 self._leave_out(rank, why, hint)
             elif found is not None:
                 parts.append(found)
+                self._newest[rank] = mine.rows.step
             else:
                 missing.append(rank)
         return parts, missing
@@ -463,6 +491,106 @@ class Ranks:
             outer.set_result(done.result()) if error is None else outer.set_exception(error)
 
         inner.add_done_callback(ended)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What one process logged."""
+
+    value: float
+    targets: int | None  # that it is the mean of; None if that is not known
+    counts: bool  # whether it is of contexts that no other process gives
+
+
+class RankLosses:
+    """The loss that processes log of a measured step: the first one keeps their mean over all targets.
+
+    They travel as parts do. A process need not log any: the first knows of that once it is at a later step, or ends.
+    """
+
+    def __init__(self, ranks: Ranks, keep: Callable[[int, float], None]) -> None:
+        self.ranks, self.keep = ranks, keep
+        self._targets: tuple[int, int | None] = -1, None  # the last measured step, and the targets of this process
+        self._told: set[int] = set()
+        self._given: dict[int, dict[int, _Loss]] = {}  # in the first process, by step and process
+        self._looked, self._since = 0.0, time.monotonic()
+
+    def open(self, step: int, targets: int | None) -> None:
+        """A step was measured, in which this process has so many targets; None if that is not known."""
+        self._targets, self._since = (step, targets), time.monotonic()
+        self._told.discard(step)  # if the training was rewound
+
+    def give(self, step: int, loss: float) -> None:
+        """The loss of this process; of several for one step the first counts."""
+        if step in self._told:
+            return
+        self._told.add(step)
+        mine = _Loss(loss, self._targets[1] if self._targets[0] == step else None, self.ranks.leads)
+        if self.ranks.first:
+            self._given.setdefault(step, {})[0] = mine
+        else:
+            self.ranks.post(part_name(step, _LOSS, self.ranks.rank), mine)
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Keep the losses that are complete; at the end of the training all, for which it waits some seconds.
+
+        Called after `Ranks.poll`, which finds out who trains another model.
+        """
+        now, ending = time.monotonic(), wait and self.ranks.ending
+        if not self.ranks.first or (not wait and now < self._looked + _LOOK):
+            return
+        self._looked = now
+        until = now + (_GRACE if ending and sys.exception() is None else 0.0)
+        while not self._read() and time.monotonic() < until:
+            time.sleep(_POLL)
+        for step in sorted(self._given) if ending else ():
+            self._join(step)
+
+    def _read(self) -> bool:
+        """Take what has come and keep what is complete; whether nothing is awaited.
+
+        A folder that is listed while files come may show a later one and not an earlier one: a second list has all
+        that came before what the first shows.
+        """
+        there, others = self.ranks.names(), range(1, self.ranks.size)
+        # others alone may have the loss: the last stage of a pipeline, or those that log where the first does not
+        quiet = self._targets[0] >= 0 and self._targets[0] not in self._told
+        others_alone = self.ranks.stage is not None or (self.ranks.ending and quiet)
+        steps = [*self._given, *([_LAST] if others_alone else [])]
+        silent = time.monotonic() > self._since + _GRACE  # a process that has no monitor yet has none
+        absent = {rank for rank in others if silent and self.ranks.follows(rank) is None}
+        past = {(step, rank) for step in steps for rank in others if self.ranks.beyond(step, rank, there)}
+        past |= {(step, rank) for step in steps for rank in absent}
+        for name in self.ranks.names():
+            place, study, rank = [*name.split("."), "", ""][:3]
+            if study == _LOSS and (found := self.ranks.taken(name)) is not None:
+                self._given.setdefault(int(place), {})[int(rank)] = found
+        for step, given in sorted(self._given.items()):
+            mine = 0 in given or step != self._targets[0] or self.ranks.ending
+            if mine and all(rank in given or (step, rank) in past for rank in others):
+                self._join(step)
+        monitored = (rank for rank in others if self.ranks.stage is not None or self.ranks.follows(rank) is not None)
+        return not self._given and (not others_alone or all((_LAST, rank) in past for rank in monitored))
+
+    def _join(self, step: int) -> None:
+        given = {rank: loss for rank, loss in self._given.pop(step).items() if rank not in self.ranks.others}
+        if counted := [loss for _, loss in sorted(given.items()) if loss.counts]:
+            self.keep(step, mean_loss(counted))
+
+
+def mean_loss(given: Sequence[_Loss]) -> float:
+    """The mean over all targets; over processes if their numbers are not known of all, or nobody has any.
+
+    >>> mean_loss([_Loss(1.0, 30, True), _Loss(3.0, 10, True), _Loss(math.nan, 0, True)])
+    1.5
+    """
+    sizes = [loss.targets for loss in given if loss.targets is not None]
+    if len(sizes) < len(given) or not any(sizes):
+        sizes = [1] * len(given)
+    counted = [(loss.value, size) for loss, size in zip(given, sizes, strict=True) if size]
+    if len({value for value, _ in counted}) == 1:  # already joined by the training: to the last bit
+        return counted[0][0]
+    return math.fsum(value * size for value, size in counted) / sum(size for _, size in counted)
 
 
 def _device_of(seen: Seen) -> str:

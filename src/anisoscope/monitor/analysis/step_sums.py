@@ -32,7 +32,6 @@ _END: Key = (float("inf"), 0)
 _BEFORE: Key = (-1.0, 0)
 _BATCH = 8 << 20  # bytes of a file of sums, which may hold many steps
 _MATRICES = 16 << 20  # bytes of second moments that a process sends at any step
-_LOOK = 0.2  # seconds between looks into the folder while the training runs
 MISSING = torch.inf  # stands for a quantity of second moments that were too large to be sent
 
 
@@ -188,7 +187,7 @@ class StepSums:
     def poll(self, *, wait: bool = False) -> None:
         """Merge the steps of which everything is there; with `wait` those that were asked for, at the end all."""
         now = time.monotonic()
-        if not self.ranks.first or self._busy or (not wait and now < self._looked + _LOOK):
+        if not self.ranks.first or self._busy or (not wait and now < self._looked + joining._LOOK):
             return
         self._looked, self._busy = now, True
         until = now + (0.0 if self._hurry else joining._PATIENCE)

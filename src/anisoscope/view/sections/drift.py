@@ -13,6 +13,7 @@ from html import escape
 from operator import itemgetter
 from typing import Any
 
+from anisoscope.results.manifest import PRETRAINED, SEEDED
 from anisoscope.results.modality import MODALITIES
 from anisoscope.results.quantity import mean_of
 from anisoscope.view import figure, page, words
@@ -50,7 +51,7 @@ class Comparison:
 
     @classmethod
     def named(cls, correlations: Sequence[Record], anisotropy: Sequence[Record], **more: Any) -> Comparison:
-        """A comparison whose records have a `label`, and a `name` that all seeds of a stack share."""
+        """A comparison whose records have a `label`, a `name` that all seeds share, and are `apart` as for claims."""
         shorten, more_of = short_names({r["model"] for r in correlations}), {owner_of(r): r for r in anisotropy}
         stacks, seeds = defaultdict(set), defaultdict(set)
         for record in correlations:
@@ -61,7 +62,8 @@ class Comparison:
             model, stack, seed = owner_of(record)
             name = (shorten(model) or "unnamed") + (f" · {stack}" if len(stacks[model]) > 1 else "")
             label = f"{name} · seed {seed}" if len(seeds[model]) > 1 else name
-            records.append({**record, **more_of[model, stack, seed], "label": label, "name": name})
+            apart = bool(record.get("loaded")) and len(seeds[model]) == 1 < max(map(len, seeds.values()))
+            records.append({**record, **more_of[model, stack, seed], "label": label, "name": name, "apart": apart})
         return cls(records, **more)
 
     @property
@@ -93,6 +95,7 @@ class Bundle:
 
     members: tuple[Record, ...]
     dash: str = "solid"  # models of one modality share a colour and differ in dashes
+    apart: bool = False  # a pretrained model beside models with several seeds
 
     @property
     def first(self) -> Record:
@@ -150,9 +153,7 @@ class Bundle:
     def status_cell(self, note: str = "") -> TableCell:
         """The cell for whether drift explains a model: one sign and word, or several with numbers of seeds."""
         several = f" of {self.seeds}" if len(self.counts) > 1 else ""
-        looks = [
-            f"{LOOKS[s][3]} {LOOKS[s][0]}" + (f" in {n}{several}" if several else "") for s, n in self.counts.items()
-        ]
+        looks = [f"{LOOKS[s][3]} {LOOKS[s][0]}{f' in {n}{several}' if several else ''}" for s, n in self.counts.items()]
         return TableCell(", ".join(looks), [note] if note else (), css="missed" if "fails" in self.counts else "")
 
 
@@ -175,7 +176,8 @@ def bundles_of(records: Sequence[Record]) -> list[Bundle]:
     for bundle in sorted((Bundle(tuple(members)) for members in found.values()), key=lambda b: b.untrained):
         known = models[bundle.modality]
         known += [bundle.first["model"]] if bundle.first["model"] not in known else []
-        bundles.append(Bundle(bundle.members, DASHES[known.index(bundle.first["model"]) % len(DASHES)]))
+        dash = DASHES[known.index(bundle.first["model"]) % len(DASHES)]
+        bundles.append(Bundle(bundle.members, dash, bool(bundle.first.get("apart"))))
     return bundles
 
 
@@ -204,9 +206,9 @@ def size_words(bundles: Sequence[Bundle]) -> str:
     """
     models = {bundle.first["model"] for bundle in bundles}
     size = plural(len(bundles), "model" if len(models) == len(bundles) else "stack")
-    seeds = {len(bundle.members) for bundle in bundles}
-    if len(seeds) == 1:
-        return f"{size} × {bundles[0].seeds}" if bundles[0].seeds else size
+    seeds = {len(bundle.members) for bundle in bundles if not bundle.apart}
+    if len(seeds) < 2:
+        return f"{size} × {bundles[0].seeds}" if bundles[0].seeds and not any(b.apart for b in bundles) else size
     return f"{size}, {min(seeds)} to {max(seeds)} seeds each"
 
 
@@ -249,13 +251,26 @@ def modality_hero(found: Comparison) -> page.Hero | None:
     """Average cosine over depth of every model, by modality, as the first figure of a page; None for one modality."""
     if len(found.modalities) < 2:
         return None
-    axes = Depth(1, relative=True).axis(), Axis("average cosine", rules=True)
-    means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in in_front(bundles_of(found.rows))[0][:8]]
-    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
-    shown = Figure((Panel(*axes, modality_series(found), alt=alt, height=320),), layout="wide", files={"hero": {}})
+    shown = _depth_figure(found, 320, pale=False, files={"hero": {}})
     key = Swatches([Swatch(modality, colour_of(modality)) for modality in found.modalities])
     caption = "How alike the directions of rows are in every model: 0 spread evenly, 1 a single direction."
     return page.Hero(shown, "Average cosine over depth, by modality", [key], caption)
+
+
+def _depth_figure(found: Comparison, height: int, *, pale: bool, **more: Any) -> Figure:
+    """Average cosine over relative depth; pretrained models beside models with seeds in a panel of their own."""
+    front = in_front(bundles_of(found.rows))[0]
+    kinds = {SEEDED: False, PRETRAINED: True} if any(b.apart for b in front) else {"": None}
+    lines = [modality_series(found, apart, pale=apart is None or pale > apart) for apart in kinds.values()]
+    low = min((at for drawn in lines for line in drawn for at in line.y if at is not None), default=0.0)
+    y = Axis("average cosine", rules=True, bounds=(min(low, 0.0) - 0.03, 1.03) if len(lines) > 1 else None)
+    panels = []
+    for (title, apart), drawn in zip(kinds.items(), lines, strict=True):
+        shown = [bundle for bundle in front if apart in (None, bundle.apart)][:8]
+        means = "; ".join(f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in shown)
+        alt, name = f"Average cosine over relative depth; means over blocks: {means}.", title.capitalize()
+        panels.append(Panel(Depth(1, relative=True).axis(), y, drawn, alt=alt, title=name, height=height))
+    return Figure(tuple(panels), layout="pairs" if len(panels) > 1 else "wide", **more)
 
 
 def modality_section(found: Comparison, *, claimed: bool = False) -> Section | None:
@@ -275,11 +290,7 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
     key = [Swatch(modality, colour_of(modality)) for modality in found.modalities]
     states = {row["status"] for row in found.rows}
     key += [Swatch(meaning, sign=sign) for state, (_, _, meaning, sign) in LOOKS.items() if state in states]
-    means = [f"{b.label} ({b.modality}) {number(b.mean('mean'))}" for b in front[:8]]
-    alt = f"Average cosine over relative depth; means over blocks: {'; '.join(means)}."
-    axes = Depth(1, relative=True).axis(), Axis("average cosine", rules=True)
-    panel = Panel(*axes, modality_series(found), alt=alt, height=380)
-    shown = Figure((panel,), id="modality", layout="wide", files={"modalities": {}}, size=2.6)
+    shown = _depth_figure(found, 380, pale=True, id="modality", files={"modalities": {}}, size=2.6)
     parts: list[Any] = [Prose(lead), Swatches(key), shown, _modality_table(found, front, "Models by modality")]
     if behind:
         table = _modality_table(found, behind, "Models with random weights by modality")
@@ -294,14 +305,14 @@ def modality_section(found: Comparison, *, claimed: bool = False) -> Section | N
     return Section("modalities", "Modalities", parts, "Modalities")
 
 
-def modality_series(found: Comparison) -> tuple[Series, ...]:
-    """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are pale.
+def modality_series(found: Comparison, apart: bool | None = None, *, pale: bool = True) -> tuple[Series, ...]:
+    """Average cosine over relative depth, one line per stack, coloured by modality; untrained models are `pale`.
 
-    Of several seeds the mean, above thin lines of the seeds.
+    Of several seeds the mean, above thin lines of the seeds. `apart`: pretrained models alone, or all but them.
     """
     front, behind = in_front(bundles_of(found.rows))
-    drawn = []
-    for bundle, pale in [*((bundle, True) for bundle in behind), *((bundle, False) for bundle in front)]:
+    front, drawn = [bundle for bundle in front if apart in (None, bundle.apart)], []
+    for bundle, pale in [*((bundle, True) for bundle in behind if pale), *((bundle, False) for bundle in front)]:
         lines = [counted(member) for member in bundle.members]
         about = (bundle.modality, "untrained weights" if pale else "", bundle.seeds)
         name = f"{bundle.label} ({', '.join(part for part in about if part)})"
@@ -340,7 +351,8 @@ def _modality_row(bundle: Bundle) -> list[TableCell]:
     """The table row of a model: means and ranges over its seeds."""
     row, blocks = bundle.first, spans({member["max_layer"] for member in bundle.members})
     ends = f"{number(row['mean_low'])} to {number(row['mean_high'])}" if finite(row["mean_low"]) is not None else ""
-    aside = ", ".join(part for part in ("untrained weights" if bundle.untrained else "", bundle.seeds) if part)
+    whose = "untrained weights" if bundle.untrained else "pretrained" if bundle.apart else ""
+    aside = ", ".join(part for part in (whose, bundle.seeds) if part)
     owner = TableCell(bundle.label, [aside], head=True, swatch=Swatch("", colour_of(bundle.modality), bundle.dash))
     middle, peak, mean, drift = (number(bundle.mean(name)) for name in ("middle", "max", "mean", "drift"))
     numbers = [(str(row["layers"]), ""), (middle, ""), (peak, f"block{'' if blocks.isdigit() else 's'} {blocks}")]
@@ -512,10 +524,8 @@ def _drift_words(found: Comparison, front: Sequence[Bundle], *, seeds: bool) -> 
         "cosine, what goes with the mean, median over sites. <em>Explained</em> needs both the rank correlation and "
         "the share, at {fewest} sites at least. p is {note}."
     )
-    pooled = (
-        "Pooled are the ranks of layers within their own models, of trained models alone; intervals are over models, p"
-    )
-    parts += [f"{pooled} is that of layers shuffled within models."] if _pools(found) else []
+    pooled = "Pooled are the ranks of layers within their own models, of trained models alone; intervals are over "
+    parts += [f"{pooled}models, p is that of layers shuffled within models."] if _pools(found) else []
     values = {"how": ", seed by seed" if seeds else "", "lost": lost, "open": open_, "fewest": found.fewest}
     return text(" ".join(parts), **values, note=found.scattered[0]["p_note"])
 
@@ -532,8 +542,8 @@ def _pool_parts(found: Comparison) -> list[Any]:
     key = [Swatch(m, colour_of(m)) for m in dict.fromkeys(record["modality"] for record, *_ in found.units)]
     lead = (
         "Every layer at its rank within its own model, so that models of any scale can be pooled; models are shifted "
-        "a little aside so that equal ranks can be seen."
     )
+    lead += "a little aside so that equal ranks can be seen."
     shown = Figure((panel,), id="drift-pooled", layout="narrow", files={"drift-and-cosine-pooled": {}}, size=3.0)
     return [Heading("All models together"), Prose(lead), Swatches(key), shown]
 
@@ -560,10 +570,14 @@ def modality_findings(found: Comparison) -> list[page.PageFinding]:
     """Findings on the anisotropy of each modality and on models that drift does not explain; none for one modality."""
     bundles = bundles_of(found.rows)
     trained = [bundle for bundle in bundles if not bundle.doubt]
-    means = [_modality_words(m, [b for b in trained if b.modality == m]) for m in found.modalities]
-    if len(means) < 2 or not any(means):
+    means, beside = (
+        [_modality_words(m, [b for b in trained if b.modality == m and b.apart is apart]) for m in found.modalities]
+        for apart in (False, True)
+    )
+    if len(means) < 2 or not any([*means, *beside]):
         return []
-    texts = [f"Average cosine over blocks: {listed([mean for mean in means if mean])}."]
+    told = {"Average cosine over blocks": means, "In pretrained models, one set of weights each": beside}
+    texts = [f"{lead}: {listed([mean for mean in each if mean])}." for lead, each in told.items() if any(each)]
     missed, unsure = (words.shortened(in_seeds(trained, status), 5) for status in ("fails", "undecided"))
     # over all seeds more can be decided than in one
     start = "Seed by seed, the" if any(bundle.seeds for bundle in trained) else "The"
