@@ -416,7 +416,8 @@ def run_inputs() -> Iterator[BadInput]:
 
     for name, kind in ENTRIES.items():
         for value in _OTHER[kind]:
-            yield from one(f"{name} = {value!r}", _recorded(**{name: value}), legal=value in ([], {}))
+            missing = (name, value) == ("models", [None])  # a null entry is as a missing one
+            yield from one(f"{name} = {value!r}", _recorded(**{name: value}), legal=missing or value in ([], {}))
     for name, kind in {
         "name": str,
         "layers": int,
