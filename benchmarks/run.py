@@ -113,7 +113,7 @@ def main(words: list[str] | None = None) -> int:
         from performance_page import write_page
 
         write_page(record.load(where / "results.json"))
-        if {"run_growth", "scaling"} & set(jobs_of(chosen)):
+        if not chosen.merge and {"run_growth", "scaling"} & set(jobs_of(chosen)):
             import scaling_page
 
             scaling_page.write_page(record.load(where / "results.json"))

@@ -1,37 +1,62 @@
 """A whole profile beside the bare forward pass of the same model over the same batches.
 
-On the host profile_overhead.py measures and records it on MiniLM; on a GPU a GPT-2 of random weights in bfloat16 takes
-its place, 65,536 tokens in contexts of 1,024.
+On the host profile_overhead.py measures and records it on MiniLM. On a GPU models of random weights in bfloat16 take
+its place, 65,536 tokens in contexts of 1,024: a GPT-2 small, and Llamas of 24 × 2,048 and 32 × 4,096 (8 billion
+parameters). Measured is what `anisoscope.measure` takes in a process that has measured before; of GPT-2 the whole
+command `anisoscope profile` is timed as well, imports and the page included, a first and a second time.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from alone import Way, timed
 from bench import Bench, Entry, Table
 from sources import Source
 from torch import Tensor
 
+CONTEXT, TOKENS = 1024, 65_536
+WHOLE = 10.0  # seconds, bar of the whole command
 
-def made(tokens: int, device: Any) -> tuple[Any, list[dict[str, Tensor]]]:
+
+def llama(layers: int, width: int) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 7 * width // 2}
+    heads = {"num_attention_heads": width // 128, "num_key_value_heads": width // 512}
+    return {"model_type": "llama", **sizes, **heads, "vocab_size": 32_000}
+
+
+SHAPES: dict[str, tuple[dict[str, Any], float]] = {  # configuration; bar of the measured seconds
+    "GPT-2 small": ({"model_type": "gpt2"}, 2.0),
+    "24 × 2,048": (llama(24, 2048), 6.0),
+    "32 × 4,096": (llama(32, 4096), 15.0),
+}
+
+
+def made(shape: dict[str, Any], tokens: int, device: Any) -> tuple[Any, list[dict[str, Tensor]]]:
     import torch
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
-    model = AutoModel.from_config(AutoConfig.for_model("gpt2")).to(device, torch.bfloat16).eval()
-    ids = torch.randint(0, 50_000, (max(8, tokens // 1024), 1024))
-    mask = torch.ones(8, 1024, dtype=torch.int64)
+    with torch.device(device):  # eight billion weights are drawn in a second there
+        model = AutoModel.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, 30_000, (max(8, tokens // CONTEXT), CONTEXT))
+    mask = torch.ones(8, CONTEXT, dtype=torch.int64)
     return model, [{"input_ids": part, "attention_mask": mask[: len(part)]} for part in ids.split(8)]
 
 
-def gpt2(x: Tensor, tokens: int = 65_536) -> dict[str, float]:
+def measured(x: Tensor, shape: dict[str, Any], tokens: int = TOKENS) -> dict[str, float]:
     """Seconds of the bare pass and of the measured one, in turns, after a warm-up of both."""
     import torch
 
     from anisoscope import measure
 
-    model, batches = made(tokens, x.device)
+    model, batches = made(shape, tokens, x.device)
 
     def bare() -> None:
         with torch.inference_mode():
@@ -43,18 +68,42 @@ def gpt2(x: Tensor, tokens: int = 65_536) -> dict[str, float]:
     return {"bare": timed(bare, kind)[1], "measured": timed(lambda: measure(model, batches), kind)[1]}
 
 
-WAYS = {"gpt2": Way(gpt2, "GPT-2 small, bfloat16")}
+WAYS = {"measured": Way(measured, "anisoscope.measure")}
+
+
+def command_seconds(bench: Bench, number: int) -> float:
+    """Seconds of `anisoscope profile` of a GPT-2 of random weights, whose tokens are bytes, as a user starts it."""
+    place = bench.folder / "gpt2"
+    if not place.exists():
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+        letters = np.random.default_rng(0).integers(97, 123, bench.rows(TOKENS) + CONTEXT, dtype=np.uint8)
+        (place / "text.txt").write_bytes(letters.tobytes())
+    words = ["profile", str(place), "--random-init", "--data", str(place / "text.txt"), "--dtype", "bfloat16"]
+    words += ["--tokens", str(bench.rows(TOKENS)), "--context", str(CONTEXT), "--device", bench.device]
+    words += ["--out", str(Path(bench.folder) / f"profile-{number}")]
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "anisoscope", *words], check=True, env=bench.environment(), capture_output=True
+    )
+    return time.perf_counter() - began
 
 
 def run(bench: Bench) -> Entry | None:
     if not bench.cuda:
-        few = ["--tokens", "1024", "--repeats", "1"] if bench.scale < 1 else ["--repeats", "2"]
+        few = ["--tokens", "1024", "--repeats", "1"] if bench.scale < 1 else ["--repeats", "5"]
         bench.script("profile_overhead.py", "--device", bench.device, *few)
         return None
-    entry = Entry("Profile of GPT-2 beside its bare forward pass", __doc__ or "")
-    found = bench.time("profile", "gpt2", Source(256, 8), once=True, tokens=bench.rows(65_536)).result
-    table = Table("65,536 tokens", columns=("what", "seconds"))
-    table.rows = [{"what": name, "seconds": found[name]} for name in ("bare", "measured")]
+    entry = Entry("Profile beside the bare forward pass of the same model", __doc__ or "")
+    whole = {f"command, {order} time": command_seconds(bench, i) for i, order in enumerate(("first", "second"))}
+    table = Table("65,536 tokens", columns=("model", "what", "seconds"))
+    table.rows = [{"model": "GPT-2 small", "what": what, "seconds": seconds} for what, seconds in whole.items()]
+    for what, seconds in whole.items():
+        entry.check(f"seconds of the {what}", seconds, most=WHOLE)
+    for name, (shape, bar) in SHAPES.items() if bench.scale == 1 else [("GPT-2 small", SHAPES["GPT-2 small"])]:
+        source = Source(256, 8)
+        found = bench.time("profile", "measured", source, once=True, shape=shape, tokens=bench.rows(TOKENS)).result
+        table.rows += [{"model": name, "what": what, "seconds": found[what]} for what in ("bare", "measured")]
+        entry.check(f"seconds of measuring {name}", found["measured"], most=bar)
     entry.tables.append(table)
-    entry.check("measured over bare", found["measured"] / found["bare"])
     return entry
