@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from anisoscope.claims.inherent.modalities import ANISOTROPIC
@@ -23,12 +24,13 @@ from anisoscope.results.query import Query, Table
 from anisoscope.view.words import few, listed
 from drawing_style import Look, draw_both, label_ends, step_axis
 from result_pages.chosen_rows import Cell, cell, chosen
-from result_pages.declared import AT_THE_END
+from result_pages.declared import AT_THE_END, ENRICHMENT
 from result_pages.key_table import KeyTable, filled, in_order
 from result_pages.result import Result
 
 DOCS = Path(__file__).parents[1] / "docs"
-MODALITIES = ("text-decoder", "text-encoder", "characters", "speech", "vision", "convolution")
+CONVOLUTIONS = ("convolution", "convolution-resnet", "convolution-efficientnet")
+MODALITIES = ("text-decoder", "text-encoder", "characters", "speech-masked", "vision", *CONVOLUTIONS)
 LEAST_TOKENS = 1000  # entries of a vocabulary that is not one of characters
 Steps = dict[int, float]
 
@@ -221,32 +223,82 @@ def tell_long() -> str:
 
 
 def cosines(model: str) -> Steps:
-    rows = results("inherent").where(model=model, metric="average_cosine", variant="", group="")
-    kind = "stage" if model == "convolution" else "resid"
-    return mean_by(rows.where(kind=kind, head=None), "step")
+    kind = "stage" if model in CONVOLUTIONS else "resid"
+    return mean_by(results("inherent").where(model=model, metric="average_cosine", variant="", group="", head=None,
+                                             kind=kind), "step")  # fmt: skip
+
+
+DASHES = dict(zip(CONVOLUTIONS, ("--", ":", "-."), strict=True))  # of models without attention
+
+
+def _styled(look: Look) -> dict[str, dict[str, Any]]:
+    """How the line of each model is drawn: convolutions have one colour."""
+    colors = dict(zip((m for m in MODALITIES if m not in DASHES), look.lines, strict=False))
+    return {model: {"color": colors.get(model, look.lines[-1]), "ls": DASHES.get(model, "-")} for model in MODALITIES}
+
+
+def draw_lines(axes: Axes, look: Look, lines: Mapping[str, Steps]) -> list[tuple[float, float, str, str]]:
+    """A line over steps for each model; what their names need to be written at the ends."""
+    styles, ends = _styled(look), []
+    for model, line in lines.items():
+        axes.plot(*zip(*line.items(), strict=True), **styles[model])
+        ends.append((max(line), line[max(line)], model, styles[model]["color"]))
+    step_axis(axes, next(iter(lines.values())))
+    return ends
 
 
 def draw_cosine(figure: Figure, look: Look) -> None:
-    axes, ends = figure.subplots(), []
-    for model, color in zip(MODALITIES, look.lines, strict=True):
-        line = cosines(model)
-        axes.plot(*zip(*line.items(), strict=True), color=color, ls="--" if model == "convolution" else "-")
-        ends.append((max(line), line[max(line)], model, color))
-    step_axis(axes, cosines("text-decoder"))
-    axes.set_ylim(0, 1)
+    axes = figure.subplots()
+    ends = draw_lines(axes, look, {model: cosines(model) for model in MODALITIES})
+    axes.set_ylim(-0.04, 1)
     axes.set_ylabel("average cosine of two rows")
-    axes.set_title("Mean over blocks and three seeds; dashed: no attention")
+    axes.set_title("Mean over blocks and three seeds; broken lines: no attention")
     label_ends(axes, ends)
 
 
 def tell_cosine() -> str:
-    text, convolution = cosines("text-decoder"), cosines("convolution")
-    peak = max(text, key=text.__getitem__)
+    words = []
+    for model in ("text-decoder", "characters", "speech-masked", "vision", "convolution"):
+        line = cosines(model)
+        peak, last = max(line, key=line.__getitem__), max(line)
+        between = "" if peak in (0, last) else f", {line[peak]:.2f} at step {peak:,}"
+        words.append(f"{model} {line[0]:.2f}{between}, {line[last]:.2f}")
+    still = [cosines(model) for model in CONVOLUTIONS[1:]]
     return (
-        f"**Anisotropy is highest early, then falls, with attention and without.** Average cosine of six small "
-        f"models, mean over blocks and three seeds. The text decoder has {text[0]:.2f} at step 0, {text[peak]:.2f} at "
-        f"step {peak} and {text[max(text)]:.2f} at step {max(text):,}; the convolutional network, which has no "
-        f"attention, goes from {convolution[0]:.2f} to {convolution[max(convolution)]:.2f}."
+        "**Text passes through a narrow cone within the first updates; pictures and sound do not.** Average cosine of "
+        "small models, mean over blocks and three seeds, at step 0, at the highest of the measured steps where that "
+        f"lies between, and at the end: {'; '.join(words)}. ConvNeXt (convolution), which has no attention, grows on "
+        "the same pictures as the vision transformer does; two other convolutional networks keep what they have "
+        f"({' and '.join(f'{line[max(line)]:.2f}' for line in still)})."
+    )
+
+
+def media_enrichment() -> dict[str, Steps]:
+    """Enrichment of gradients over steps, of the arms that hear and see."""
+    rows = chosen(results("inherent"), {**ENRICHMENT, "site": "blocks"})
+    return {model: mean_by(rows.where(model=model), "step") for model in MODALITIES if len(rows.where(model=model))}
+
+
+def draw_media(figure: Figure, look: Look) -> None:
+    axes = figure.subplots()
+    ends = draw_lines(axes, look, media_enrichment())
+    axes.axhline(1, color=look.faint, lw=1)
+    axes.set_ylim(0, None)
+    axes.set_ylabel("energy of 16 directions, times chance")
+    axes.set_title("Mean over blocks and three seeds; broken lines: no attention; grey: chance")
+    label_ends(axes, ends)
+
+
+def tell_media() -> str:
+    lines = media_enrichment()
+    starts = [line[0] for line in lines.values()]
+    ends = {model: line[max(line)] for model, line in lines.items()}
+    low, high = (pick(ends, key=ends.__getitem__) for pick in (min, max))
+    return (
+        "**Gradients go where activations point in sounds and pictures, too, with attention and without.** Energy in "
+        f"16 directions fitted on the rows, mean over blocks and three seeds: {min(starts):.1f} to {max(starts):.1f} "
+        f"times chance at step 0, and from {ends[low]:.1f} ({low}) to {ends[high]:.0f} times ({high}) at the last "
+        "step. There it is not more early than late, as in text: it grows and stays."
     )
 
 
@@ -590,8 +642,11 @@ PICTURES = (
             "Energy of the tangent proxy over training rises above all controls and falls again"),
     Picture("long-depth", "A long training beside a finished model", "long", draw_long, tell_long,
             "Enrichment over depth at three steps of a long training and in SmolLM2, in two coordinates"),
-    Picture("average-cosine", "Anisotropy in six modalities", "inherent", draw_cosine, tell_cosine,
-            "Average cosine over training in six small models: high early, low at the end"),
+    Picture("average-cosine", "Anisotropy over training, by modality", "inherent", draw_cosine, tell_cosine,
+            "Average cosine over training in eight small models: text peaks early and falls, pictures do not",
+            (8.2, 4.6)),
+    Picture("media-gradients", "Gradients of sounds and pictures", "inherent", draw_media, tell_media,
+            "Enrichment of gradients over training in five small models that hear or see: from chance up"),
     Picture("modalities", "Trained here, pretrained, and random, by modality", "inherent", draw_modalities,
             tell_modalities, "Dots: average cosine of small, pretrained and random models of five modalities",
             (8.2, 6.4)),

@@ -49,7 +49,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
-    sources = [*(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]
+    taken_in = ("limits.md", "finding.md")  # words of a result, which its README has
+    sources = [*(p for p in (ROOT / "docs").rglob("*.md") if p.name not in taken_in), *NOTEBOOKS]
     pages = [source.relative_to(ROOT / "docs") for source in sources if "_build" not in source.parts]
     assert len(pages) > 40
     assert not [page for page in pages if not (site / page.with_suffix(".html")).is_file()]

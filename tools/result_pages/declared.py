@@ -203,6 +203,12 @@ RESULTS: dict[str, Declared] = {
     "inherent": Declared("Is anisotropy inherent to attention, in every modality?", "inherent.md", (
         learned(),
         over_steps("Average cosine, mean over blocks", where={"metric": "average_cosine", "site": "blocks"}),
+        over_steps("Enrichment of gradients of sounds and pictures, times chance, mean over blocks",
+                   where={**ENRICHMENT, "site": "blocks"}),
+        over_steps("The same in standardised coordinates",
+                   where={**ENRICHMENT, "coordinates": "standardised", "site": "blocks"}),
+        KeyTable("Share of gradient energy at the last step, mean over blocks, beside controls of the same rank",
+                 {**ENERGY, "site": "blocks", "step": "last"}, CONTROLS),
         KeyTable("At the last step, mean over blocks: trained here, pretrained, and with random weights",
                  {"step": "last"}, AT_THE_END, by=("model", "stack"), modalities=True, note=AT_THE_END_NOTE),
     ), (Beside("real", PUBLISHED, OF_INHERENT),)),

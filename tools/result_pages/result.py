@@ -86,7 +86,18 @@ def judged_again(table: Table, verdicts: Iterable[Verdict], *, robust: bool = Fa
     """The verdicts of now on the claims of some verdicts; on all claims where there are none."""
     asked = {RENAMED.get(verdict["claim"], verdict["claim"]) for verdict in verdicts}
     names = [name for name in claims() if name in asked] or None
-    return verdicts_to_dicts(evaluate_claims(table, names, robust=robust))
+    return told_once(verdicts_to_dicts(evaluate_claims(table, names, robust=robust)))
+
+
+def told_once(verdicts: list[Verdict]) -> list[Verdict]:
+    """The verdicts without those on single seeds that have no evidence where all seeds together have none."""
+    lacking = {(v["claim"], v["subject"]) for v in verdicts if v["effect"] is None and not _of_a_seed(v)}
+    return [v for v in verdicts if v["effect"] is not None or not _of_a_seed(v)
+            or (v["claim"], v["subject"]) not in lacking]  # fmt: skip
+
+
+def _of_a_seed(verdict: Verdict) -> bool:
+    return str(verdict["scope"]).startswith("for seed")
 
 
 def performance_judged(table: Table) -> list[dict[str, Any]]:
