@@ -2,27 +2,20 @@
 
 On the host profile_overhead.py measures and records it on MiniLM. On a GPU models of random weights in bfloat16 take
 its place, 65,536 tokens in contexts of 1,024: a GPT-2 small, and Llamas of 24 × 2,048 and 32 × 4,096 (8 billion
-parameters). Measured is what `anisoscope.measure` takes in a process that has measured before; of GPT-2 the whole
-command `anisoscope profile` is timed as well, imports and the page included, a first and a second time.
+parameters). Measured is what `anisoscope.measure` takes in a process that has measured before; the whole command is in
+profile_command.py.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from alone import Way, timed
 from bench import Bench, Entry, Table
 from sources import Source
 from torch import Tensor
 
 CONTEXT, TOKENS = 1024, 65_536
-WHOLE = 10.0  # seconds, bar of the whole command
 
 
 def llama(layers: int, width: int) -> dict[str, Any]:
@@ -71,35 +64,13 @@ def measured(x: Tensor, shape: dict[str, Any], tokens: int = TOKENS) -> dict[str
 WAYS = {"measured": Way(measured, "anisoscope.measure")}
 
 
-def command_seconds(bench: Bench, number: int) -> float:
-    """Seconds of `anisoscope profile` of a GPT-2 of random weights, whose tokens are bytes, as a user starts it."""
-    place = bench.folder / "gpt2"
-    if not place.exists():
-        place.mkdir()
-        (place / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
-        letters = np.random.default_rng(0).integers(97, 123, bench.rows(TOKENS) + CONTEXT, dtype=np.uint8)
-        (place / "text.txt").write_bytes(letters.tobytes())
-    words = ["profile", str(place), "--random-init", "--data", str(place / "text.txt"), "--dtype", "bfloat16"]
-    words += ["--tokens", str(bench.rows(TOKENS)), "--context", str(CONTEXT), "--device", bench.device]
-    words += ["--out", str(Path(bench.folder) / f"profile-{number}")]
-    began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "anisoscope", *words], check=True, env=bench.environment(), capture_output=True
-    )
-    return time.perf_counter() - began
-
-
 def run(bench: Bench) -> Entry | None:
     if not bench.cuda:
         few = ["--tokens", "1024", "--repeats", "1"] if bench.scale < 1 else ["--repeats", "5"]
         bench.script("profile_overhead.py", "--device", bench.device, *few)
         return None
     entry = Entry("Profile beside the bare forward pass of the same model", __doc__ or "")
-    whole = {f"command, {order} time": command_seconds(bench, i) for i, order in enumerate(("first", "second"))}
     table = Table("65,536 tokens", columns=("model", "what", "seconds"))
-    table.rows = [{"model": "GPT-2 small", "what": what, "seconds": seconds} for what, seconds in whole.items()]
-    for what, seconds in whole.items():
-        entry.check(f"seconds of the {what}", seconds, most=WHOLE)
     for name, (shape, bar) in SHAPES.items() if bench.scale == 1 else [("GPT-2 small", SHAPES["GPT-2 small"])]:
         source = Source(256, 8)
         found = bench.time("profile", "measured", source, once=True, shape=shape, tokens=bench.rows(TOKENS)).result
