@@ -254,6 +254,21 @@ def test_seeds_do_not_stand_for_models() -> None:
     assert pooled.scope == "over 3 seeds" and pooled.status == "undecided" and pooled.low < 0 < pooled.high
 
 
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [((0.1, 0.8), "undecided"), ((0.42, 0.45), "holds"), ((0.05,), "undecided"), ((0.3,), "holds")],
+)
+def test_seeds_do_not_stand_for_models_of_a_modality(others: tuple[float, ...], status: str) -> None:
+    planted = [*ATTENTION, *(("vision", cosine) for cosine in others)]
+    given = [
+        Media(f"{modality}-{i}", modality, number=n, entropy=(n, i), noise=0.002).stream(cosine)
+        for n in range(3)
+        for i, (modality, cosine) in enumerate(planted)
+    ]
+    pooled = evaluate_claims(media_table(*given), [EVERY])[0]
+    assert pooled.scope == "over 3 seeds" and pooled.status == status, pooled.why
+
+
 def test_three_trainings_of_one_model_without_attention_are_one_model() -> None:
     planted = [("text", 0.5), ("speech", 0.5), ("vision", 0.5), ("convolution", 0.5)]
     given = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,15 @@ def test_class_tokens_are_tested_apart_from_patches() -> None:
     assert found[3, "cls"]["value"] > 0 and (0, "cls") not in found  # the token that enters is the same everywhere
     assert found[3, "resid"]["note"] == "no gradient reaches these rows"  # the head reads the class token alone
     assert monitor.basis(Site(3, "cls")).shape == (32, 4)
+
+
+def test_rows_that_no_gradient_reaches_say_so_whatever_is_asked_of_them() -> None:
+    model, inputs = model_of("ViTForImageClassification"), batch_of("ViTForImageClassification", 40)
+    with Monitor(model, when=range(4), metrics="drift", plan=replace(PLAN, frozen=True), probe=inputs) as monitor:
+        for step in range(4):
+            with monitor.step(step):
+                pass
+    rows = monitor.table.where(layer=3, kind="resid", value=lambda value: value != value)
+    for fit in ("refit", "frozen"):
+        notes = [row["note"] for row in rows.where(fit=fit).records()]
+        assert notes and all(notes), fit

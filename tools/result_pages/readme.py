@@ -17,7 +17,7 @@ from anisoscope.results.manifest import PRETRAINED
 from anisoscope.results.privacy import without_places
 from anisoscope.results.quantity import FEWEST_SEEDS
 from anisoscope.view.headline import headline
-from anisoscope.view.sections.findings import status_counts, unmeasured
+from anisoscope.view.sections.findings import grid_words, status_counts, unmeasured
 from anisoscope.view.words import listed, plural, shortened
 from result_pages.chosen_rows import BLOCKS
 from result_pages.declared import RESULTS, Declared
@@ -206,8 +206,9 @@ def _verdicts(result: Result) -> list[str]:
     subjects = Counter(str(verdict["subject"]) for verdict in told)
     shared = [name for name, count in subjects.items() if count > 1]
     made = _grid(told, shared) if len(shared) <= GRID and shared else _list(told)
-    text = f"Of {plural(len(told), 'verdict')} {status_counts(told)}. Effect and 95 % interval in brackets; what each "
-    text += f"claim asks, and its margin: {_asked(result)}."
+    text = f"Of {plural(len(told), 'verdict')} {status_counts(told)}. {grid_words(result.told)} Effect and 95 % "
+    text += f"interval in brackets; what each claim asks, and its margin: {_asked(result)}."
+    text = " ".join(text.split())
     return ["## Verdicts", "", text, "", *made, ""]
 
 

@@ -134,6 +134,9 @@ def record(metric: str, columns: Record, label: Label, *, group: str = "", **mor
     return {"metric": metric, "group": group, "variant": _variant(label, tuple(more.items())), **columns}
 
 
+_UNREACHED = "no gradient reaches these rows"
+
+
 @lru_cache(maxsize=4096)
 def _variant(label: Label, more: tuple[tuple[str, Any], ...]) -> str:
     return variant_name(label.options(**dict(more)))
@@ -387,6 +390,9 @@ def _add_records(
             alike = numbers["alike"][site]
             value = float(alike[np.isfinite(alike)].mean()) if np.isfinite(alike).any() else math.nan
             out.append(record("proxy_stability", {"value": value} | test.sizes, label))
+        if energies["", ""]["value"] != energies["", ""]["value"]:
+            for row in out:
+                row["note"] = row.get("note") or (_UNREACHED if row["value"] != row["value"] else "")
 
 
 def _energies_at(
@@ -409,7 +415,7 @@ def _energies_at(
     for place, (group, average) in ((i, key) for i, g in enumerate(rows.names) for key in ((g, ""), (g, "row"))):
         if columns.counts[site][place] and not (average and ":" in group):
             mine = columns.at(site, place, average) | about
-            note = test.note if mine["value"] == mine["value"] else "no gradient reaches these rows"
+            note = test.note if mine["value"] == mine["value"] else _UNREACHED
             found[group, average] = mine | {"note": note}
     return found
 

@@ -84,7 +84,8 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     The average cosine over the blocks, mean over the models of each modality; every modality must lie beyond .1.
 
     The margin is ours. At the last measured step. The interval of a modality is over contexts where it has one model,
-    spans both where it has two, and is over models (t) from three on; it speaks for the models that it names.
+    spans both where it has two, and is over models (t) from three on, also where seeds are pooled; it speaks for the
+    models that it names.
     Two of the five modalities are needed at least, of which convolution is one, and how many were seen is told; how it
     stands without convolution, and in every single model, is told beside, and models that are not anisotropic are
     named. Models with untrained weights do not count, nor do those that did not learn or were shown a text of unknown
@@ -95,7 +96,8 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     present = [*(m for m in MODALITIES if m in seen), *sorted(seen - set(MODALITIES))]
     if len(present) < 2:
         raise NotHere("second modality", MORE)
-    parts = [_modality_part(m, [s for s in found.values() if s.modality == m]) for m in present]
+    by_modality = [_modality_parts(m, [s for s in found.values() if s.modality == m]) for m in present]
+    parts = [part for some in by_modality for part in some]
     more: dict[str, Any] = {"margin": ANISOTROPIC, "needed": False, "bounds": CORRELATION}
     single = [Part.of(f"{s.modality}: {name}", s.mean(), **more) for name, s in found.items()]
     aspects = {"every model": tuple(part.name for part in single)}
@@ -103,14 +105,30 @@ def anisotropic_in_every_modality(study: Study) -> Finding:
     members = {m: [name for name, s in found.items() if s.modality == m] for m in present}
     sentence = functools.partial(_modality_sentence, members=members)
     details = {"modalities": members, "ends": {name: stream.step for name, stream in found.items()}}
-    return Finding([*parts, *single], sentence, details, aspects=aspects, scope="for these models", note=note)
+    settle = functools.partial(_all_widened, names=present)
+    about: dict[str, Any] = {"aspects": aspects, "scope": "for these models", "note": note, "settle": settle}
+    return Finding([*parts, *single], sentence, details, **about)
 
 
-def _modality_part(modality: str, found: Sequence[Stream]) -> Part:
+def _modality_parts(modality: str, found: Sequence[Stream]) -> list[Part]:
     """The part for one modality: the mean over its models, with an interval that includes variation between models."""
     means = list(model_means(found).values())
     part = Part.of(modality, mean(means), margin=ANISOTROPIC, bounds=CORRELATION)
-    return _over_models(part, means)
+    return [_over_models(part, means), *_scatter(modality, means)]
+
+
+def _scatter(name: str, means: Sequence[Quantity]) -> list[Part]:
+    """The half-width over models of a mean, which `_widened` keeps where seeds are pooled; none of one model."""
+    values = [quantity.value for quantity in means]
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return []
+    half = t_interval(values)[0] if len(values) >= FEWEST_CLUSTERS else (max(values) - min(values)) / 2
+    return Part.describe_all({f"{name}{_SCATTER}": half})
+
+
+def _all_widened(parts: dict[str, Part], *, names: Sequence[str]) -> dict[str, Part]:
+    """The parts, those of the names with intervals at least as wide as the scatter over models makes them."""
+    return {**parts, **{name: _widened(parts, name) for name in names if name in parts}}
 
 
 def _over_models(part: Part, means: Sequence[Quantity], *, looks: int = 1) -> Part:
@@ -143,7 +161,7 @@ def _modality_sentence(parts: Parts, part: Part, *, members: Mapping[str, Sequen
     text += listed([f"{parts[m]} in {m} ({_averaged(names)})" for m, names in members.items()])
     text += f"; what decides is {part.name}, {part.outcome}"
     text += f"; {listed(partly)} {'were' if len(partly) > 1 else 'was'} not measured in every seed" if partly else ""
-    single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name}
+    single = {name.split(": ", 1)[1]: p for name, p in parts.items() if ": " in name and not name.endswith(_SCATTER)}
     for state, words in (("fails", "not anisotropic"), ("undecided", "open")):
         names = [f"{name} with {p}" for name, p in single.items() if p.status == state]
         text += f"; {words} {'are' if len(names) > 1 else 'is'} {listed(names)}" if names else ""
@@ -314,6 +332,7 @@ def not_inherent(study: Study) -> Finding:
             p if p.name != _WITHOUT else replace(p, reason=_LONE if len(means) < FEWEST_SIDE else "") for p in parts
         ]
         parts.append(_over_models(Part.of(_ITSELF, mean(means), looks=routes, **more), means, looks=routes))
+        parts += _scatter(_ITSELF, means)
     models = [len({stream.model for stream in side.values()}) for side in (attention, without)]
     few = ""  # why the table has too few models to decide
     if models[0] < FEWEST_WITH or models[1] < FEWEST_WITHOUT:
@@ -332,7 +351,8 @@ def _best_route(parts: dict[str, Part], *, lone: str) -> dict[str, Part]:
     """The stack that comes closest to isotropy, or the weaker half of the second route, whichever stands better."""
     routes = [part for name, part in parts.items() if name.startswith(_LARGEST)]
     if _WITHOUT in parts:
-        second = _widened(parts, _WITHOUT)
+        parts = _all_widened(parts, names=(_WITHOUT, _ITSELF))
+        second = parts[_WITHOUT]
         parts = {**parts, _WITHOUT: replace(second, reason=second.reason or lone)}
         routes.append(judge([parts[_WITHOUT], parts[_ITSELF]])[1])
     best = max(routes, key=lambda part: part.standing)
