@@ -209,6 +209,8 @@ RESULTS: dict[str, Declared] = {
                    where={**ENRICHMENT, "coordinates": "standardised", "site": "blocks"}),
         KeyTable("Share of gradient energy at the last step, mean over blocks, beside controls of the same rank",
                  {**ENERGY, "site": "blocks", "step": "last"}, CONTROLS),
+        KeyTable("The same with frozen directions", {**ENERGY, "site": "blocks", "step": "last"}, FROZEN,
+                 note=FROZEN_NOTE),
         KeyTable("At the last step, mean over blocks: trained here, pretrained, and with random weights",
                  {"step": "last"}, AT_THE_END, by=("model", "stack"), modalities=True, note=AT_THE_END_NOTE),
     ), (Beside("real", PUBLISHED, OF_INHERENT),)),
