@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import anisoscope.numerics.factors as nnls_module
 import anisoscope.numerics.semi_nmf as fitting
 from anisoscope.numerics.decompositions import decompose, fit_directions
 from anisoscope.numerics.factors import descent, k_means, nonnegative_codes
-from anisoscope.numerics.linalg import leading_axes, principal_angles, subspace_overlap
+from anisoscope.numerics.linalg import Leading, leading_axes, principal_angles, subspace_overlap
 from anisoscope.numerics.semi_nmf import semi_nmf
 from support.factored import DTYPES, check, clustered, decaying, normal, planted
 
@@ -331,6 +333,50 @@ def test_from_one_step_of_training_to_the_next_a_warm_start_needs_a_third_of_the
         assert 3 * warm.iterations <= cold.iterations and warm.error <= cold.error * (1 + 1e-3)
 
 
+def clouds(seed: int) -> dict[str, torch.Tensor]:
+    """Centred rows of which a fit starts in many ways: a nearly flat spectrum, a falling one, heavy tails, clusters."""
+    falling = torch.arange(1, 129) ** -0.7
+    return {
+        "flat": normal(1000, 128, seed=seed),
+        "falling": normal(1000, 128, seed=seed) * falling,
+        "heavy": normal(1000, 128, seed=seed) * falling * normal(1000, 1, seed=seed + 1).exp(),
+        "clusters": normal(30, 128, seed=seed)[torch.arange(1000) % 30] + 0.3 * normal(1000, 128, seed=seed + 1),
+    }
+
+
+@pytest.mark.parametrize(("dtype", "rounded", "moved"), [(torch.float32, 1e-7, 1e-4), (torch.float64, 1e-12, 1e-9)])
+@pytest.mark.parametrize("kind", ["flat", "falling", "heavy", "clusters"])
+def test_rounding_of_the_rows_moves_a_fit_by_no_more_than_rounding(
+    kind: str, dtype: torch.dtype, rounded: float, moved: float
+) -> None:
+    """Rows come out of other processes, batches and compilers with other last digits; the proxy must not follow."""
+    for seed in range(3):
+        x = clouds(seed)[kind].to(dtype)
+        x = x - x.mean(0)
+        base = semi_nmf(x, 16).basis().double()
+        for again in range(3):
+            y = x * (1 + rounded * normal(*x.shape, seed=100 + again).to(dtype))
+            other = semi_nmf(y - y.mean(0), 16).basis().double()
+            assert (other - base @ (base.T @ other)).norm() < moved
+
+
+@pytest.mark.parametrize("kind", ["flat", "falling", "heavy"])
+def test_signs_of_the_leading_directions_do_not_choose_the_fit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eigenvectors have no sign of their own, and their last digits decide which one a library returns."""
+    x = clouds(0)[kind].double()
+    x = x - x.mean(0)
+    expected = semi_nmf(x, 8).basis()
+
+    def turned(*args: Any, **options: Any) -> Leading:
+        found = leading_axes(*args, **options)
+        signs = torch.where(torch.arange(found.energies.shape[-1]) % 3 == 0, -1.0, 1.0).double()
+        return replace(found, directions=found.directions * signs, scores=found.scores * signs)
+
+    monkeypatch.setattr(fitting, "leading_axes", turned)
+    got = semi_nmf(x, 8).basis()
+    assert (got - expected @ (expected.T @ got)).norm() < 1e-9
+
+
 def test_quick_products_of_the_start_differ_by_rounding_alone() -> None:
     X = torch.stack([decaying(300, 24, seed=seed).double() for seed in (0, 1)])
     X = X - X.mean(1, keepdim=True)
@@ -344,7 +390,7 @@ def test_codes_are_shifted_by_the_first_shift_that_suffices(worse: float, monkey
     X = torch.stack([decaying(200, 12, seed=seed).double() for seed in range(3)])
     found = leading_axes(X - X.mean(1, keepdim=True), 4, keep=8, seed=0)
     w, free, error = fitting.positive_vector(found, 4)
-    corners = fitting._corners(found.scores @ free, 4, seed=0)
+    corners = fitting._corners(found.scores @ free, found.directions @ free, 4, seed=0)
     got = fitting._shifted(found, corners, w, error, 4)
     for i, theta in enumerate(found.energies):
         allowed = error[i] + worse * (theta[3:].sum() - error[i])

@@ -45,6 +45,7 @@ TOL_NEAR, TOL_FAR = 1e-3, 1e-5  # relative decrease of the error that ends a fit
 _INNER = 20  # gradient steps on the codes per update of the directions
 _CARRY, _FASTER, _MOST_CARRY = 0.5, 1.05, 0.98  # extrapolation of the codes: first factor, its growth, its maximum
 _W_STEPS = 12
+_LEVEL = 1e-6  # share of a constant within the span of the scores from which it is tried as w
 _TURNS = 12
 _SHIFTS = (1.0, 1.5, 2.5, 4.0, 6.5, 10.0, 16.0)  # of the scores along w, in units of its root mean square
 _WORSE = 0.05  # share of the gain of w over the SVD of rank r − 1 that a small shift may give up
@@ -315,31 +316,36 @@ def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False, quick
     w, free, error = positive_vector(unit, rank, quick=quick)
     signed = unit.scores @ free.to(w.dtype)
     signed = signed - w.unsqueeze(-1) * (signed.sum(-2, keepdim=True) / w.sum(-1)[..., None, None])
-    wide = _shifted(unit, _corners(signed, rank, seed=seed), w, error, rank)
+    corner_codes = _corners(signed, found.directions @ free, rank, seed=seed)
+    wide = _shifted(unit, corner_codes, w, error, rank)
     height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
-        return _polished(unit, wide), found.passes
+        return _polished(unit, wide, quick=quick), found.passes
     n, d = X.shape[-2:]  # noise: the mean square of a row in each direction beyond the r leading ones
     left = (squares(X) - found.energies[..., :rank].sum(-1)).clamp_min(0.0)
     noise = left / (n * max(1, d - rank)) * scale.square()
     tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise, opened=not corners)
     chosen = ((inside > _POINTED) & (missed <= _FITS))[..., None, None]
     start = torch.where(chosen, tight, wide)
-    polished = _polished(unit, start)
+    polished = _polished(unit, start, quick=quick)
     return torch.where(chosen, start, polished) if corners else polished, found.passes
 
 
-def _polished(found: Leading, codes: Tensor) -> Tensor:
-    """Codes after iterations on the leading scores, which cost far less than iterations on the rows."""
-    T, energies = found.scores, found.energies
-    flat, start = T.reshape(-1, *T.shape[-2:]), codes.reshape(-1, *codes.shape[-2:])
+def _polished(found: Leading, codes: Tensor, *, quick: bool) -> Tensor:
+    """Codes after iterations on the leading scores, which cost far less than iterations on the rows.
+
+    In float64: what codes have in common is many times what tells them apart, of which float32 would round the fourth
+    digit. `quick` does without, as the spread of refits does not need it.
+    """
+    T, energies = found.scores if quick else found.scores.double(), found.energies
+    flat, start = T.reshape(-1, *T.shape[-2:]), codes.to(T.dtype).reshape(-1, *codes.shape[-2:])
     directions = least_squares(start, start.mT @ flat).to(T.dtype)
     norms = norms_of(directions)
     start, directions = start * norms.mT, directions / norms
     state = State(start, directions, factors.squared_error(flat, start, directions), [], [])
     least = energies[..., codes.shape[-1] :].sum(-1).reshape(-1)
     _iterate(flat, state, max_iter=_POLISH, tol=_POLISHED, inner=_QUICK, least=least)
-    return state.codes.reshape(codes.shape)
+    return state.codes.to(codes.dtype).reshape(codes.shape)
 
 
 def positive_vector(found: Leading, rank: int, *, quick: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -347,7 +353,7 @@ def positive_vector(found: Leading, rank: int, *, quick: bool = False) -> tuple[
 
     Alternates between E, the leading eigenvectors of what w leaves, and w, one power step on what E leaves, clipped at
     0. Neither step raises the error. `quick`: vectors are rows of the products, which takes a tenth of the time on the
-    host and rounds otherwise; fits end by a tolerance, so that moves their numbers by some 1e-5.
+    host and rounds otherwise.
     """
     T, theta = found.scores, found.energies
     w = _first_w(T, theta, rank)
@@ -376,7 +382,8 @@ def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
     sides = torch.where((lead.square() * lead).sum(-2, keepdim=True) < 0, -lead, lead)
     floor = 1e-9 * theta[..., :1]
     level = lead @ (lead.sum(-2).double() / theta[..., :rank].clamp_min(floor)).to(T.dtype).unsqueeze(-1)
-    tried = _unit(torch.cat([sides, level], -1).clamp_min(0.0), dim=-2)
+    inside = level.square().mean(-2, keepdim=True) > _LEVEL  # of centred rows nothing is but rounding
+    tried = _unit(torch.cat([sides, level * inside], -1).clamp_min(0.0), dim=-2)
     projected = (T.mT @ tried).double().mT
     values = torch.linalg.eigvalsh(_without(theta.unsqueeze(-2), projected))
     value = torch.where(tried.any(-2), values[..., : values.shape[-1] - rank + 1].sum(-1), torch.inf)
@@ -399,8 +406,11 @@ def _unit(x: Tensor, *, dim: int = -1) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=dim, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
-def _corners(signed: Tensor, rank: int, *, seed: int) -> Tensor:
-    """P [..., n, r]: the coordinate of each row along each corner of the simplex; corners sum to 0."""
+def _corners(signed: Tensor, axes: Tensor, rank: int, *, seed: int) -> Tensor:
+    """P [..., n, r]: the coordinate of each row along each corner of the simplex; corners sum to 0.
+
+    `axes` [..., d, r−1] are the directions of the columns of `signed` in the space of the rows.
+    """
     if rank == 1:
         return signed.new_zeros(*signed.shape[:-1], 1)
     wide = signed.double()
@@ -411,20 +421,28 @@ def _corners(signed: Tensor, rank: int, *, seed: int) -> Tensor:
     # r unit vectors in r − 1 dimensions, all at the same angle
     simplex = torch.linalg.eigh(torch.eye(rank, dtype=torch.float64) - 1.0 / rank)[1][:, 1:]
     simplex = (simplex / torch.linalg.vector_norm(simplex, dim=1, keepdim=True)).to(signed)
-    return W @ _rotation_to_tails(W, simplex, seed=seed) @ simplex.mT * ((rank - 1) / rank)
+    return W @ _rotation_to_tails(W, axes @ vectors, simplex, seed=seed) @ simplex.mT * ((rank - 1) / rank)
 
 
-def _rotation_to_tails(W: Tensor, simplex: Tensor, *, seed: int) -> Tensor:
-    """The rotation R that (locally) maximises Σ max(0, W R Sᵀ)³, a convex function that no polar step lowers."""
-    size = simplex.shape[1]
+def _rotation_to_tails(W: Tensor, axes: Tensor, simplex: Tensor, *, seed: int) -> Tensor:
+    """The rotation R that (locally) maximises Σ max(0, W R Sᵀ)³, a convex function that no polar step lowers.
+
+    Its start is random in the space of the rows and not in the coordinates W, whose signs are those of eigenvectors and
+    change with rounding: with them R would end at another maximum.
+    """
     generator = torch.Generator().manual_seed(seed)
-    R = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].to(W)
-    R = R.expand(*W.shape[:-2], size, size)
+    random = torch.randn(axes.shape[-2], simplex.shape[1], generator=generator, dtype=torch.float64).to(axes.device)
+    R = _polar(axes.mT @ random).to(W.dtype)
     for _ in range(_TURNS):
         slope = (W @ (R @ simplex.mT)).clamp_(0.0, 7.0).square_()  # clipped so that one outlier does not dominate
-        left, _, right = torch.linalg.svd((W.mT @ slope @ simplex).double())
-        R = (left @ right).to(W.dtype)
+        R = _polar((W.mT @ slope @ simplex).double()).to(W.dtype)
     return R
+
+
+def _polar(matrix: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to a square one."""
+    left, _, right = torch.linalg.svd(matrix)
+    return left @ right
 
 
 def _shifted(found: Leading, corners: Tensor, w: Tensor, error: Tensor, rank: int) -> Tensor:
