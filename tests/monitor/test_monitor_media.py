@@ -18,6 +18,7 @@ from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.sites.site import Site
 from anisoscope.capture.step_capture import LiveGradients, LossScale, live_pass
 from anisoscope.errors import AnisoscopeError
+from anisoscope.measurement.measure import measure
 from anisoscope.measurement.targets import with_masks
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.numerics.hashing import half_of
@@ -187,3 +188,37 @@ def test_rows_that_no_gradient_reaches_say_so_whatever_is_asked_of_them() -> Non
     for fit in ("refit", "frozen"):
         notes = [row["note"] for row in rows.where(fit=fit).records()]
         assert notes and all(notes), fit
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2ForPreTraining", "ViTForMaskedImageModeling"])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_geometry_is_that_of_what_was_not_hidden(kind: str, gradients: bool) -> None:
+    """As in a profile; the loss and its gradients are of inputs with masks."""
+    model = model_of(kind)
+    inputs = with_masks(model, batch_of(kind, 40))
+    whole = {name: value for name, value in inputs.items() if name in ("pixel_values", "input_values")}
+    options: dict[str, Any] = {"plan": PLAN} if gradients else {}
+    options |= {"when": [0], "metrics": "average_cosine,svd_ratio", "probe": inputs}
+    with Monitor(model, **options) as monitor, monitor.step(0):
+        pass
+    expected = measure(model, [whole], metrics=["average_cosine", "svd_ratio"])
+    for metric in ("average_cosine", "svd_ratio"):
+        tables = [each.where(metric=metric, variant="", group="") for each in (monitor.table, expected)]
+        found, profiled = ({(r["layer"], r["kind"], r["head"]): r["value"] for r in t.records()} for t in tables)
+        assert len(found) >= 5 and found == pytest.approx(
+            {place: profiled[place] for place in found}, rel=1e-9, nan_ok=True
+        )
+    assert len(monitor.table.where(metric="probe_loss"))
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2ForPreTraining", "ViTForMaskedImageModeling"])
+def test_hidden_and_seen_rows_have_energies_of_their_own(kind: str) -> None:
+    model = model_of(kind)
+    with Monitor(model, when=[0], metrics="drift", plan=PLAN, probe=batch_of(kind, 40)) as monitor, monitor.step(0):
+        pass
+    rows = monitor.table.where(metric="gradient_energy", layer=1, kind="resid", fit="refit", **PLAIN)
+    by_group = {row["group"]: row for row in rows.records()}
+    assert set(by_group) == {"", "masked", "unmasked"}
+    low, high = sorted(by_group[name]["value"] for name in ("masked", "unmasked"))
+    assert low < by_group[""]["value"] < high
+    assert by_group[""]["n"] == by_group["masked"]["n"] + by_group["unmasked"]["n"]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from anisoscope.capture.objective import constant_choice
+import anisoscope.training.task as training_task
+from anisoscope.capture.objective import constant_choice, find_objective
 from anisoscope.claims.catalogue import evaluate_claims
 from anisoscope.errors import AnisoscopeError
 from anisoscope.models.load import load_model
@@ -144,7 +145,7 @@ def test_codes_that_are_equally_frequent_leave_a_constant_nothing_but_chance() -
 
 
 def _frames(tmp_path: Path, **options: Any) -> MediaConfig:
-    fields = {**SMALL, "examples": 400, "steps": 60, "batch_size": 8, "lr": 2e-3, "checkpoints": "none", **options}
+    fields = {**SMALL, "examples": 400, "steps": 200, "batch_size": 8, "lr": 3e-3, "checkpoints": "none", **options}
     return MediaConfig(arch="wav2vec2", objective="masked", **fields)
 
 
@@ -152,7 +153,7 @@ def test_a_model_that_hears_learns_masked_frames_and_passes_the_gate(tmp_path: P
     from anisoscope.results.folder import RunFolder
 
     def watch(*given: Any) -> Any:
-        return training_monitor(*given, when="0,60", monitor="svd_ratio", contexts=48)
+        return training_monitor(*given, when="0,200", monitor="svd_ratio", contexts=48)
 
     out = train_media(_frames(tmp_path), tmp_path / "run", monitor=watch, watch={})
     table = RunFolder.open(out).table()
@@ -160,10 +161,48 @@ def test_a_model_that_hears_learns_masked_frames_and_passes_the_gate(tmp_path: P
         {row["step"]: row for row in table.where(metric=metric).records()} for metric in ("probe_loss", "constant_loss")
     )
     assert loss[0]["value"] > constant[0]["value"] - 0.1
-    assert loss[60]["high"] < constant[60]["low"] - 0.5 and loss[60]["n"] == constant[60]["n"] > 500
-    assert constant[60]["variant"] == "" and loss[60]["contexts"] == constant[60]["contexts"]
+    assert loss[200]["high"] < constant[200]["low"] - 0.1 and loss[200]["n"] == constant[200]["n"] > 500
+    assert constant[200]["variant"] == "" and loss[200]["contexts"] == constant[200]["contexts"]
     (verdict,) = evaluate_claims(table, ["anisotropy_grows"])
     assert [each["status"] for each in verdict.details["learned"].values()] == ["learned"]
+
+
+def test_masked_frames_are_hidden_from_the_model(tmp_path: Path) -> None:
+    """Another sound under the mask changes nothing but the codes that are to be guessed."""
+    config = _frames(tmp_path)
+    stream, model = media_stream(config, tmp_path / "run"), media_model(config, classes=10).eval()
+    batch = stream.probe_batches(8)[0]
+    masked, sounds = batch["mask_time_indices"], batch["input_values"]
+    with torch.no_grad():
+        said = model.wav2vec2(sounds, mask_time_indices=masked).last_hidden_state
+        seen = model.wav2vec2(sounds).last_hidden_state
+        hidden = model.wav2vec2(sounds, mask_time_indices=torch.ones_like(masked)).last_hidden_state
+        others = model.wav2vec2(sounds.flip(0), mask_time_indices=torch.ones_like(masked)).last_hidden_state
+    assert (said - seen).abs().amax(-1)[masked].min() > 1e-3
+    torch.testing.assert_close(hidden, others)
+    assert (hidden - seen).abs().max() > 0.1, "what is not hidden is seen"
+
+
+def test_in_white_noise_there_is_nothing_to_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frame tells of another, so a model that does better than a constant reads what it has to guess."""
+    real = training_task.ChooseFrames.loss
+
+    def noise(self: Any, forward: Any, batch: Any) -> Any:
+        return real(self, forward, batch | {"input_values": torch.randn_like(batch["input_values"])})
+
+    monkeypatch.setattr(training_task.ChooseFrames, "loss", noise)
+    out = train_media(_frames(tmp_path), tmp_path / "run")
+    losses = [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 200 and min(losses) > 2.9
+
+
+def test_a_model_that_reads_what_it_guesses_is_refused(tmp_path: Path) -> None:
+    config = _frames(tmp_path)
+    batch, model = media_stream(config, tmp_path / "run").probe_batches(8)[0], media_model(config, classes=10)
+    assert find_objective(model, batch).name == "masked"
+    model.config.apply_spec_augment = False
+    with pytest.raises(AnisoscopeError, match="reads the frames that it is asked to guess"):
+        find_objective(model, batch)
 
 
 def test_a_model_whose_codes_collapsed_did_not_learn(tmp_path: Path) -> None:

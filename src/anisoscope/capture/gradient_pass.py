@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from anisoscope.capture.capture import Capture
-from anisoscope.capture.objective import CLOSE, ContextObjective, moved_by_one, one_by_one
+from anisoscope.capture.objective import CLOSE, ContextObjective, hidden_positions, moved_by_one, one_by_one
 from anisoscope.capture.objective import IGNORED as IGNORED
 from anisoscope.capture.objective import output_part as output_part
 from anisoscope.capture.row import Index, KeptRows, PositionChoice, Rows, Rule, Scores, Sink
@@ -27,6 +27,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.forward import evaluating, forward, uncompiled, unwrapped
 from anisoscope.models.parallel import piece_of, plain, shard_again, sharded, together, without_gradients
 
+_BEFORE = 2  # tokens before the patches at most: of the class, and one that distils
 _PROBES: list[tuple[nn.Module, list[int]]] = []  # passes in progress: their models, and the GPUs that these are on
 ContextLosses = tuple[Tensor, Tensor]  # summed loss and number of targets of every context, each [B]
 LossRule = Callable[[nn.Module, Mapping[str, Any]], Tensor]
@@ -147,13 +148,18 @@ class RowTokens:
     masked: Tensor | None  # [n] bool; None where nothing is masked by design
 
     @staticmethod
-    def of(index: Index, labels: Tensor | None, reading: LabelConvention | None, *, stack: str) -> RowTokens:
-        """Tokens and targets of the rows at `index`; the original token of a masked position is its label."""
-        token = index.token.cpu()
+    def of(
+        index: Index, labels: Tensor | None, reading: LabelConvention | None, *, stack: str, hidden: Any = None
+    ) -> RowTokens:
+        """Tokens and targets of the rows at `index`; the original token of a masked position is its label.
+
+        `hidden` says which frames or patches the model did not see.
+        """
+        token, size = index.token.cpu(), (index.batch, index.length)
         nothing = torch.full_like(token, -1)
-        fits = labels is not None and reading is not None and labels.shape == (index.batch, index.length)
+        fits = labels is not None and reading is not None and labels.shape == size
         if not fits or stack == "encoder":  # rows of an encoder have no targets
-            return RowTokens(token, nothing, None)
+            return RowTokens(token, nothing, _hidden_rows(index, hidden))
         assert labels is not None and reading is not None
         target = reading.targets(labels).flatten()[index.keep.cpu()]
         known = target != IGNORED
@@ -161,6 +167,17 @@ class RowTokens:
         if reading.shifted or reading.ahead or stack == "decoder":
             return RowTokens(token, target, None)
         return RowTokens(torch.where(known, target, token), target, known)
+
+
+def _hidden_rows(index: Index, hidden: Any) -> Tensor | None:
+    """Which rows are of frames or patches that `hidden` marks [B, P]; None where it is of another resolution.
+
+    What stands before the patches, a class token, is hidden never.
+    """
+    before = index.length - hidden.shape[-1] if isinstance(hidden, Tensor) and hidden.dim() == 2 else -1
+    if not 0 <= before <= _BEFORE or len(hidden) != index.batch:
+        return None
+    return torch.nn.functional.pad(hidden.cpu().bool(), (before, 0)).flatten()[index.keep.cpu()]
 
 
 @dataclass(frozen=True)
@@ -274,7 +291,7 @@ def forward_rows(
                 call()
     if notes is not None:
         notes += [note for note in capture.notes if note not in notes]
-    return GradientPass(site_rows(sites, collector.kept, {}, labels=inputs.get("labels"), reading=reading))
+    return GradientPass(site_rows(sites, collector.kept, {}, inputs=inputs, reading=reading))
 
 
 def gradient_rows(
@@ -335,7 +352,7 @@ def gradient_rows(
         by_token = torch.cat([g.flatten(0, -2) for _, g in pairs]).detach() * float(scale)
         out.embedded = torch.cat([ids.flatten() for ids, _ in pairs]), by_token
     out.weights = {name: g.detach() for name, g in zip(learning, grads[third:], strict=True) if g is not None}
-    out.sites = site_rows(sites, collector.kept, gradients, labels=inputs.get("labels"), reading=reading)
+    out.sites = site_rows(sites, collector.kept, gradients, inputs=inputs, reading=reading)
     return out
 
 
@@ -418,11 +435,12 @@ def site_rows(
     kept: Mapping[Site, Rows],
     gradients: Mapping[Site, Tensor],
     *,
-    labels: Any,
+    inputs: Mapping[str, Any],
     reading: LabelConvention | None,
     contexts: Tensor | None = None,
 ) -> dict[Site, SiteRows]:
     """Rows, gradients and tokens of the sites that were seen; with `contexts` of these only, as `Index.among`."""
+    labels, hidden = inputs.get("labels"), hidden_positions(inputs)
     labels = labels.detach().cpu() if isinstance(labels, Tensor) else None
     found: dict[Site, SiteRows] = {}
     known: dict[tuple[int, str, torch.device], tuple[Tensor | None, Index, RowTokens]] = {}  # sites of a stack share it
@@ -435,7 +453,7 @@ def site_rows(
             if contexts is not None:
                 chosen = index.among(contexts)
                 at, index = chosen.to(x.device), index.taken(chosen)
-            known[key] = at, index, RowTokens.of(index, labels, reading, stack=site.stack)
+            known[key] = at, index, RowTokens.of(index, labels, reading, stack=site.stack, hidden=hidden)
         at, index, tokens = known[key]
         if at is not None:
             x, g = x[at], None if g is None else g[at]

@@ -24,6 +24,7 @@ from anisoscope.models.forward import CONTENT, SOUND, forward, unwrapped
 from anisoscope.numerics.hashing import fold_of, row_hash
 
 IGNORED = -100
+HIDES = ("bool_masked_pos", "mask_time_indices")  # arguments that say what is hidden; without them nothing is
 CLOSE = 5e-3  # relative difference of losses that half precision may cause
 SAME = 1e-5  # relative distance of two codes that are the same
 NEGATIVES = 100  # distractors of a contrastive loss whose configuration states no number
@@ -46,6 +47,11 @@ def logits_of(output: Any) -> Tensor | None:
     """The logits of an output; a plain module may return nothing else."""
     found = output if isinstance(output, Tensor) else output_part(output, "logits")
     return found if isinstance(found, Tensor) else None
+
+
+def hidden_positions(inputs: Mapping[str, Any]) -> Any:
+    """The argument that says which patches or frames a model does not see, or None."""
+    return next((inputs[name] for name in HIDES if name in inputs), None)
 
 
 class Objective(ABC):
@@ -439,6 +445,12 @@ def find_objective(model: nn.Module, inputs: Mapping[str, Any]) -> Objective:
     takes, labels = inspect.signature(unwrapped(model).forward).parameters, inputs.get("labels")
     if "mask_time_indices" in inputs and "sampled_negative_indices" in takes:
         config = getattr(unwrapped(model), "config", None)
+        if getattr(config, "apply_spec_augment", True) is False:
+            raise AnisoscopeError(
+                f"{type(unwrapped(model)).__name__} reads the frames that it is asked to guess: its configuration has "
+                "apply_spec_augment=False, with which transformers does not apply mask_time_indices; set it to True, "
+                "before training as well."
+            )
         number, warmth = (getattr(config, name, None) for name in ("num_negatives", "contrastive_logits_temperature"))
         return MaskedFrames(int(number or NEGATIVES), float(warmth or MaskedFrames.temperature))
     if isinstance(labels, Tensor):

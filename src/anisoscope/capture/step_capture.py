@@ -534,8 +534,8 @@ class LiveGradients(StepCapture):
 def live_pass(batch: MicroBatch, sites: Sequence[Site], *, half: int | None = None) -> GradientPass:
     """The rows of a micro-batch, or of the contexts of one half of it, with their unscaled gradients."""
     contexts = None if half is None else _halves(batch).eq(half)
-    read: dict[str, Any] = {"labels": batch.labels, "reading": batch.reading, "contexts": contexts}
-    found = site_rows(sites, batch.rows, batch.gradients, **read)
+    inputs = {**batch.arguments, "labels": batch.labels}
+    found = site_rows(sites, batch.rows, batch.gradients, inputs=inputs, reading=batch.reading, contexts=contexts)
     if batch.read is not None and (weights := batch.read.by_context) is not None:
         for site, rows in found.items():
             if rows.g is not None:

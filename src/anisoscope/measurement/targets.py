@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from anisoscope.capture.gradient_pass import untouched
 from anisoscope.capture.objective import (
+    HIDES,
     IGNORED,
     Transcripts,
     context_count,
@@ -41,7 +42,7 @@ SPAN, SPANNED = 10, 0.5  # frames of a masked span, and the share of frames in s
 _MASK_SEED, _NOISE_SEED = 11, 12
 _LAST = torch.iinfo(torch.int64).max  # behind every hash
 PREDICTED = ("loss", "logits", "reconstruction", "projected_states")  # what outputs with a head have
-MASKS = ("bool_masked_pos", "noise", "mask_time_indices")  # arguments that say what is hidden
+MASKS = (*HIDES, "noise")  # arguments that say what is hidden
 _PLAIN_LABEL = re.compile(r"LABEL_\d+")
 
 OWN_CLASS = "the data names no classes that the model knows: its own best class of each context is the label"

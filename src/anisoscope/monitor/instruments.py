@@ -27,6 +27,7 @@ from anisoscope.capture.gradient_pass import (
     untouched,
 )
 from anisoscope.capture.objective import (
+    HIDES,
     Classes,
     ContextObjective,
     Objective,
@@ -34,6 +35,7 @@ from anisoscope.capture.objective import (
     PositionClasses,
     context_count,
     find_objective,
+    hidden_positions,
     logits_of,
     refuse_labels,
 )
@@ -504,11 +506,15 @@ class Probe:
         if self.constant is None and isinstance(self.loss, Objective):
             self.instruments.constants = self._own_constants(self.loss)
         out, i = StepRows(step), self.instruments
+        hidden = others is not None and not isinstance(self.loss, GivenLoss)
         if self.gradients and others is not None:  # inputs of weights are fitted on: they see just half of the contexts
             others = Tee([others], frozenset([*i.sites, *self.extra]))
         with untouched(self.model):  # once for all pieces
             for piece, counts in self.mine:
                 into, sink = (out, others) if counts else (StepRows(step), None)
+                if hidden and hidden_positions(piece.inputs) is not None:  # geometry is of whole sounds and pictures
+                    self._whole(piece, sink)
+                    sink = None
                 if not self.gradients:
                     self._forward(piece, into, sink)
                 elif piece.test:
@@ -552,17 +558,26 @@ class Probe:
             out.embedded.append(found.embedded)
         out.add_weights(piece.fold, found, **self.head)
 
-    def _forward(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
-        """A forward pass only: the loss, if there is one; rows go to the sink `others`."""
+    def _whole(self, piece: ProbePiece, others: Sink | None) -> None:
+        """A forward pass in which nothing is hidden from the model, as in a profile; rows go to the sink `others`."""
+        inputs = {name: value for name, value in piece.inputs.items() if name not in HIDES}
+        with self._read(others):
+            forward(self.model, unlabelled(self.model, inputs))
+
+    @contextlib.contextmanager
+    def _read(self, others: Sink | None) -> Iterator[None]:
+        """Around a forward pass without gradients: its rows go to the sink `others`, if there is one."""
         i = self.instruments
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(untouched(self.model))
-            stack.enter_context(without_gradients(self.model))
+        with untouched(self.model), without_gradients(self.model), contextlib.ExitStack() as stack:
             if others is not None:
-                sites = [*i.sites, *self.extra]
                 words: dict[str, Any] = {"layout": i.layout, "rows": i.rows}
                 words |= i.kept.options() if i.kept is not None else {}
-                stack.enter_context(Capture(self.model, sites, others, **words))
+                stack.enter_context(Capture(self.model, [*i.sites, *self.extra], others, **words))
+            yield
+
+    def _forward(self, piece: ProbePiece, out: StepRows, others: Sink | None) -> None:
+        """A forward pass only: the loss, if there is one; rows go to the sink `others`."""
+        with self._read(others):
             loss, tokens, weighted, by_context = self._loss(piece.inputs)
         out.add_loss(loss, tokens, weighted)
         if by_context is not None:

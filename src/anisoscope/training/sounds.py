@@ -97,7 +97,10 @@ def _positions(config: ClassifierConfig) -> int:
 
 
 def _wav2vec2(config: ClassifierConfig) -> dict[str, Any]:
-    """Convolutions turn samples into frames; masking of frames is off, as it uses numpy's global generator."""
+    """Convolutions turn samples into frames; masking is off but where frames to mask are given.
+
+    Otherwise transformers draws them itself, from numpy's global generator.
+    """
     sizes: dict[str, Any] = {"hidden_size": config.width, "num_hidden_layers": config.layers}
     sizes |= {"num_attention_heads": config.heads, "intermediate_size": 4 * config.width}
     sizes |= {"conv_dim": [config.width // 2] * len(KERNELS), "conv_kernel": list(KERNELS)}

@@ -149,6 +149,7 @@ class ChooseFrames(MediaTask):
 
     def fields(self, config: ClassifierConfig, *, classes: int) -> dict[str, Any]:
         codes = {"num_codevectors_per_group": 32, "num_codevector_groups": 2, "feat_quantizer_dropout": 0.0}
+        codes["apply_spec_augment"] = True  # without it transformers shows the model the frames it has to guess
         sizes = {"codevector_dim": config.width, "proj_codevector_dim": config.width, "mask_time_length": SPAN}
         return {**codes, **sizes, "num_negatives": DISTRACTORS}
 
