@@ -211,6 +211,7 @@ class InherentConfig(ArmsConfig):
         tuple[int, ...], Option("Seeds of every model, such as 0,1,2.", parse=seed_numbers, preset="trained")
     ] = ()
     steps: shared.Updates = None
+    batch_size: shared.BatchSize = None
     limit: shared.Limit = None
     examples: Annotated[int | None, Option("Pictures, and clips, to use at most.", least=4, preset="trained")] = None
     checkpoints: shared.Checkpoints = None
@@ -249,7 +250,7 @@ class InherentConfig(ArmsConfig):
         read = {arm.medium.name for arm in arms} | {FAMILIES[family].data.name for family in self.every_family}
         refuse_idle(self, {"text", "images", "audio"} - read, "here, since no chosen model reads it")
         if not arms:
-            idle = ("steps", "checkpoints", "background", "when", "contexts", "gradients")
+            idle = ("steps", "batch_size", "checkpoints", "background", "when", "contexts", "gradients")
             refuse_idle(self, idle, "with --arms none, which trains nothing")
         if not any(arm.is_text for arm in arms):
             refuse_idle(self, ("limit",), "without an arm that reads text")
@@ -290,7 +291,7 @@ class InherentConfig(ArmsConfig):
         from anisoscope.training.classifier import MediaConfig
         from anisoscope.training.config import TrainConfig
 
-        asked = given(self, "steps", "checkpoints", "background")
+        asked = given(self, "steps", "batch_size", "checkpoints", "background")
         fields = {**self.size.fields(arm), **asked, "seed": seed, "device": self.device}
         fields["data"] = getattr(self, EVERY_ARM[arm].medium.name)
         if EVERY_ARM[arm].is_text:
