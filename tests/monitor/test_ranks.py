@@ -243,8 +243,8 @@ def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monke
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path: Path) -> None:
-    """Of tensor-parallel processes, alone and under FSDP2; products are rounded elsewhere, which semi-NMF magnifies."""
-    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",))}
+    """Of tensor-parallel processes, alone and under FSDP2; products are rounded elsewhere."""
+    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": PLAN}
     options |= {"probe": probe(), "live": True}
     pairs = size // 2
     expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, **options)
@@ -252,21 +252,21 @@ def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path
     (first, *_), *_ = in_ranks(lambda rank: train(lambda _: [rank // 2], wrap=wrap, **options), size, tmp_path)
     assert expected is not None
     held = expected.where(variant=lambda variant: "embedding_out" not in variant)
-    assert_same(first, held, tolerance=2e-5, nothing=1e-5)
+    assert_same(first, held, tolerance=2e-5, nothing=1e-5, fitted=1e-3)
 
 
 @pytest.mark.parametrize("wrap", [tensor_parallel, sequence_parallel])
 def test_rounding_of_float32_is_all_that_splitting_a_model_changes(wrap: Any, tmp_path: Path) -> None:
     """In float64 everything is the same but one control, whose draws are in float32."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "dtype": torch.float64}
-    options |= {"plan": replace(PLAN, proxies=("pca",), splits=(1,))}
+    options |= {"plan": replace(PLAN, splits=(1,))}
     expected, *_ = train(lambda _: [0], wrap=exact, **options)
     (first, *_), _ = in_ranks(lambda _: train(lambda _: [0], wrap=lambda m: wrap(exact(m)), **options), 2, tmp_path)
     assert expected is not None
     drawn = [table.where(variant=lambda name: "control=normal" in name) for table in (first, expected)]
     assert_same(*drawn, tolerance=1e-5, nothing=1e-7)
     rest = [table.where(variant=lambda name: "control=normal" not in name) for table in (first, expected)]
-    assert_same(*(table.where(metric=lambda name: name != "gradient_ratio") for table in rest), tolerance=1e-10)
+    assert_same(*(table.where(metric=lambda name: name != "gradient_ratio") for table in rest), tolerance=1e-8)
 
 
 def test_semi_nmf_of_positions_that_are_split_over_processes(tmp_path: Path) -> None:
@@ -288,7 +288,11 @@ def test_positions_that_are_split_over_processes_are_joined(
     size: int, local: bool, probed: bool, tmp_path: Path
 ) -> None:
     """Sequence parallel, alone and under FSDP2: sites that are split are a union, others count once."""
-    options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "plan": replace(PLAN, proxies=("pca",), splits=(1,))}
+    options: dict[str, Any] = {
+        "architecture": "llama",
+        "lr": 0.0,
+        "plan": replace(PLAN, splits=(1,)),
+    }
     options |= {"probe": probe(), "live": True} if probed else {}
     pairs, outs = size // 2, (tmp_path / "whole", tmp_path / "split")
     expected, *_ = train(lambda _: list(range(pairs)), divided=pairs, out=outs[0], **options)
@@ -298,7 +302,7 @@ def test_positions_that_are_split_over_processes_are_joined(
     )
     assert expected is not None
     held = expected.where(variant=lambda variant: "embedding_out" not in variant)
-    assert_same(first, held, tolerance=2e-5, nothing=1e-5)
+    assert_same(first, held, tolerance=2e-5, nothing=1e-5, fitted=1e-3)
     if probed:  # the map has the rows of all positions, each once
         whole, split = (pq.read_table(out / "map.parquet").to_pandas() for out in outs)
         assert whole.drop(columns=["x", "y", "z"]).equals(split.drop(columns=["x", "y", "z"]))
@@ -308,13 +312,13 @@ def test_positions_that_are_split_over_processes_are_joined(
 def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
     """So few rows have no next components, which are compared nowhere."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "batch": padded_batch}
-    options |= {"plan": replace(PLAN, proxies=("pca",), embedding=False)}
+    options |= {"plan": replace(PLAN, embedding=False)}
     expected, *_ = train(lambda _: [0, 1], **options)
     (first, _, notes), *_ = in_ranks(lambda _: train(lambda _: [0, 1], wrap=sequence_parallel, **options), 2, tmp_path)
     assert expected is not None
     assert not notes
     found, wanted = (table.where(variant=lambda name: "control=next" not in name) for table in (first, expected))
-    assert_same(found, wanted, tolerance=2e-5, nothing=1e-5)
+    assert_same(found, wanted, tolerance=2e-5, nothing=1e-5, fitted=1e-3)
 
 
 @pytest.mark.slow
@@ -323,7 +327,7 @@ def test_a_training_whose_positions_are_split_is_the_same_with_a_monitor(tmp_pat
         words: dict[str, Any] = {
             "architecture": "llama",
             "wrap": sequence_parallel,
-            "plan": replace(PLAN, proxies=("pca",)),
+            "plan": PLAN,
         }
         return train(lambda _: [0], **words)[1], train(lambda _: [0], monitored=False, **words)[1]
 

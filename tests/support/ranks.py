@@ -273,9 +273,19 @@ def rows_of(table: Table) -> dict[tuple[str, ...], Record]:
 
 
 def assert_same(
-    found: Table, expected: Table, *, tolerance: float = 1e-12, nothing: float = 1e-12, least: int = 50
+    found: Table,
+    expected: Table,
+    *,
+    tolerance: float = 1e-12,
+    nothing: float = 1e-12,
+    least: int = 50,
+    fitted: float = 0.0,
 ) -> None:
-    """The same rows, with the same values, intervals and counts."""
+    """The same rows, with the same values, intervals and counts.
+
+    `fitted` is how far numbers of semi-NMF may be apart where rows are rounded otherwise: a fit to few rows that hold
+    no concepts magnifies that some ten times.
+    """
     ours, theirs = rows_of(found), rows_of(expected)
     assert ours.keys() == theirs.keys()
     assert len(ours) > least
@@ -285,4 +295,5 @@ def assert_same(
             if a is None or b is None or not math.isfinite(b):
                 assert (a is None) == (b is None) and (a is None or not math.isfinite(a)), (key, name, a, b)
             else:
-                assert math.isclose(a, b, rel_tol=tolerance, abs_tol=nothing), (key, name, a, b)
+                most = max(nothing, fitted if "proxy=semi_nmf" in key[-1] else 0.0)
+                assert math.isclose(a, b, rel_tol=tolerance, abs_tol=most), (key, name, a, b)

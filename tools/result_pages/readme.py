@@ -18,6 +18,7 @@ from anisoscope.results.privacy import without_places
 from anisoscope.results.quantity import FEWEST_SEEDS
 from anisoscope.view.headline import headline
 from anisoscope.view.sections.findings import grid_words, status_counts, unmeasured
+from anisoscope.view.sections.provenance import unusual
 from anisoscope.view.words import listed, plural, shortened
 from result_pages.chosen_rows import BLOCKS
 from result_pages.declared import RESULTS, Declared
@@ -286,7 +287,8 @@ def _warnings(result: Result) -> list[str]:
 def _uncomputed(result: Result) -> Iterator[str]:
     """Values that could not be computed, by metric and reason."""
     missing = result.table.arrow.filter(pc.invert(pc.is_finite(pc.fill_null(result.table.arrow["value"], math.nan))))
-    notes = (" ".join((note or "no reason was recorded").split()) for note in missing["note"].to_pylist())
+    reasons = (unusual(note or "") or "no reason was recorded" for note in missing["note"].to_pylist())
+    notes = (" ".join(why.split()) for why in reasons)
     counts = Counter(zip(missing["metric"].to_pylist(), notes, strict=True))
     for (metric, why), count in counts.most_common(NOTES):
         yield f"`{metric}`: {plural(count, 'value')} could not be computed: {why.rstrip('.')}."

@@ -230,11 +230,13 @@ def nonnegative_codes(rows: Tensor, directions: Tensor, *, start: Tensor | None 
 def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
     """Codes [..., n, k] ≥ 0 with an error not above that of `start`, and the decrease of ‖R‖² [...].
 
-    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G.
+    Accelerated projected gradient: Nesterov's steps of length 1/λ, λ ≥ the largest eigenvalue of G. In float64: what
+    codes have in common is many times what tells them apart, of which float32 would round the third digit.
     """
+    dtype, target, start = start.dtype, target.double(), start.double()
     bound = _largest_eigenvalue(gram)[..., None, None]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    step, pull = (eye - gram / bound).to(target.dtype), target / bound.to(target.dtype)
+    step, pull = eye - gram / bound, target / bound
     codes = ahead = start
     t = 1.0
     for _ in range(steps):
@@ -242,9 +244,8 @@ def descent(gram: Tensor, target: Tensor, start: Tensor, *, steps: int) -> tuple
         t, before = (1.0 + math.sqrt(1.0 + 4.0 * t * t)) / 2.0, t
         ahead = torch.lerp(codes, moved, 1.0 + (before - 1.0) / t)
         codes = moved
-    gram = gram.to(target.dtype)
     fall = _objective(start, gram, target) - _objective(codes, gram, target)
-    return torch.where((fall < 0).unsqueeze(-1), start, codes), 2.0 * fall.clamp_min(0.0).sum(-1, dtype=torch.float64)
+    return torch.where((fall < 0).unsqueeze(-1), start, codes).to(dtype), 2.0 * fall.clamp_min(0.0).sum(-1)
 
 
 def _objective(codes: Tensor, gram: Tensor, target: Tensor) -> Tensor:

@@ -320,32 +320,28 @@ def start_codes(X: Tensor, rank: int, *, seed: int, corners: bool = False, quick
     wide = _shifted(unit, corner_codes, w, error, rank)
     height, inside, steepness = _half_space(unit, rank)
     if not bool((inside > _POINTED).any()):
-        return _polished(unit, wide, quick=quick), found.passes
+        return _polished(unit, wide), found.passes
     n, d = X.shape[-2:]  # noise: the mean square of a row in each direction beyond the r leading ones
     left = (squares(X) - found.energies[..., :rank].sum(-1)).clamp_min(0.0)
     noise = left / (n * max(1, d - rank)) * scale.square()
     tight, missed = _tight(unit, rank, height=height, steepness=steepness, noise=noise, opened=not corners)
     chosen = ((inside > _POINTED) & (missed <= _FITS))[..., None, None]
     start = torch.where(chosen, tight, wide)
-    polished = _polished(unit, start, quick=quick)
+    polished = _polished(unit, start)
     return torch.where(chosen, start, polished) if corners else polished, found.passes
 
 
-def _polished(found: Leading, codes: Tensor, *, quick: bool) -> Tensor:
-    """Codes after iterations on the leading scores, which cost far less than iterations on the rows.
-
-    In float64: what codes have in common is many times what tells them apart, of which float32 would round the fourth
-    digit. `quick` does without, as the spread of refits does not need it.
-    """
-    T, energies = found.scores if quick else found.scores.double(), found.energies
-    flat, start = T.reshape(-1, *T.shape[-2:]), codes.to(T.dtype).reshape(-1, *codes.shape[-2:])
+def _polished(found: Leading, codes: Tensor) -> Tensor:
+    """Codes after iterations on the leading scores, which cost far less than iterations on the rows."""
+    T, energies = found.scores, found.energies
+    flat, start = T.reshape(-1, *T.shape[-2:]), codes.reshape(-1, *codes.shape[-2:])
     directions = least_squares(start, start.mT @ flat).to(T.dtype)
     norms = norms_of(directions)
     start, directions = start * norms.mT, directions / norms
     state = State(start, directions, factors.squared_error(flat, start, directions), [], [])
     least = energies[..., codes.shape[-1] :].sum(-1).reshape(-1)
     _iterate(flat, state, max_iter=_POLISH, tol=_POLISHED, inner=_QUICK, least=least)
-    return state.codes.to(codes.dtype).reshape(codes.shape)
+    return state.codes.reshape(codes.shape)
 
 
 def positive_vector(found: Leading, rank: int, *, quick: bool = False) -> tuple[Tensor, Tensor, Tensor]:

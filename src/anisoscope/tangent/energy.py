@@ -392,7 +392,10 @@ def _add_records(
             out.append(record("proxy_stability", {"value": value} | test.sizes, label))
         if energies["", ""]["value"] != energies["", ""]["value"]:
             for row in out:
-                row["note"] = row.get("note") or (_UNREACHED if row["value"] != row["value"] else "")
+                note = row.get("note") or ""
+                if row["value"] != row["value"] and _UNREACHED not in note:
+                    note = "; ".join(filter(None, (_UNREACHED, note)))
+                row["note"] = note
 
 
 def _energies_at(
@@ -505,10 +508,15 @@ def holm_records(records: Iterable[Record]) -> list[Record]:
         if row["metric"] == "gradient_p":
             families.setdefault((row["variant"], row["group"]), []).append(row)
     return [
-        {**row, "metric": "gradient_p_holm", "value": value, "note": f"Holm over {len(rows)} layers"}
+        {**row, "metric": "gradient_p_holm", "value": value, "note": _holm_note(row, len(rows))}
         for rows in families.values()
         for row, value in zip(rows, tangent.gradient_p_holm([r["value"] for r in rows]), strict=True)
     ]
+
+
+def _holm_note(row: Record, layers: int) -> str:
+    reason = row.get("note") if row["value"] != row["value"] else ""
+    return "; ".join(filter(None, (reason, f"Holm over {layers} layers")))
 
 
 @dataclass(frozen=True)

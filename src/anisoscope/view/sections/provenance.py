@@ -35,7 +35,7 @@ WORDY = ("Model", "Revision", "Kind", "Architecture", "Shape", "A row is", "Meas
 PAGE_ROWS = 8_000  # limit for the table of a training run on the page
 NOTES = 60
 # parts of notes that are already visible in figures
-USUAL = ("in-sample", "since step", "above", "below", "chance", "bias about", "mean over", "sd between")
+USUAL = ("in-sample", "since step", "above", "below", "chance", "bias about", "mean over", "sd between", "Holm over")
 # Rows left out of a long table, in this order, until the rest fits.
 CUTS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("what the loop logged at every step", lambda row: row.kind == "training"),
