@@ -310,7 +310,25 @@ def headline(verdicts: Sequence[Verdict], study: str = "") -> str:
     found = [_sentence([v for v in tested if v.get("claim") == name], shared) for name in lead[:2]]
     if decided and not (asked or standing):
         found.append("Counting all verdicts, it does not stand.")
-    return " ".join(found)
+    return " ".join(_together(found))
+
+
+_OPEN = "it stays undecided whether "
+
+
+def _together(sentences: list[str]) -> list[str]:
+    """Two sentences on what is open, for the same subjects and the same reason, as one.
+
+    >>> _together(["In gpt2 it stays undecided whether a is: why.", "In gpt2 it stays undecided whether b is: why."])
+    ['In gpt2 it stays undecided whether a is, and whether b is: why.']
+    """
+    told = [sentence.removesuffix(".").partition(_OPEN) for sentence in sentences]
+    clauses = [what.partition(": ") for _, _, what in told]
+    alike = len({where for where, *_ in told}) == len({why for *_, why in clauses}) == 1
+    if len(told) != 2 or not alike or not all(is_open for _, is_open, _ in told):
+        return sentences
+    (first, colon, why), (second, *_) = clauses
+    return [f"{told[0][0]}{_OPEN}{first}, and whether {second}{colon}{why}."]
 
 
 def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
@@ -328,7 +346,7 @@ def _sentence(verdicts: Sequence[Verdict], shared: Mapping[str, int]) -> str:
     for status, said, after in (
         ("holds", words.yes, "it is so"),
         ("fails", words.no, "it is not so"),
-        ("undecided", f"it stays undecided whether {words.yes}", "it stays undecided"),
+        ("undecided", f"{_OPEN}{words.yes}", "it stays undecided"),
     ):
         if found := by_status[status]:
             where = "" if own else _where(found, every=len(found) == len(verdicts))
