@@ -268,8 +268,8 @@ def tell_cosine() -> str:
         "**Text passes through a narrow cone within the first updates, speech ends in one, pictures come to none.** "
         "Average cosine of small models, mean over blocks and three seeds, at step 0, at the highest of the measured "
         f"steps where that lies between, and at the end: {'; '.join(words)}. ConvNeXt (convolution), "
-        "which has no attention, ends higher than it began, as the vision transformer does, and loses part of its peak; "
-        "two other convolutional networks keep what they have "
+        "which has no attention, ends higher than it began, as the vision transformer does, and loses part of its "
+        "peak; two other convolutional networks keep what they have "
         f"({' and '.join(f'{line[max(line)]:.2f}' for line in still)})."
     )
 
