@@ -190,7 +190,8 @@ def test_a_model_under_somebody_elses_names_needs_no_config() -> None:
     for monitor in (own, usual):
         with monitor, monitor.step(0):
             pass
-    compare(own.table, usual.table, 1e-6)
+    compare(own.table, usual.table, 1e-6, without=("probe_loss",))
+    compare(own.table, usual.table, 1e-6, columns=("value",))  # of a sum the losses of single contexts are not known
 
 
 def test_contexts_of_a_token_classifier_are_told_apart_by_their_text_not_by_their_tags() -> None:

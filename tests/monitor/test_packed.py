@@ -45,10 +45,11 @@ def llama() -> Any:
 
 
 def monitored(batch: dict[str, Tensor]) -> Monitor:
-    """Geometry and PCA of one step: Semi-NMF magnifies the rounding of another order of products."""
+    """Geometry and tangents of one step."""
     model = llama()
     plan = replace(CHEAP, splits=(1,))
-    options: dict[str, Any] = {"metrics": "tangent,average_cosine,drift,two_nn", "plan": plan}
+    metrics = "tangent,average_cosine,average_cosine:pairs=between,context_similarity,drift,two_nn,svd_ratio"
+    options: dict[str, Any] = {"metrics": f"{metrics},attention_entropy,attention_sharpness", "plan": plan}
     with Monitor(model, when=at([0]), strict=True, total_steps=1, **options) as monitor, monitor.step(0):
         model(**batch).loss.backward()
     return monitor

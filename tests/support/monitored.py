@@ -71,17 +71,31 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def compare(one: Table, two: Table, tolerance: float = 1e-9, without: tuple[str, ...] = ()) -> None:
-    def values(table: Table) -> dict[tuple[Any, ...], float]:
+EVERY_COLUMN = ("value", "low", "high", "contexts")
+
+
+def compare(
+    one: Table,
+    two: Table,
+    tolerance: float = 1e-9,
+    without: tuple[str, ...] = (),
+    columns: tuple[str, ...] = EVERY_COLUMN,
+) -> None:
+    """The same rows, with the same values, intervals and numbers of contexts."""
+
+    def values(table: Table) -> dict[tuple[Any, ...], float | None]:
         names = ("step", "stack", "layer", "kind", "head", "group", "metric", "variant")
         rows = [r for r in table.records() if not any(w in f"{r['metric']};{r['variant']}" for w in without)]
-        found = {tuple(r[n] for n in names): r["value"] for r in rows}
-        assert len(found) == len(rows)  # no row twice
+        found = {(*(r[n] for n in names), column): r[column] for r in rows for column in columns}
+        assert len(found) == len(columns) * len(rows)  # no row twice
         return found
 
     a, b = values(one), values(two)
     assert a.keys() == b.keys()
     for key, value in a.items():
+        if value is None or b[key] is None:
+            assert value is b[key], key
+            continue
         assert value == pytest.approx(b[key], rel=tolerance, abs=tolerance, nan_ok=True), key
 
 

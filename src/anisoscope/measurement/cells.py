@@ -21,16 +21,32 @@ FIRST, REST, WHOLE = "first", "rest", "whole"
 Cell = tuple[str, str, int]  # group, part, fold
 
 
+def context_numbers(index: Index) -> Tensor:
+    """Which context, counted from 0, each row of an index belongs to; a row of the batch may hold several.
+
+    >>> where = {"keep": torch.arange(4), "position": torch.tensor([0, 1, 0, 1]), "token": torch.zeros(4)}
+    >>> where |= {"context": torch.full((4,), 7), "first": torch.tensor([True, False, True, False])}  # one text twice
+    >>> context_numbers(Index(1, 4, **where)).tolist()
+    [0, 0, 1, 1]
+    """
+    row, context = index.keep.cpu() // max(1, index.length), index.context.cpu()
+    begins = (row[1:] != row[:-1]) | (context[1:] != context[:-1])
+    if index.first is not None:
+        begins = begins | index.first.cpu()[1:]
+    return torch.nn.functional.pad(begins.long().cumsum(0), (1, 0))[: len(row)]
+
+
 def chosen_rows(index: Index, most: int, *, seed: int) -> Iterable[tuple[int, Tensor, int]]:
-    """For each context of a batch: its number, the positions of its chosen query rows, and the index of one row."""
+    """For each context: its row of the batch, the positions of its chosen query rows, and the index of one of them."""
     keep = index.keep.cpu()
-    sequence, position = keep // index.length, keep % index.length
+    sequence, position = context_numbers(index), keep % index.length
     order = row_hash(index.context.cpu(), index.position.cpu(), seed=seed).argsort(stable=True)
     order = order[sequence[order].argsort(stable=True)]  # by context, and by hash within it
-    numbers, sizes = torch.unique_consecutive(sequence[order], return_counts=True)
-    for number, rows in zip(numbers.tolist(), order.split(sizes.tolist()), strict=True):
+    sizes = torch.unique_consecutive(sequence[order], return_counts=True)[1]
+    for rows in order.split(sizes.tolist()):
+        lead = int(rows[0])
         rows = rows[:most] if most else rows
-        yield number, position[rows].sort().values, int(rows[0])
+        yield int(keep[lead]) // index.length, position[rows].sort().values, lead
 
 
 class QueryRows:
@@ -41,6 +57,10 @@ class QueryRows:
         self.contexts = [context for context, _, _ in chosen]
         self.positions = [positions for _, positions, _ in chosen]
         self.leads = [lead for _, _, lead in chosen]  # a row of the index for each context
+        # where contexts begin that share a row of the batch
+        packed = len(set(self.contexts)) < len(self.contexts)
+        leads = torch.tensor(self.leads)
+        self._begins = (index.keep.cpu() % index.length - index.position.cpu())[leads] if packed else None
         self._seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def sharpness(self, scores: Scores) -> Tensor:
@@ -49,6 +69,8 @@ class QueryRows:
         if self._seen is None or self._seen[0] is not scores.allowed:  # layers with the same mask share this
             allowed = _chosen(scores.allowed, number)
             first = allowed.flatten(1, 2).any(1).to(torch.int8).argmax(1).expand(len(rows))  # key of each sequence
+            if self._begins is not None and scores.windows == 1:
+                first = self._begins.to(first.device)
             self._seen = (scores.allowed, _of_rows(allowed, rows), first)
         values = row_sharpness(
             _of_rows(_chosen(scores.query, number), rows),
@@ -67,7 +89,8 @@ class QueryRows:
         places, windows, device = scores.query.shape[2], scores.windows, scores.query.device
         most = max(map(len, self.positions))
         rows = torch.stack([torch.cat([p, p[:1].expand(most - len(p))]) for p in self.positions])
-        number = None if windows == 1 and len(self.contexts) == len(scores.query) else torch.tensor(self.contexts)
+        every = self.contexts == list(range(len(scores.query)))
+        number = None if windows == 1 and every else torch.tensor(self.contexts)
         if windows > 1 and number is not None:  # each row in the window it lies in
             number, rows = (number[:, None] * windows + rows // places).flatten(), rows.flatten()[:, None] % places
         moved = None if number is None else number.to(device, non_blocking=True)
@@ -170,7 +193,7 @@ def split_rows(index: Index, group: Tensor, groups: Sequence[str]) -> Split:
         ((groups[code // (2 * FOLDS)], FIRST if (code // FOLDS) % 2 else REST, code % FOLDS), cell_rows)
         for code, cell_rows in zip(values.tolist(), rows, strict=True)
     ]
-    sequence = index.keep.cpu() // max(1, index.length)
+    sequence = context_numbers(index)
     leads = torch.ones_like(sequence, dtype=torch.bool)
     leads[1:] = sequence[1:] != sequence[:-1]  # rows are in the order of their contexts
     contexts = Counter((groups[code // FOLDS], code % FOLDS) for code in (group * FOLDS + fold)[leads].tolist())
