@@ -310,15 +310,14 @@ def test_positions_that_are_split_over_processes_are_joined(
 
 @pytest.mark.slow
 def test_a_process_whose_positions_are_all_padding(tmp_path: Path) -> None:
-    """So few rows have no next components, which are compared nowhere."""
+    """So few rows leave too few dimensions for next components: what is not determined has no interval."""
     options: dict[str, Any] = {"architecture": "llama", "lr": 0.0, "batch": padded_batch}
     options |= {"plan": replace(PLAN, embedding=False)}
     expected, *_ = train(lambda _: [0, 1], **options)
     (first, _, notes), *_ = in_ranks(lambda _: train(lambda _: [0, 1], wrap=sequence_parallel, **options), 2, tmp_path)
     assert expected is not None
     assert not notes
-    found, wanted = (table.where(variant=lambda name: "control=next" not in name) for table in (first, expected))
-    assert_same(found, wanted, tolerance=2e-5, nothing=1e-5, fitted=1e-3)
+    assert_same(first, expected, tolerance=2e-5, nothing=1e-5, fitted=1e-3)
 
 
 @pytest.mark.slow

@@ -445,12 +445,23 @@ def fit_controls(
 ) -> dict[Label, dict[Site, Proxy]]:
     """Fitted controls of proxies: proxies of column-permuted rows, and the next principal components.
 
-    `covariances` are those of the rows, where they are known.
+    `covariances` are those of the rows, where they are known. Sites whose rows span too few dimensions have no next
+    components: the last of them would be any direction.
     """
     spread = covariances_of(rows) if covariances is None else covariances
     problems = [(spread[site], proxies[site].basis.to(spread[site].device)) for site in rows]
-    bases = each_decomposed(lambda C, Q: (next_components(C, Q),), problems)
-    beyond = {s: Proxy(basis, basis.T, proxies[s].centre) for s, (basis,) in zip(rows, bases, strict=True)}
+
+    def following(C: Tensor, Q: Tensor) -> tuple[Tensor, ...]:
+        basis = next_components(C, Q)
+        return basis, ((C @ basis) * basis).sum(0).min() / C.diagonal().sum()
+
+    found_bases = each_decomposed(following, problems)
+    shares = [found[""] for found in on_host([{"": least} for _, least in found_bases])]
+    beyond = {
+        site: Proxy(basis, basis.T, proxies[site].centre)
+        for site, (basis, _), share in zip(rows, found_bases, shares, strict=True)
+        if share > RANK_TOLERANCE
+    }
     shuffled = replace(label, control="permuted")
     found = {shuffled: fit_proxies(rows, shuffled, seed=seed)} if permuted else {}
     return found | {replace(label, control="next"): beyond}

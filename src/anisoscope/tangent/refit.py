@@ -24,7 +24,7 @@ from anisoscope.numerics.hashing import FOLDS
 from anisoscope.numerics.host import each_on_host
 from anisoscope.numerics.linalg import orthonormal_columns, small_eigh
 from anisoscope.stats.moments import FoldCovariance
-from anisoscope.tangent.proxy import Half, Label, Proxy, Scale
+from anisoscope.tangent.proxy import RANK_TOLERANCE, Half, Label, Proxy, Scale
 
 WIDER = 4  # components in which proxies are refitted, in multiples of the rank
 _ROUNDS = 3  # of subspace iteration for them
@@ -126,15 +126,21 @@ class Reduced:
         return orthonormal_columns(self.images @ self.turns[1][..., -self.rank :])
 
     def following(self, bases: Tensor) -> Tensor:
-        """Spans of the principal components after given ones [S, live, d, r], within V."""
+        """Spans of the principal components after given ones [S, live, d, r], within V.
+
+        NaN where the rows left span too few dimensions: the last of these directions would be any.
+        """
         axes = self.axes.unsqueeze(1)
         inside = orthonormal_columns(axes.mT @ bases)
         C = self.compressed
         rest = C - inside @ (inside.mT @ C)
         rest = rest - (rest @ inside) @ inside.mT
         rest = rest - C.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * (inside @ inside.mT)
-        found = axes @ small_eigh(rest)[1][..., -bases.shape[-1] :]
-        return orthonormal_columns(found - bases @ (bases.mT @ found))
+        values, vectors = small_eigh(rest)
+        r = bases.shape[-1]
+        found = axes @ vectors[..., -r:]
+        spanned = values[..., -r] > RANK_TOLERANCE * self.turns[0][..., -1]
+        return orthonormal_columns(found - bases @ (bases.mT @ found)).where(spanned[..., None, None], torch.nan)
 
     def spans(self, codes: Tensor) -> Tensor:
         """Spans of the least squares directions of codes [S, live, n, r], in the full width."""
