@@ -22,6 +22,7 @@ from anisoscope.capture.objective import CLOSE, IGNORED, logits_of, output_part
 
 _LOOKED_AT = 64  # tokens whose logits are compared with their gradients
 _EXACT = 1e-4  # relative difference that float32 may cause; a smoothed loss of an untrained model is further away
+_ROUNDED, _MOST_ROUNDED = 8.0, 0.02  # units in the last place of softmax(z) − e_y, and what they may be of it at most
 _LEAST = 1e-3  # a gradient this much smaller than the largest one is of a token that is predicted already
 
 
@@ -97,11 +98,19 @@ def _of_logits(g: Tensor, logits: Tensor) -> TokenWeight | None:
     p = z[top].double().softmax(1)
     y = mine.argmin(1, keepdim=True)
     direction = p.scatter_add(1, y, -torch.ones_like(y, dtype=p.dtype))  # softmax(z) − e_y
-    weights = (mine * direction).sum(1) / direction.square().sum(1)
-    left = (mine - weights[:, None] * direction).norm(dim=1) / mine.norm(dim=1)
-    each = weights.mean()
-    same = (weights - each).abs().max() <= _tolerance(g) * each.abs()
-    return TokenWeight(float(each), counted) if bool((left.max() <= _tolerance(g)) & same & (each > 0)) else None
+    squared = direction.square().sum(1)
+    products = (mine * direction).sum(1)
+    each = products.sum() / squared.sum()
+    # of a token that is predicted well softmax(z) − e_y is little more than what the precision of the loss rounds
+    allowed = _tolerance(g) + (_ROUNDED * torch.finfo(_precision(g)).eps / squared.sqrt()).clamp_max(_MOST_ROUNDED)
+    same = (products / squared - each).abs() <= allowed * each
+    left = (mine - each * direction).norm(dim=1) <= 2 * allowed * each * squared.sqrt()
+    return TokenWeight(float(each), counted) if bool((each > 0) & same.all() & left.all()) else None
+
+
+def _precision(g: Tensor) -> torch.dtype:
+    """That of the loss: of half precision it is computed in float32."""
+    return torch.float64 if g.dtype == torch.float64 else torch.float32
 
 
 def _tolerance(g: Tensor) -> float:
