@@ -79,3 +79,17 @@ def test_a_job_that_no_node_could_run_is_refused(tmp_path: Path) -> None:
     RayCluster(2, resources=Resources(gpus=64), options={"autoscale": "yes"}).start(tmp_path)  # nodes may come
     with pytest.raises(AnisoscopeError, match="unknown option of executor ray 'adress'; did you mean 'address'"):
         RayCluster(options={"adress": "auto"})
+
+
+def test_an_address_without_a_cluster_is_told_with_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself gives up after a minute, by errors of several classes."""
+
+    def refuses(**_: Any) -> None:
+        raise ConnectionError("Ray is trying to start\nsee --debug")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuses)
+    with pytest.raises(
+        AnisoscopeError, match=r"answers at 'ray://x:1' \(ConnectionError: Ray is .* address=ray://HOST"
+    ):
+        RayCluster(options={"address": "ray://x:1"}).start(tmp_path)

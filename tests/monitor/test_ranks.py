@@ -241,6 +241,24 @@ def test_a_process_that_is_killed_leaves_what_was_measured(tmp_path: Path, monke
     assert most[0] > most[1] == most[2]
 
 
+def test_where_the_first_process_is_killed_the_others_say_so_and_end(tmp_path: Path) -> None:
+    def dies(rank: int) -> Any:
+        def mine(step: int) -> list[int]:
+            if step == 0:
+                torch.distributed.barrier()
+            if rank == 0 and step == 1:
+                os.kill(os.getpid(), 9)
+            return [rank]
+
+        return train(mine, out=tmp_path / "run")
+
+    killed, (_, parameters, notes) = in_ranks(dies, 2, tmp_path)
+    assert killed is None and parameters
+    assert [note for note in notes if "rank 0 ended before it had saved everything" in note]
+    assert [note for note in notes if "begin again with resume=True" in note]
+    assert list((tmp_path / "run").rglob("first.json")), "what was seen is there for a run that resumes"
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_that_compute_the_same_contexts_count_once(size: int, tmp_path: Path) -> None:
     """Of tensor-parallel processes, alone and under FSDP2; products are rounded elsewhere."""

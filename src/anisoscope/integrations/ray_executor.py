@@ -92,8 +92,15 @@ class RayCluster:
         import ray
 
         if not ray.is_initialized():
-            with _signals_kept():
-                ray.init(**self._how())
+            how = self._how()
+            try:
+                with _signals_kept():
+                    ray.init(**how)
+            except Exception as error:  # which one depends on the address and on Ray's version
+                raise AnisoscopeError(
+                    f"no Ray cluster answers at {how['address']!r} ({error_words(error)}); give another with "
+                    "--executor-option address=ray://HOST:10001 or RAY_ADDRESS, or none to begin one on this machine."
+                ) from error
             self._began = True
         need: dict[str, Any] = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, "max_retries": 0}
         if self.resources.memory_gb is not None:

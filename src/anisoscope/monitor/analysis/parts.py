@@ -157,6 +157,11 @@ class PartFolder:
         said = _said(self.path)
         return said if said.get("process") and not has_ended(said["process"]) else {}
 
+    def abandoned(self) -> dict[str, Any]:
+        """What the first process said last, if it was killed: it neither removed the folder nor left it to a run."""
+        said = _said(self.path)
+        return said if said.get("process") and has_ended(said["process"]) else {}
+
 
 def _said(folder: Path) -> dict[str, Any]:
     try:
