@@ -506,13 +506,13 @@ class Probe:
         if self.constant is None and isinstance(self.loss, Objective):
             self.instruments.constants = self._own_constants(self.loss)
         out, i = StepRows(step), self.instruments
-        hidden = others is not None and not isinstance(self.loss, GivenLoss)
+        whole = others is not None and not isinstance(self.loss, GivenLoss)
         if self.gradients and others is not None:  # inputs of weights are fitted on: they see just half of the contexts
             others = Tee([others], frozenset([*i.sites, *self.extra]))
         with untouched(self.model):  # once for all pieces
             for piece, counts in self.mine:
                 into, sink = (out, others) if counts else (StepRows(step), None)
-                if hidden and hidden_positions(piece.inputs) is not None:  # geometry is of whole sounds and pictures
+                if whole and hidden_positions(piece.inputs) is not None:
                     self._whole(piece, sink)
                     sink = None
                 if not self.gradients:
@@ -560,9 +560,8 @@ class Probe:
 
     def _whole(self, piece: ProbePiece, others: Sink | None) -> None:
         """A forward pass in which nothing is hidden from the model, as in a profile; rows go to the sink `others`."""
-        inputs = {name: value for name, value in piece.inputs.items() if name not in HIDES}
         with self._read(others):
-            forward(self.model, unlabelled(self.model, inputs))
+            forward(self.model, unlabelled(self.model, {n: v for n, v in piece.inputs.items() if n not in HIDES}))
 
     @contextlib.contextmanager
     def _read(self, others: Sink | None) -> Iterator[None]:

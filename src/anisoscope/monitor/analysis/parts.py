@@ -157,10 +157,21 @@ class PartFolder:
         said = _said(self.path)
         return said if said.get("process") and not has_ended(said["process"]) else {}
 
-    def abandoned(self) -> dict[str, Any]:
-        """What the first process said last, if it was killed: it neither removed the folder nor left it to a run."""
+    def abandoned(self, *, by: int, seen: int) -> str:
+        """What is lost if the first process was killed, which neither removed the folder nor left it to another run.
+
+        "" if it was not. A folder that no run could take up is removed.
+        """
         said = _said(self.path)
-        return said if said.get("process") and has_ended(said["process"]) else {}
+        if not said.get("process") or not has_ended(said["process"]):
+            return ""
+        if not said["kept"]:
+            self.remove()
+        again = "begin again with resume=True" if said["kept"] else "with out= and resume=True it could be taken up"
+        return (
+            f"rank {by} ended before it had saved everything: of what rank {seen} saw since, no table has anything; "
+            f"{again}"
+        )
 
 
 def _said(folder: Path) -> dict[str, Any]:

@@ -352,15 +352,8 @@ class Ranks:
             if trained > grace or now > since + _CLOSING:
                 return
             time.sleep(_POLL)
-        if not (left := folder.abandoned()):
-            return
-        again = "begin again with resume=True" if left["kept"] else "with out= and resume=True it could be taken up"
-        self.guard.note(
-            f"rank {self.members[0]} ended before it had saved everything: of what rank {self.members[self.rank]} saw "
-            f"since, no table has anything; {again}"
-        )
-        if not left["kept"]:
-            folder.remove()
+        if words := folder.abandoned(by=self.members[0], seen=self.members[self.rank]):
+            self.guard.note(words)
 
     def last_of_all(self, mine: Any) -> list[Any]:
         """What all processes say last, in their order; of one that does not end in time nothing."""
