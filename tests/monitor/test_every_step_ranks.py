@@ -139,7 +139,7 @@ def test_second_moments_that_are_too_large_come_at_measured_steps(tmp_path: Path
 @pytest.mark.slow
 def test_many_small_files_give_the_same(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(step_sums, "_BATCH", 1)
-    monkeypatch.setattr(step_sums, "_LOOK", 0.0)
+    monkeypatch.setattr(joining, "_LOOK", 0.0)
     expected, *_ = follow(lambda _: [0, 1], divided=2)
     (first, *_), _ = in_ranks(lambda rank: follow(lambda _: [rank], wrap=ddp), 2, tmp_path)
     assert_same(first, expected, tolerance=1e-12)
