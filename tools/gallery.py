@@ -265,9 +265,9 @@ def tell_cosine() -> str:
         words.append(f"{model} {line[0]:.2f}{between}, {line[last]:.2f}")
     still = [cosines(model) for model in CONVOLUTIONS[1:]]
     return (
-        "**Text passes through a narrow cone within the first updates, speech ends in one, pictures come to none.** "
-        "Average cosine of small models, mean over blocks and three seeds, at step 0, at the highest of the measured "
-        f"steps where that lies between, and at the end: {'; '.join(words)}. ConvNeXt (convolution), "
+        "**Text passes through a narrow cone within the first updates, speech begins and ends in one, pictures come to "
+        "none.** Average cosine of small models, mean over blocks and three seeds, at step 0, at the highest of the "
+        f"measured steps where that lies between, and at the end: {'; '.join(words)}. ConvNeXt (convolution), "
         "which has no attention, ends higher than it began, as the vision transformer does, and loses part of its "
         "peak; two other convolutional networks keep what they have "
         f"({' and '.join(f'{line[max(line)]:.2f}' for line in still)})."
@@ -296,7 +296,7 @@ def draw_media(figure: Figure, look: Look) -> None:
 
 def tell_media() -> str:
     lines, frozen = media_enrichment(), media_enrichment("frozen")
-    starts = [line[0] for line in lines.values()]
+    begun = " to ".join(dict.fromkeys(f"{act(line[0] for line in lines.values()):.1f}" for act in (min, max)))
     told = [f"{model} {line[max(line)]:.1f} ({frozen[model][max(line)]:.1f})" for model, line in lines.items()]
     verdicts = [v for v in Result(DOCS / "results" / "inherent").told if v["claim"] == "tangent_energy"]
     found = {status: [SEEN[v["subject"]] for v in verdicts if v["subject"] in SEEN and v["status"] == status]
@@ -306,7 +306,7 @@ def tell_media() -> str:
     clauses += [f"in {listed(found['fails'])} only with directions refitted at every step"] if found["fails"] else []
     return (
         f"**{'; '.join(clauses)}.** Energy in directions fitted on the rows (16, EfficientNet 12), mean over blocks "
-        f"and three seeds: {min(starts):.1f} to {max(starts):.1f} times chance at step 0, and at the last step "
+        f"and three seeds: {begun} times chance at step 0, and at the last step "
         f"{'; '.join(told)}, in brackets in the directions of the first measured steps. Where 16 of 256 directions are "
         "held, 16 times chance is all there is."
     )
