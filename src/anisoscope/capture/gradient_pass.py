@@ -172,7 +172,7 @@ class RowTokens:
 def _hidden_rows(index: Index, hidden: Any) -> Tensor | None:
     """Which rows are of frames or patches that `hidden` marks [B, P]; None where it is of another resolution.
 
-    What stands before the patches, a class token, is hidden never.
+    What stands before the patches, such as a class token, is never hidden.
     """
     before = index.length - hidden.shape[-1] if isinstance(hidden, Tensor) and hidden.dim() == 2 else -1
     if not 0 <= before <= _BEFORE or len(hidden) != index.batch:

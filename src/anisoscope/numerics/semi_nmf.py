@@ -378,7 +378,7 @@ def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
     sides = torch.where((lead.square() * lead).sum(-2, keepdim=True) < 0, -lead, lead)
     floor = 1e-9 * theta[..., :1]
     level = lead @ (lead.sum(-2).double() / theta[..., :rank].clamp_min(floor)).to(T.dtype).unsqueeze(-1)
-    inside = level.square().mean(-2, keepdim=True) > _LEVEL  # of centred rows nothing is but rounding
+    inside = level.square().mean(-2, keepdim=True) > _LEVEL  # in centred rows there is only rounding of it
     tried = _unit(torch.cat([sides, level * inside], -1).clamp_min(0.0), dim=-2)
     projected = (T.mT @ tried).double().mT
     values = torch.linalg.eigvalsh(_without(theta.unsqueeze(-2), projected))
