@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from anisoscope import measure
-from anisoscope.capture import Batch
+from anisoscope.capture import Batch, Capture
+from anisoscope.measurement.bank import Bank
 from support import references
 from support.measured import LENGTHS, MAIN, NEARLY_ALL, TEXT, batches, fed_bank, hidden, same_tables
 from support.tiny_models import contexts, padded, tiny
@@ -234,3 +236,15 @@ def test_first_out_leaves_nothing_to_report_both_ways() -> None:
         model.transformer.wpe.weight[0] += 300.0
     table = measure(model, batches(), sites=["resid"], metrics=["svd_ratio"], first="out")
     assert {row["variant"] for row in table.records()} == {""}
+
+
+def test_what_was_captured_goes_with_its_last_user() -> None:
+    """Without the collector: the rows of a large model fill a GPU, and the next measurement needs their room."""
+    gc.collect()
+    gc.disable()
+    try:
+        measure(tiny("llama"), batches())
+        held = [thing for thing in gc.get_objects() if isinstance(thing, Bank | Capture)]
+    finally:
+        gc.enable()
+    assert not held

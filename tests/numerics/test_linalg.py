@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError
+from anisoscope.numerics import linalg
 from anisoscope.numerics.hashing import FOLDS, fold_of, mix, row_hash
 from anisoscope.numerics.linalg import (
     eigenvalues,
     leading_eigenvectors,
     orthonormal_basis,
     principal_angles,
+    small_eigenvalues,
+    small_eigh,
+    solve_small,
     subspace_overlap,
 )
 from anisoscope.numerics.neighbours import first_equal, nearest
@@ -193,3 +197,25 @@ def test_leading_eigenvectors_are_the_last_of_all_of_them(width: int, count: int
     matrix = rows.mT @ rows - 40.0 * torch.eye(width).double()  # some eigenvalues are negative
     found, wanted = leading_eigenvectors(matrix, count), torch.linalg.eigh(matrix)[1][:, -count:].flip(-1)
     assert (found * wanted).sum(0).abs().tolist() == pytest.approx([1.0] * count, abs=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (1, 3, 3), (2, 4, 8, 8), (70, 32, 32)])
+def test_small_problems_of_another_device_are_solved_by_cores(shape: tuple[int, ...]) -> None:
+    x = normal(*shape, dtype=torch.float64)
+    scatter = x @ x.mT
+    values, vectors = linalg._by_cores(torch.linalg.eigh, scatter)
+    assert values.shape == shape[:-1] and vectors.shape == shape
+    torch.testing.assert_close((values, vectors), tuple(torch.linalg.eigh(scatter)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("shape", [(5, 5), (2, 4, 8, 8), (3, 200, 200)])
+def test_small_problems_of_a_gpu_give_what_a_cpu_finds(shape: tuple[int, ...]) -> None:
+    x = normal(*shape, dtype=torch.float64)
+    scatter = x @ x.mT
+    values, vectors = small_eigh(scatter.cuda())
+    torch.testing.assert_close(values.cpu(), torch.linalg.eigvalsh(scatter), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(small_eigenvalues(scatter.cuda()), values, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, scatter.cuda(), rtol=1e-9, atol=1e-9)
+    left, sizes, right = solve_small(torch.linalg.svd, scatter.cuda())
+    torch.testing.assert_close(left * sizes.unsqueeze(-2) @ right, scatter.cuda(), rtol=1e-9, atol=1e-9)

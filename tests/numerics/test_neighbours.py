@@ -200,7 +200,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 @needs_cuda
 @pytest.mark.parametrize("precision", [None, "bfloat16", "tfloat32"])
 @pytest.mark.parametrize("name", list(clouds()))
-def test_the_kernel_finds_what_brute_force_finds(name: str, precision: str | None) -> None:
+def test_the_kernel_finds_what_brute_force_finds(
+    name: str, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbors, "_KERNEL_ROWS", 0)
     x = clouds()[name].cuda().repeat(4, 1)  # enough rows for its groups, three equal ones of each
     found = search(x, K, precision=precision)
     torch.testing.assert_close(found.distance.cpu(), brute(x.cpu()), rtol=1e-12, atol=0.0)
@@ -209,6 +212,7 @@ def test_the_kernel_finds_what_brute_force_finds(name: str, precision: str | Non
 @needs_cuda
 def test_a_gpu_without_kernels_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = clouds()["gauss"].cuda()
+    monkeypatch.setattr(neighbors, "_KERNEL_ROWS", 0)
     monkeypatch.setattr(neighbors, "_has_kernels", lambda device: False)
     torch.testing.assert_close(search(x, K).distance.cpu(), brute(x.cpu()), rtol=1e-12, atol=0.0)
 

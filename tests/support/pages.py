@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from html.parser import HTMLParser
@@ -61,8 +61,11 @@ def page_of(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def no_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
-    return []
+Meanwhile = Callable[[Sequence[Path]], object]
+
+
+def no_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int], *, meanwhile: Meanwhile) -> None:
+    meanwhile([])
 
 
 @contextmanager
@@ -77,9 +80,9 @@ def pages_alone() -> Iterator[None]:
 def figures_too(*only: str) -> Iterator[None]:
     """Inside of `pages_alone`: figures are written, as for a user, or those with a file of some name."""
 
-    def write(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
+    def write(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int], *, meanwhile: Meanwhile) -> None:
         wanted = [figure for figure in figures if not only or set(only) & set(figure.files)]
-        return write_figures(folder, wanted, chosen)
+        write_figures(folder, wanted, chosen, meanwhile=meanwhile)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("anisoscope.view.report.write_figures", write)

@@ -165,6 +165,7 @@ class Capture:
     def __exit__(self, kind: type[BaseException] | None = None, *rest: object) -> None:
         self._stack.close()
         self._unnested.close()
+        self._readers.clear()  # they know this capture: without the circle the rows of its sink go with their last user
         if kind is not None or self.idle is not None:  # a training loop may run without any measured step
             return
         if not self._finished:

@@ -22,7 +22,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.numerics import factors
 from anisoscope.numerics.factors import Factors
-from anisoscope.numerics.linalg import leading_axes, norms_of
+from anisoscope.numerics.linalg import leading_axes, norms_of, solve_small
 from anisoscope.numerics.semi_nmf import MAX_ITER, TOL_FAR, fit, semi_nmf, start_directions
 
 Fitted = tuple[Tensor, Tensor | None, list[Tensor]]  # directions [b, k, d], their mean [b, d], the objective by step
@@ -145,7 +145,7 @@ def _independent(white: Tensor, *, seed: int, max_iter: int) -> Tensor:
         bent = (white @ turn.mT.to(white.dtype)).tanh_()
         slope = 1.0 - bent.square().mean(-2).double()
         step = (bent.mT @ white).double() / n - slope.unsqueeze(-1) * turn
-        left, _, right = torch.linalg.svd(step)
+        left, _, right = solve_small(torch.linalg.svd, step)
         before, turn = turn, torch.where(done[:, None, None], turn, left @ right)
         done = done | ((turn * before).sum(-1).abs() > 1.0 - _ICA_TOL).all(-1)
         if bool(done.all()):

@@ -12,7 +12,7 @@ mean, Q the Krylov basis, T its tridiagonal matrix, θ the largest eigenvalue of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from anisoscope.numerics.host import float64_copy, one_blas_thread, room, togeth
 _WIDE = 2048  # columns from which several threads make a spectrum faster
 _NARROW = 64  # columns below which NumPy's faster LAPACK does not make up for the call
 _WIDENED, _ON_DEVICE = 3 << 18, 1 << 24  # elements converted to float64 at a time; on the host they fit into a cache
-_BATCHED, _SMALL = 32, 160  # columns up to which a GPU has eigenvectors in one batch, and from which it is faster
+_SMALL, _SERIAL = 160, 1 << 20  # columns from which a GPU is faster; k³ of all matrices for which one core is enough
 _EMPTY = 1e-6  # singular values below this share of the largest count as 0
 _SPARE = 4  # oversampling: columns of a block beyond the wanted ones
 _DEPTH = 6  # blocks of one cycle; narrower problems are solved exactly
@@ -137,18 +137,33 @@ def clean_eigenvalues(ascending: Tensor) -> Tensor:
 
 
 def small_eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """`torch.linalg.eigh` of many matrices [..., k, k].
+    """`torch.linalg.eigh` of matrices [..., k, k]; small ones are solved on the host."""
+    values, vectors = solve_small(torch.linalg.eigh, matrices)
+    return values, vectors
 
-    A GPU solves up to 32 columns in one batch; from there on one matrix after the other, a millisecond each at k = 64,
-    so that these go to the cores of the host.
+
+def small_eigenvalues(matrices: Tensor) -> Tensor:
+    """`torch.linalg.eigvalsh` of matrices [..., k, k]; small ones are solved on the host."""
+    return solve_small(lambda some: (torch.linalg.eigvalsh(some),), matrices)[0]
+
+
+def solve_small(solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor) -> Sequence[Tensor]:
+    """What `solve` finds of square matrices [..., k, k] of any device; small ones are solved on the cores of the host.
+
+    A GPU takes a millisecond for one of 16 columns, which a core has in a fiftieth of that, and a training that shares
+    the GPU waits meanwhile.
     """
-    k = matrices.shape[-1]
-    if matrices.device.type == "cpu" or not _BATCHED < k <= _SMALL or matrices.numel() <= k * k:
-        return torch.linalg.eigh(matrices)
-    flat = matrices.reshape(-1, k, k).cpu()
-    parts = together(torch.linalg.eigh, flat.chunk(max(1, torch.get_num_threads())))
-    values, vectors = (torch.cat(x).to(matrices.device) for x in zip(*parts, strict=True))
-    return values.reshape(matrices.shape[:-1]), vectors.reshape(matrices.shape)
+    if matrices.device.type == "cpu" or matrices.shape[-1] > _SMALL:
+        return solve(matrices)
+    return [found.to(matrices.device) for found in _by_cores(solve, matrices.cpu())]
+
+
+def _by_cores(solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor) -> list[Tensor]:
+    k, lead = matrices.shape[-1], matrices.shape[:-2]
+    flat = matrices.reshape(-1, k, k)
+    cores = torch.get_num_threads() if len(flat) * k**3 > _SERIAL else 1
+    parts = together(solve, flat.chunk(min(cores, max(1, len(flat)))))
+    return [torch.cat(part).unflatten(0, lead) if lead else part[0][0] for part in zip(*parts, strict=True)]
 
 
 def leading_eigenvectors(matrix: Tensor, count: int) -> Tensor:
@@ -190,7 +205,7 @@ def orthonormal_basis(rows: Tensor) -> Tensor:
 def orthonormal_bases(rows: Tensor) -> list[Tensor]:
     """A d×r orthonormal basis of the row space of each of several matrices [b, k, d], batched."""
     rows = rows.double()
-    values, vectors = torch.linalg.eigh(rows @ rows.mT)
+    values, vectors = small_eigh(rows @ rows.mT)
     if bool((values[:, 0] <= (100 * _EMPTY) ** 2 * values[:, -1]).any()):  # Gram matrices are too inaccurate
         return [orthonormal_basis(part) for part in rows]
     basis, _ = torch.linalg.qr(rows.mT @ (vectors / values.sqrt().unsqueeze(-2)))
@@ -283,7 +298,7 @@ def _orthogonal(block: Tensor, against: Tensor) -> Tensor:
     """An orthonormal basis of the part of `block` that is orthogonal to `against`; a redundant column is 0."""
     for _ in range(2):  # the second round removes rounding errors
         block = block - against @ (against.mT @ block)
-        values, vectors = torch.linalg.eigh(block.mT @ block)
+        values, vectors = small_eigh(block.mT @ block)
         alive = values > 1e-14 * values[..., -1:].clamp_min(torch.finfo(values.dtype).tiny)
         block = block @ (vectors * torch.where(alive, values, torch.inf).rsqrt().unsqueeze(-2))
     return block
@@ -310,7 +325,7 @@ def _exact(X: Tensor, keep: int) -> Leading:
     if X.shape[-2] >= X.shape[-1]:
         turn = small_eigh(wide.mT @ wide)[1].flip(-1)[..., :keep]
     else:
-        left = torch.linalg.eigh(wide @ wide.mT)[1].flip(-1)[..., :keep]
+        left = small_eigh(wide @ wide.mT)[1].flip(-1)[..., :keep]
         turn = torch.linalg.qr(wide.mT @ left)[0]
     scores = wide @ turn
     return Leading(turn, scores.to(X.dtype), scores.square().sum(-2))

@@ -40,6 +40,7 @@ _TRIED = 64  # rows on which bfloat16 is tried
 _FEW = 3072  # rows up to which all products at once take less time than lists of groups
 _IN_TURN = 16  # largest keys that are found one after the other
 _STRIP = 1024  # most rows of a strip of products, which one core looks through
+_KERNEL_ROWS = 1 << 14  # fewer are searched before a process could have made its kernels ready, which takes seconds
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
@@ -125,7 +126,7 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     k = min(k, len(x) - 1)
     with exact_products(x.device), single_steps():  # the bounds are for float32 sums
         enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # the kernel needs more groups than listed candidates
-        fused = precision != "float32" and enough and _has_kernels(x.device.type)
+        fused = precision != "float32" and enough and _gains_by_kernels(x)
         found = _fused(x, k, precision) if fused else _by_products(x, k, precision)
         again = (~found.sure).nonzero().squeeze(1)
         if len(again):
@@ -243,6 +244,10 @@ def _fused(x: Tensor, k: int, precision: str | None) -> Search:
     return found
 
 
+def _gains_by_kernels(x: Tensor) -> bool:
+    return len(x) > _KERNEL_ROWS and _has_kernels(x.device.type)
+
+
 @cache
 def _has_kernels(device: str) -> bool:
     """Whether the Triton kernels work here, tried once on a few rows; without them the search is only slower."""
@@ -305,7 +310,7 @@ def _smallest(far: Tensor, where: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """‖x_i − x_j‖ of pairs of rows in float64, from differences."""
-    if _has_kernels(x.device.type):
+    if _gains_by_kernels(x):
         from anisoscope.numerics.screening_triton import pair_distances
 
         return pair_distances(x, first, second)

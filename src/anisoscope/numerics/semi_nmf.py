@@ -36,7 +36,7 @@ from torch import Tensor
 from anisoscope.errors import AnisoscopeError, unknown_name
 from anisoscope.numerics import factors
 from anisoscope.numerics.factors import Factors, descent, squares
-from anisoscope.numerics.linalg import Leading, leading_axes, norms_of
+from anisoscope.numerics.linalg import Leading, leading_axes, norms_of, small_eigenvalues, small_eigh, solve_small
 
 NEAR = ("svd", "corners")  # starts near a solution
 INITS = (*NEAR, "random", "kmeans")
@@ -381,14 +381,14 @@ def _first_w(T: Tensor, theta: Tensor, rank: int) -> Tensor:
     inside = level.square().mean(-2, keepdim=True) > _LEVEL  # in centred rows there is only rounding of it
     tried = _unit(torch.cat([sides, level * inside], -1).clamp_min(0.0), dim=-2)
     projected = (T.mT @ tried).double().mT
-    values = torch.linalg.eigvalsh(_without(theta.unsqueeze(-2), projected))
+    values = small_eigenvalues(_without(theta.unsqueeze(-2), projected))
     value = torch.where(tried.any(-2), values[..., : values.shape[-1] - rank + 1].sum(-1), torch.inf)
     return tried.gather(-1, value.argmin(-1)[..., None, None].expand(*tried.shape[:-1], 1)).squeeze(-1)
 
 
 def _free_directions(theta: Tensor, projected: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The energy outside w and the r − 1 leading directions orthogonal to it, and these; `projected` = Tᵀw, ‖w‖ = 1."""
-    values, vectors = torch.linalg.eigh(_without(theta, projected))
+    values, vectors = small_eigh(_without(theta, projected))
     others = values.shape[-1] - (rank - 1)
     return values[..., :others].sum(-1), vectors[..., others:]
 
@@ -410,7 +410,7 @@ def _corners(signed: Tensor, axes: Tensor, rank: int, *, seed: int) -> Tensor:
     if rank == 1:
         return signed.new_zeros(*signed.shape[:-1], 1)
     wide = signed.double()
-    values, vectors = torch.linalg.eigh(wide.mT @ wide / wide.shape[-2])
+    values, vectors = small_eigh(wide.mT @ wide / wide.shape[-2])
     alive = values > 1e-9 * values[..., -1:]
     whiten = vectors * torch.where(alive, values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt(), 0.0).unsqueeze(-2)
     W = signed @ whiten.to(signed.dtype)
@@ -437,7 +437,7 @@ def _rotation_to_tails(W: Tensor, axes: Tensor, simplex: Tensor, *, seed: int) -
 
 def _polar(matrix: Tensor) -> Tensor:
     """The orthogonal matrix nearest to a square one."""
-    left, _, right = torch.linalg.svd(matrix)
+    left, _, right = solve_small(torch.linalg.svd, matrix)
     return left @ right
 
 

@@ -24,7 +24,7 @@ from anisoscope.numerics.decompositions import fit_directions
 from anisoscope.numerics.factors import exact_products
 from anisoscope.numerics.hashing import FOLDS, even_folds, half_of, row_hash
 from anisoscope.numerics.host import together
-from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases
+from anisoscope.numerics.linalg import leading_eigenvectors, orthonormal_bases, small_eigenvalues
 from anisoscope.stats.moments import GradientMoments
 from anisoscope.tangent.together import on_host
 
@@ -518,7 +518,7 @@ def spanned(centred: Tensor, most: int) -> list[int]:
     d, generator = centred.shape[-1], torch.Generator().manual_seed(0)
     probes = torch.randn(d, min(d, most + 1), generator=generator, dtype=torch.float64)
     projected = (centred @ probes.to(centred.device, centred.dtype)).double()
-    values = torch.linalg.eigvalsh(projected.mT @ projected)
+    values = small_eigenvalues(projected.mT @ projected)
     ranks = (values > RANK_TOLERANCE * values[:, -1:]).sum(1).tolist()
     return [max(1, min(most, int(number))) for number in ranks]
 

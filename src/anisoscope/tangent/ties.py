@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anisoscope.numerics.linalg import small_eigh
 from anisoscope.results.quantity import jackknives
 
 _LEVEL = 0.05
@@ -38,7 +39,7 @@ def least_open(folds: int) -> float:
 
 @dataclass(frozen=True)
 class Planes:
-    """The plane of every direction of several proxies, on their device: nothing waits for the host.
+    """The plane of every direction of several proxies, on their device.
 
     >>> Q, v = torch.eye(4)[:, :2], torch.eye(4)[:, 2]
     >>> turned = [torch.stack([Q[:, 0], math.cos(a) * Q[:, 1] + math.sin(a) * v], 1) for a in (0.2, -0.2, 0.1, -0.1)]
@@ -61,9 +62,9 @@ class Planes:
         moved = (refits - Q.unsqueeze(1) @ inside) @ inside.mT  # D [b, folds, d, r]
         scale = ((count - 1) / count.clamp_min(1))[:, None, None]
         tall = moved.flatten(1, 2)
-        errors, turned = torch.linalg.eigh(scale * (tall.mT @ tall))
+        errors, turned = small_eigh(scale * (tall.mT @ tall))
         paths = (moved @ turned.unsqueeze(1)).permute(0, 3, 1, 2)  # [b, r, folds, d]: the way in every refit
-        values, weights = torch.linalg.eigh(paths @ paths.mT)
+        values, weights = small_eigh(paths @ paths.mT)
         size, weight = values[..., -1].clamp_min(0.0).sqrt(), weights[..., -1]  # the first singular value and vector
         v = (weight.unsqueeze(-2) @ paths).squeeze(-2) / size.clamp_min(torch.finfo(Q.dtype).tiny).unsqueeze(-1)
         turns = torch.where(live.unsqueeze(1), size.unsqueeze(-1) * weight, torch.nan)

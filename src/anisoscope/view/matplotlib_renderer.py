@@ -42,26 +42,35 @@ RULES |= {f"{axis}tick.major.size": 2.5 for axis in "xy"} | {"axes.formatter.use
 RULES |= {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "anisoscope"}
 
 
-def write_figures(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> list[Path]:
-    """Write a PDF and an SVG for every file of the figures, with the initial choices of the page."""
-    import matplotlib
+def write_figures(
+    folder: Path,
+    figures: Iterable[Figure],
+    chosen: Mapping[str, int],
+    *,
+    meanwhile: Callable[[Sequence[Path]], object] = len,
+) -> list[Path]:
+    """Write a PDF and an SVG for every file of the figures, with the initial choices of the page.
 
+    `meanwhile` is called with their paths while processes that were begun draw; this one draws what is left then.
+    """
     files = list(_files(folder, figures, chosen))
     if files:
         folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(RULES), _begun() as helpers:  # type: ignore[arg-type, unused-ignore]
+    paths = [path for file in files for path in file.paths]
+    with _begun() as helpers:
         waiting = deque(files)
         threads = [threading.Thread(target=helper.draw_from, args=(waiting,), daemon=True) for helper in helpers]
         for thread in threads:
             thread.start()
-        while (file := _next(waiting)) is not None:  # this process draws as well
+        meanwhile(paths)
+        while (file := _next(waiting)) is not None:
             file.write()
         for thread in threads:
             thread.join()
         for helper in helpers:
             for file in helper.failed:  # here the error is told as it is, or there is none
                 file.write()
-    return [path for file in files for path in file.paths]
+    return paths
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,10 @@ class FigureFile:
         return [self.stem.with_name(self.stem.name + suffix) for suffix in (".pdf", ".svg")]
 
     def write(self) -> None:
-        _save(draw(self.figure, self.panels, self.chosen), self.paths)
+        import matplotlib
+
+        with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
+            _save(draw(self.figure, self.panels, self.chosen), self.paths)
 
 
 def _files(folder: Path, figures: Iterable[Figure], chosen: Mapping[str, int]) -> Iterable[FigureFile]:
@@ -167,25 +179,22 @@ def _begun() -> Iterator[list[DrawingProcess]]:
 
 def serve() -> None:
     """Draw the files that come through standard input until it ends; the answer says whether each could be drawn."""
-    import matplotlib
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends this process
     given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     from matplotlib.backends import backend_pdf, backend_svg  # noqa: F401  imported before there is work
 
-    with matplotlib.rc_context(RULES):  # type: ignore[arg-type, unused-ignore]
-        while True:
-            try:
-                file = pickle.load(given)
-            except EOFError:
-                return
-            try:
-                file.write()
-                pickle.dump(True, answers)
-            except Exception:  # told by the command, which draws it again
-                pickle.dump(False, answers)
-            answers.flush()
+    while True:
+        try:
+            file = pickle.load(given)
+        except EOFError:
+            return
+        try:
+            file.write()
+            pickle.dump(True, answers)
+        except Exception:  # told by the command, which draws it again
+            pickle.dump(False, answers)
+        answers.flush()
 
 
 def slug(text: str) -> str:

@@ -49,10 +49,16 @@ def write_page(
     """
     path = Path(folder) / name
     beside = path.with_name("figures" if name == PAGE else f"{path.stem}-figures")
-    written = write_figures(beside, page.figures(), page.chosen()) if figures else []
-    links = sorted({f"{beside.name}/{file.name.rsplit('.', 1)[0]}" for file in written})
-    text = page_document(page, claims=claims, links=links)
-    replace_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+    def write(files: Sequence[Path]) -> None:
+        links = sorted({f"{beside.name}/{file.name.rsplit('.', 1)[0]}" for file in files})
+        text = page_document(page, claims=claims, links=links)
+        replace_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+
+    if figures:
+        write_figures(beside, page.figures(), page.chosen(), meanwhile=write)
+    else:
+        write([])
     return path
 
 
