@@ -1,15 +1,16 @@
 """Objects with large tensors from one process to another, through shared memory.
 
-The tensors of an object are copied into one block for each device, which takes no time on a GPU, so that whoever owns
-them may go on; a block is then copied into memory that both processes map, beside the rest of the object, which is
-pickled. The file of that memory has no name, so that a process that is killed leaves nothing behind, and belongs to no
-file system whose size is limited, as that of /dev/shm is in many containers.
+The tensors of an object are copied into one block for each device and dtype, which takes no time on a GPU, so that
+whoever owns them may go on; a block is then copied into memory that both processes map, beside the rest of the object,
+which is pickled. The file of that memory has no name, so that a process that is killed leaves nothing behind, and
+belongs to no file system whose size is limited, as that of /dev/shm is in many containers.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import math
 import mmap
 import os
 import pickle
@@ -25,18 +26,20 @@ from torch import Tensor
 
 _HOST = "cpu"
 _ALIGN = 256  # bytes
+_Place = tuple[str, torch.dtype]  # device and dtype of a block
 _STAGE = 32 << 20  # bytes of pinned memory that a block of a GPU passes through
 _HEAD = struct.Struct("<QQ")  # number of the message, bytes of its memory
 _ENDS = struct.Struct("<QQ")  # bytes of the blocks, and of blocks and pickle
 
 
 class _Writer(pickle.Pickler):
-    """Pickles everything but tensors, which are collected with their places in the block of their device."""
+    """Pickles everything but tensors, which are collected for the blocks of their devices."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors: dict[int, tuple[Tensor, str, int]] = {}  # by id; kept, so that ids stay their own
-        self.sizes: dict[str, int] = {}  # of the blocks, by device
+        self.tensors: dict[_Place, list[Tensor]] = {}
+        self.sizes: dict[_Place, int] = {}  # elements of the blocks
+        self._known: dict[int, tuple[_Place, int]] = {}  # by the id of a tensor, which is its own while that is kept
         self.packages: set[str] = set()  # that the other process imports for it
 
     def persistent_id(self, value: Any) -> Any:
@@ -46,47 +49,47 @@ class _Writer(pickle.Pickler):
                 raise pickle.PicklingError(f"{value.__qualname__} is defined in the script itself")
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return None
-        if id(value) not in self.tensors:
-            device, place = str(value.device), self.sizes.get(str(value.device), 0)
-            self.tensors[id(value)] = value, device, place
-            self.sizes[device] = place + _padded(value.numel() * value.element_size())
-        _, device, place = self.tensors[id(value)]
-        return device, place, value.dtype, tuple(value.shape)
+        if id(value) not in self._known:
+            block = str(value.device), value.dtype
+            self._known[id(value)] = block, self.sizes.get(block, 0)
+            self.sizes[block] = self.sizes.get(block, 0) + value.numel()
+            self.tensors.setdefault(block, []).append(value)
+        return *self._known[id(value)], tuple(value.shape)
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, text: bytes, memory: mmap.mmap | bytearray, sizes: dict[str, int], device: str) -> None:
+    def __init__(self, text: bytes, memory: mmap.mmap | bytearray, sizes: dict[_Place, int], device: str) -> None:
         super().__init__(io.BytesIO(text))
         self.memory, self.known = memory, dict[Any, Tensor]()
-        self.starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
-        there = {d: (start, start + sizes[d]) for d, start in self.starts.items() if _HOST not in (d, device)}
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        self.blocks = {d: whole[slice(*ends)].to(device or d) for d, ends in there.items()}
+        self.starts = dict(zip(sizes, itertools.accumulate(map(_bytes, sizes.items()), initial=0), strict=False))
+        self.blocks = {
+            block: self._on_host(block, 0, (size,)).to(device or block[0])
+            for block, size in sizes.items()
+            if _HOST not in (block[0], device)
+        }
 
     def persistent_load(self, key: Any) -> Tensor:
         if key not in self.known:
-            device, place, dtype, shape = key
-            if device in self.blocks:
-                self.known[key] = _view(self.blocks[device], place, dtype, shape)
+            block, place, shape = key
+            if block in self.blocks:
+                self.known[key] = self.blocks[block][place : place + math.prod(shape)].view(shape)
             else:
-                self.known[key] = self._on_host(self.starts[device] + place, dtype, shape)
+                self.known[key] = self._on_host(block, place, shape)
         return self.known[key]
 
-    def _on_host(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def _on_host(self, block: _Place, place: int, shape: tuple[int, ...]) -> Tensor:
         """A view with a storage of its own: `torch.save` would write the whole block, and not in several types."""
-        number = torch.Size(shape).numel()
+        number, dtype = math.prod(shape), block[1]
         if not number:
             return torch.empty(shape, dtype=dtype)
+        start = self.starts[block] + place * dtype.itemsize
         return torch.frombuffer(self.memory, dtype=dtype, count=number, offset=start).view(shape)
 
 
-def _padded(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
-
-
-def _view(block: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    size = torch.Size(shape).numel() * dtype.itemsize
-    return block[start : start + size].view(dtype).view(shape)
+def _bytes(block: tuple[_Place, int]) -> int:
+    """The room of a block of so many elements."""
+    (_, dtype), size = block
+    return -(-size * dtype.itemsize // _ALIGN) * _ALIGN
 
 
 @dataclass
@@ -94,7 +97,8 @@ class Parcel:
     """An object that is ready to be copied into shared memory; its tensors may change or go."""
 
     text: bytes
-    blocks: dict[str, Tensor]
+    blocks: list[Tensor]  # one-dimensional
+    room: int  # bytes that the blocks take
     copied: list[torch.cuda.Event]  # when the blocks are complete
     packages: set[str]  # that the other process imports for it
 
@@ -105,17 +109,16 @@ class Parcel:
         file = io.BytesIO()
         writer = _Writer(file)
         writer.dump(value)
-        blocks = {device: _block(device, size) for device, size in writer.sizes.items()}
-        for tensor, device, place in writer.tensors.values():
-            _view(blocks[device], place, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
-        cuda = [block.device for block in blocks.values() if block.is_cuda]
+        blocks = [_block(tensors) for tensors in writer.tensors.values()]
+        cuda = {block.device for block in blocks if block.is_cuda}
         copied = [torch.cuda.current_stream(device).record_event() for device in cuda]
-        return cls(pickle.dumps((writer.sizes, file.getvalue())), blocks, copied, writer.packages)
+        text, room = pickle.dumps((writer.sizes, file.getvalue())), sum(map(_bytes, writer.sizes.items()))
+        return cls(text, blocks, room, copied, writer.packages)
 
     @property
     def size(self) -> int:
         """Bytes of shared memory."""
-        return sum(map(len, self.blocks.values())) + len(self.text) + _ENDS.size
+        return self.room + len(self.text) + _ENDS.size
 
     def written(self) -> int:
         """An open file of shared memory that holds it; whoever called closes the file."""
@@ -138,9 +141,9 @@ class Parcel:
                 event.synchronize()
             os.posix_fallocate(file, 0, self.size)  # an error here if there is no memory, and none when it is written
             memory, place = torch.frombuffer(mmap.mmap(file, self.size), dtype=torch.uint8), 0
-            for block in self.blocks.values():
-                _copy(block, memory[place : place + len(block)])
-                place += len(block)
+            for block in self.blocks:
+                _copy(block.view(torch.uint8), memory[place : place + block.nbytes])
+                place += -(-block.nbytes // _ALIGN) * _ALIGN
             end = place + len(self.text)
             memory[place:] = torch.frombuffer(bytearray(self.text + _ENDS.pack(place, end)), dtype=torch.uint8)
         except BaseException:
@@ -148,12 +151,12 @@ class Parcel:
             raise
 
 
-def _block(device: str, size: int) -> Tensor:
-    """Bytes on a device, or on the host where there is no room for them."""
+def _block(tensors: list[Tensor]) -> Tensor:
+    """A copy of tensors of one device and dtype, one after the other; on the host where there is no room for it."""
     try:
-        return torch.empty(size, dtype=torch.uint8, device=device)
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
     except torch.OutOfMemoryError:
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors])
 
 
 def _copy(block: Tensor, memory: Tensor) -> None:
