@@ -40,7 +40,7 @@ _TRIED = 64  # rows on which bfloat16 is tried
 _FEW = 3072  # rows up to which all products at once take less time than lists of groups
 _IN_TURN = 16  # largest keys that are found one after the other
 _STRIP = 1024  # most rows of a strip of products, which one core looks through
-_KERNEL_ROWS = 1 << 14  # fewer are searched before a process could have made its kernels ready, which takes seconds
+_KERNEL_ROWS, _READY = 1 << 14, 7e13  # rows, or n²·d of all searches, from which it pays to make kernels ready: seconds
 _CROWD = 2 * PLACES  # rows per listed group below which a search in float64 is quicker than screening
 _MOST_REDONE = 0.1  # share of these with too long lists above which float32 is used: twice the cost, far more precise
 _EQUAL = 1e-9  # relative difference up to which squared distances count as equal (rows of a lattice have many)
@@ -124,6 +124,7 @@ def search(x: Tensor, k: int, *, precision: str | None = None) -> Search:
     """
     x = (x if has_float64(x.device) else x.cpu()).contiguous()
     k = min(k, len(x) - 1)
+    _Searched.size += len(x) ** 2 * x.shape[1]
     with exact_products(x.device), single_steps():  # the bounds are for float32 sums
         enough = len(x) >= 64 * (_DEVICE_LISTED * k + 28)  # the kernel needs more groups than listed candidates
         fused = precision != "float32" and enough and _gains_by_kernels(x)
@@ -244,8 +245,15 @@ def _fused(x: Tensor, k: int, precision: str | None) -> Search:
     return found
 
 
+class _Searched:
+    """How much this process has searched, by n²·d."""
+
+    size = 0.0
+
+
 def _gains_by_kernels(x: Tensor) -> bool:
-    return len(x) > _KERNEL_ROWS and _has_kernels(x.device.type)
+    """Whether kernels are to be used: for a large search, and once small ones have lost what it takes to begin."""
+    return (len(x) > _KERNEL_ROWS or _Searched.size > _READY) and _has_kernels(x.device.type)
 
 
 @cache
