@@ -207,8 +207,9 @@ def leaving(*, first: bool, **options: Any) -> Monitor:
     return monitor
 
 
-def test_a_first_process_that_ends_early_is_no_fault(tmp_path: Path) -> None:
+def test_a_first_process_that_ends_early_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all parts, and its folder is gone when the other one ends."""
+    monkeypatch.setattr(joining, "_GRACE", 0.3)
 
     def act(rank: int) -> list[str]:
         return leaving(first=rank == 0).notes

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from anisoscope.monitor.analysis import ranks as joining
+from anisoscope.monitor.analysis.desk import RankLosses
 from anisoscope.monitor.monitor import Monitor
 from anisoscope.results.query import Table
 from support.ranks import PLAN, in_ranks, padded_batch, shard, tensor_parallel
@@ -195,3 +196,29 @@ def test_a_process_that_is_ahead_of_the_first_does_not_speak_for_it(tmp_path: Pa
         return losses_of(monitor.table)
 
     assert in_ranks(act, 2, tmp_path)[0] == {0: 1.5}
+
+
+def test_losses_that_nobody_logged_are_awaited_once(tmp_path: Path) -> None:
+    """The table is asked for again at the end and afterwards, when the other process trains on without a monitor."""
+
+    def act(rank: int) -> int:
+        torch.manual_seed(0)
+        model, looks = nn.parallel.DistributedDataParallel(tiny("gpt2")), 0
+        read = RankLosses._read
+
+        def counted(self: RankLosses) -> bool:
+            nonlocal looks
+            looks += 1
+            return read(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            with Monitor(model, **CHEAP) as monitor:
+                for step in range(STEPS):
+                    with monitor.step(step):
+                        model(**padded_batch(step, rank)).loss.backward()
+            patch.setattr(RankLosses, "_read", counted)
+            assert (len(monitor.table) > 0) == (rank == 0)
+        model(**padded_batch(0, rank)).loss.backward()
+        return looks
+
+    assert in_ranks(act, 2, tmp_path) == [1, 0]

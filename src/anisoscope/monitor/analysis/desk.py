@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,18 @@ import torch
 
 from anisoscope.errors import AnisoscopeError
 from anisoscope.metrics.frequency import TemporalSpread
+from anisoscope.monitor.analysis import ranks as joining
 from anisoscope.monitor.analysis.analysis import Analysis, Found, Seen
 from anisoscope.monitor.analysis.analyst import Analyst, BackgroundAnalyst, HereAnalyst, choose_analyst
 from anisoscope.monitor.analysis.merging import joined_parts, of_another_model
-from anisoscope.monitor.analysis.parts import LeftStep
-from anisoscope.monitor.analysis.ranks import RankLosses, Ranks, several
+from anisoscope.monitor.analysis.parts import LeftStep, part_name
+from anisoscope.monitor.analysis.ranks import Ranks, several
 from anisoscope.monitor.analysis.results import StepResults
 from anisoscope.monitor.guard import FaultGuard
 from anisoscope.results.folder import replace_file
 
 _JOIN, _STATE = "join what several processes saw", "monitor.pt"
+_LOSS = "loss"  # the name of parts that are losses
 
 
 class Desk:
@@ -169,3 +174,105 @@ class Desk:
             saved = self.results.files.saved and not self.results.waiting
             self.guard.call("leave the other processes", lambda ranks: ranks.end(last(), saved=saved), self.ranks)
         self.analyst.close()
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What one process logged."""
+
+    value: float
+    targets: int | None  # that it is the mean of; None if that is not known
+    counts: bool  # whether it is of contexts that no other process gives
+
+
+class RankLosses:
+    """The loss that processes log of a measured step: the first one keeps their mean over all targets.
+
+    They travel as parts do. A process need not log any: the first knows of that once it is at a later step, or ends.
+    """
+
+    def __init__(self, ranks: Ranks, keep: Callable[[int, float], None]) -> None:
+        self.ranks, self.keep = ranks, keep
+        self._targets: tuple[int, int | None] = -1, None  # the last measured step, and the targets of this process
+        self._told: set[int] = set()
+        self._given: dict[int, dict[int, _Loss]] = {}  # in the first process, by step and process
+        self._looked, self._since = 0.0, time.monotonic()
+        self._awaited = False  # at the end; what says that others have ended is gone soon after
+
+    def open(self, step: int, targets: int | None) -> None:
+        """A step was measured, in which this process has so many targets; None if that is not known."""
+        self._targets, self._since = (step, targets), time.monotonic()
+        self._told.discard(step)  # if the training was rewound
+
+    def give(self, step: int, loss: float) -> None:
+        """The loss of this process; of several for one step the first counts."""
+        if step in self._told:
+            return
+        self._told.add(step)
+        mine = _Loss(loss, self._targets[1] if self._targets[0] == step else None, self.ranks.leads)
+        if self.ranks.first:
+            self._given.setdefault(step, {})[0] = mine
+        else:
+            self.ranks.post(part_name(step, _LOSS, self.ranks.rank), mine)
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Keep the losses that are complete; at the end of the training all, for which it waits some seconds, once.
+
+        Called after `Ranks.poll`, which finds out who trains another model.
+        """
+        now, ending = time.monotonic(), wait and self.ranks.ending
+        if not self.ranks.first or (not wait and now < self._looked + joining._LOOK):
+            return
+        self._looked = now
+        waits, self._awaited = ending and not self._awaited and sys.exception() is None, self._awaited or ending
+        until = now + (joining._GRACE if waits else 0.0)
+        while not self._read() and time.monotonic() < until:
+            time.sleep(joining._POLL)
+        for step in sorted(self._given) if ending else ():
+            self._join(step)
+
+    def _read(self) -> bool:
+        """Take what has come and keep what is complete; whether nothing is awaited.
+
+        A folder that is listed while files come may show a later one and not an earlier one: a second list has all
+        that came before what the first shows.
+        """
+        there, others = self.ranks.names(), range(1, self.ranks.size)
+        # others alone may have the loss: the last stage of a pipeline, or those that log where the first does not
+        quiet = self._targets[0] >= 0 and self._targets[0] not in self._told
+        others_alone = self.ranks.stage is not None or (self.ranks.ending and quiet)
+        steps = [*self._given, *([joining.LAST] if others_alone else [])]
+        silent = time.monotonic() > self._since + joining._GRACE  # a process that has no monitor yet has none
+        absent = {rank for rank in others if silent and self.ranks.follows(rank) is None}
+        past = {(step, rank) for step in steps for rank in others if self.ranks.beyond(step, rank, there)}
+        past |= {(step, rank) for step in steps for rank in absent}
+        for name in self.ranks.names():
+            place, study, rank = [*name.split("."), "", ""][:3]
+            if study == _LOSS and (found := self.ranks.taken(name)) is not None:
+                self._given.setdefault(int(place), {})[int(rank)] = found
+        for step, given in sorted(self._given.items()):
+            mine = 0 in given or step != self._targets[0] or self.ranks.ending
+            if mine and all(rank in given or (step, rank) in past for rank in others):
+                self._join(step)
+        monitored = (rank for rank in others if self.ranks.stage is not None or self.ranks.follows(rank) is not None)
+        return not self._given and (not others_alone or all((joining.LAST, rank) in past for rank in monitored))
+
+    def _join(self, step: int) -> None:
+        given = {rank: loss for rank, loss in self._given.pop(step).items() if rank not in self.ranks.others}
+        if counted := [loss for _, loss in sorted(given.items()) if loss.counts]:
+            self.keep(step, mean_loss(counted))
+
+
+def mean_loss(given: Sequence[_Loss]) -> float:
+    """The mean over all targets; over processes if their numbers are not known of all, or nobody has any.
+
+    >>> mean_loss([_Loss(1.0, 30, True), _Loss(3.0, 10, True), _Loss(math.nan, 0, True)])
+    1.5
+    """
+    sizes = [loss.targets for loss in given if loss.targets is not None]
+    if len(sizes) < len(given) or not any(sizes):
+        sizes = [1] * len(given)
+    counted = [(loss.value, size) for loss, size in zip(given, sizes, strict=True) if size]
+    if len({value for value, _ in counted}) == 1:  # already joined by the training: to the last bit
+        return counted[0][0]
+    return math.fsum(value * size for value, size in counted) / sum(size for _, size in counted)
