@@ -133,11 +133,16 @@ def test_the_performance_page_changes_only_between_its_markers(tmp_path: Path) -
     assert page.read_text() == first
 
 
-def test_the_page_in_the_documentation_has_its_markers() -> None:
-    from performance_page import BEGIN, DOCS, END
+def test_pages_say_what_was_recorded_last() -> None:
+    """A script that records figures of its own leaves the page of the documentation to `performance_page.py`."""
+    from performance_page import BEGIN, DOCS, END, with_summary
+    from record import HERE, load, page
 
+    results = load(HERE / "results.json")
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
     assert text.count(BEGIN) == 1 and text.count(END) == 1 and text.index(BEGIN) < text.index(END)
+    assert with_summary(text, results) == text
+    assert page(results) == (HERE / "RESULTS.md").read_text(encoding="utf-8")
 
 
 def test_clouds_are_the_same_again_and_have_the_spectrum_and_mean_that_they_say() -> None:
