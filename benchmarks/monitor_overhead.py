@@ -83,8 +83,8 @@ class Loop:
 def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> tuple[list[float], list[float]]:
     """Seconds that measured steps add: the training waits for, and in all, while they are analysed beside it.
 
-    The training goes on until a step is analysed, and is slower while that happens; as many steps afterwards tell how
-    long they take alone.
+    The training goes on until a step is analysed, and is slower while that happens; as many steps, half of them before
+    and half afterwards, tell how long they take alone: clocks of a GPU drift by a percent, which counts in a hundred.
     """
     probe = None if live else loop.stream.probe_batches(chosen.batch, batch_size=chosen.batch)
     settings: dict[str, Any] = {"counts": torch.as_tensor(loop.stream.counts), "optimizer": loop.optimizer}
@@ -94,15 +94,15 @@ def measured_steps(loop: Loop, chosen: argparse.Namespace, *, live: bool) -> tup
     with Monitor(
         loop.model, when=due.__contains__, metrics=chosen.preset, probe=probe, live=live, **settings
     ) as monitor:
-        waited, added = [], []
+        waited, added, half = [], [], 2
         for _ in range(chosen.repeats + 1):  # the first also builds what is kept
+            alone = [loop.step(monitor) for _ in range(half)]
             due.add(loop.done)
-            first, beside, alone = loop.step(monitor), list[float](), list[float]()
+            first, beside = loop.step(monitor), list[float]()
             while monitor.results.pending:
                 beside.append(loop.step(monitor))
-            while len(alone) < max(3, len(beside)):
-                alone.append(loop.step(monitor))
-            plain = statistics.fmean(alone)
+            alone += [loop.step(monitor) for _ in range(half)]
+            half, plain = max(2, len(beside) // 2), statistics.fmean(alone)
             waited.append(first - plain)
             added.append(first + sum(beside) - (1 + len(beside)) * plain)
     return waited[1:], added[1:]
