@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.gradient_pass import IGNORED, LabelConvention
+from anisoscope.capture.capture import Capture
+from anisoscope.capture.gradient_pass import IGNORED, Collector, LabelConvention
 from anisoscope.capture.sites.layout import find_layout
 from anisoscope.capture.step_capture import LiveGradients, MicroBatch, live_pass
 from anisoscope.errors import AnisoscopeError
@@ -58,6 +60,19 @@ def test_a_captured_gradient_is_autograds_row_for_row(name: str, side: str) -> N
     for site, g in wanted.items():
         assert got[site].shape == (21, 32)
         torch.testing.assert_close(got[site], g, rtol=1e-9, atol=1e-12, msg=lambda m, s=site: f"{s}: {m}")
+
+
+def test_activations_go_with_the_pass() -> None:
+    """Without Python's collector: those of a probe would fill a GPU until it came by."""
+    model, batch = language_model("gpt2"), batch_of("gpt2", 9, 5)
+    gc.collect()
+    gc.disable()
+    try:
+        found = captured("gpt2", model, batch)
+        held = [thing for thing in gc.get_objects() if isinstance(thing, Collector | Capture)]
+    finally:
+        gc.enable()
+    assert not held and found.sites
 
 
 def test_the_gradient_before_the_final_norm_is_autograds_too() -> None:

@@ -568,7 +568,8 @@ class Capture:
         outer = by_name(self.model, *self._outer) if self._outer is not None else {}
         ruled = by_rule(self.rule, *(self._outer or (args, kwargs)))
         contexts = self._read(row.with_ids(by_name(module, args, kwargs), outer), outer, ruled=ruled, stack=stack)
-        contexts.windows, contexts.channels_last = stack.windows, self._channels_last
+        contexts.windows = stack.windows
+        contexts.channels_last = functools.partial(_channels_last, self.model, self.layout)  # rows outlive this capture
         contexts.prefix, contexts.suffix = stack.prefix_at(0), stack.suffix
         contexts.frames = getattr(module, "_get_feature_vector_attention_mask", None) or row.frames_by_length(module)
         return contexts
@@ -593,6 +594,7 @@ class Capture:
             self._above = contexts
         return contexts
 
-    def _channels_last(self, site: Site, shape: torch.Size) -> bool:
-        stack = None if site.name or self.layout is None else self.layout.stack(site.stack)
-        return row.channels_last(self.model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
+
+def _channels_last(model: nn.Module, layout: Layout | None, site: Site, shape: torch.Size) -> bool:
+    stack = None if site.name or layout is None else layout.stack(site.stack)
+    return row.channels_last(model.get_submodule(site.name if stack is None else stack.module_at(site)), shape)
