@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,18 @@ def test_processes_that_are_not_needed_end(helpers: list[matplotlib_renderer.Dra
     assert len(matplotlib_renderer._helpers) == 2  # begun once
     end_drawing()
     assert not matplotlib_renderer._helpers and all(helper.process.returncode is not None for helper in helpers)
+
+
+def test_what_is_being_drawn_becomes_whole_when_the_page_fails(
+    helpers: list[matplotlib_renderer.DrawingProcess], tmp_path: Path
+) -> None:
+    def page(paths: Sequence[Path]) -> None:
+        while not any(path.exists() for path in paths):  # a helper draws
+            time.sleep(0.001)
+        raise LookupError("no page")
+
+    with pytest.raises(LookupError):
+        write_figures(tmp_path, figures(6), {}, meanwhile=page)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().rstrip().endswith(b"%%EOF" if path.suffix == ".pdf" else b"</svg>"), path
+    assert all(helper.process.returncode is not None for helper in helpers)

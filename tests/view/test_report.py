@@ -313,3 +313,18 @@ def test_five_deep_models_fit_in_one_page(tmp_path: Path) -> None:
     assert page.specs()
     assert "averaged over blocks, runs from" in page.text
     assert path.stat().st_size < 3_000_000
+
+
+def test_a_page_is_replaced_once_its_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = run_view([DECODER])
+    path = write_report(tmp_path, [view], catalogue=CATALOGUE)
+    path.write_text("the page before", encoding="utf-8")
+
+    def full(*_: Any, meanwhile: Any, **__: Any) -> None:
+        meanwhile([])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("anisoscope.view.report.write_figures", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(tmp_path, [view], catalogue=CATALOGUE)
+    assert path.read_text(encoding="utf-8") == "the page before"

@@ -310,7 +310,7 @@ def make_ready(device: str) -> threading.Thread | None:
 
 @torch.no_grad()
 def first_use(device: str) -> None:
-    """Use what a profile will: the context of the device, libraries of products and of eigenvalues, our kernels."""
+    """Use what a profile will: the context of the device, libraries of products and of eigenvalues, a search."""
     with contextlib.suppress(Exception):  # whatever is wrong is told where results depend on it
         x = torch.arange(16_384.0, device=device).view(4096, 4).cos()
         for dtype in (torch.float32, torch.float64, torch.bfloat16):

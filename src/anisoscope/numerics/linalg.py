@@ -160,7 +160,7 @@ def solve_small(solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor) -
 
 def _by_cores(solve: Callable[[Tensor], Sequence[Tensor]], matrices: Tensor) -> list[Tensor]:
     k, lead = matrices.shape[-1], matrices.shape[:-2]
-    flat = matrices.reshape(-1, k, k)
+    flat = matrices.flatten(0, -3) if lead else matrices.unsqueeze(0)
     cores = torch.get_num_threads() if len(flat) * k**3 > _SERIAL else 1
     parts = together(solve, flat.chunk(min(cores, max(1, len(flat)))))
     return [torch.cat(part).unflatten(0, lead) if lead else part[0][0] for part in zip(*parts, strict=True)]

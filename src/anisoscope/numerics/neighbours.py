@@ -338,7 +338,7 @@ def _distances(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
         gap.sub_(taken if other is None else other.copy_(taken))
         torch.linalg.vector_norm(gap, dim=1, out=found[part])
 
-    together(some, range(0, len(first), step))
+    each_on_host(some, range(0, len(first), step), x.device.type)
     return found[place]
 
 

@@ -62,11 +62,16 @@ def write_figures(
         threads = [threading.Thread(target=helper.draw_from, args=(waiting,), daemon=True) for helper in helpers]
         for thread in threads:
             thread.start()
-        meanwhile(paths)
-        while (file := _next(waiting)) is not None:
-            file.write()
-        for thread in threads:
-            thread.join()
+        try:
+            meanwhile(paths)
+            while (file := _next(waiting)) is not None:
+                file.write()
+        except BaseException:
+            waiting.clear()
+            raise
+        finally:  # a file that is being written becomes whole, whatever went wrong here
+            for thread in threads:
+                thread.join(_PATIENCE if sys.exception() is not None else None)
         for helper in helpers:
             for file in helper.failed:  # here the error is told as it is, or there is none
                 file.write()
@@ -118,7 +123,7 @@ def _next(waiting: deque[FigureFile]) -> FigureFile | None:
 
 # -- processes that draw beside this one -------------------------------------------------------------------------------
 
-MOST_HELPERS = 6
+MOST_HELPERS, _PATIENCE = 6, 10.0  # seconds for a last file after an error
 _SERVE = "from anisoscope.view.matplotlib_renderer import serve; serve()"
 _helpers: list[DrawingProcess] = []  # begun, and not used yet
 
@@ -142,7 +147,7 @@ class DrawingProcess:
                 pickle.dump(file, given)
                 given.flush()
                 drawn = pickle.load(answers)
-            except (OSError, EOFError, pickle.PickleError, TypeError, AttributeError):
+            except (OSError, EOFError, pickle.PickleError, TypeError, AttributeError, ValueError):
                 self.failed.append(file)
                 return
             if not drawn:

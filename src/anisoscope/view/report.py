@@ -50,15 +50,17 @@ def write_page(
     path = Path(folder) / name
     beside = path.with_name("figures" if name == PAGE else f"{path.stem}-figures")
 
-    def write(files: Sequence[Path]) -> None:
+    text: list[str] = []
+
+    def compose(files: Sequence[Path]) -> None:
         links = sorted({f"{beside.name}/{file.name.rsplit('.', 1)[0]}" for file in files})
-        text = page_document(page, claims=claims, links=links)
-        replace_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
+        text.append(page_document(page, claims=claims, links=links))
 
     if figures:
-        write_figures(beside, page.figures(), page.chosen(), meanwhile=write)
+        write_figures(beside, page.figures(), page.chosen(), meanwhile=compose)
     else:
-        write([])
+        compose([])
+    replace_file(path, lambda draft: draft.write_text(text[0], encoding="utf-8"))
     return path
 
 

@@ -224,10 +224,10 @@ class RankLosses:
         if not self.ranks.first or (not wait and now < self._looked + joining._LOOK):
             return
         self._looked = now
-        waits, self._awaited = ending and not self._awaited and sys.exception() is None, self._awaited or ending
-        until = now + (joining._GRACE if waits else 0.0)
+        until = now + (joining._GRACE if ending and not self._awaited and sys.exception() is None else 0.0)
         while not self._read() and time.monotonic() < until:
             time.sleep(joining._POLL)
+        self._awaited |= ending
         for step in sorted(self._given) if ending else ():
             self._join(step)
 

@@ -8,6 +8,7 @@ belongs to no file system whose size is limited, as that of /dev/shm is in many 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
@@ -153,10 +154,13 @@ class Parcel:
 
 def _block(tensors: list[Tensor]) -> Tensor:
     """A copy of tensors of one device and dtype, one after the other; on the host where there is no room for it."""
-    try:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-    except torch.OutOfMemoryError:
-        return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors])
+    kind = tensors[0].device.type
+    half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # it would refuse other dtypes
+    with torch.autocast(kind, enabled=False) if half else contextlib.nullcontext():
+        try:
+            return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        except torch.OutOfMemoryError:
+            return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors])
 
 
 def _copy(block: Tensor, memory: Tensor) -> None:
