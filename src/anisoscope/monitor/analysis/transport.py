@@ -90,7 +90,11 @@ class _Reader(pickle.Unpickler):
 def _bytes(block: tuple[_Place, int]) -> int:
     """The room of a block of so many elements."""
     (_, dtype), size = block
-    return -(-size * dtype.itemsize // _ALIGN) * _ALIGN
+    return _padded(size * dtype.itemsize)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 @dataclass
@@ -144,7 +148,7 @@ class Parcel:
             memory, place = torch.frombuffer(mmap.mmap(file, self.size), dtype=torch.uint8), 0
             for block in self.blocks:
                 _copy(block.view(torch.uint8), memory[place : place + block.nbytes])
-                place += -(-block.nbytes // _ALIGN) * _ALIGN
+                place += _padded(block.nbytes)
             end = place + len(self.text)
             memory[place:] = torch.frombuffer(bytearray(self.text + _ENDS.pack(place, end)), dtype=torch.uint8)
         except BaseException:
