@@ -74,7 +74,7 @@ def profile_headline(rows: ProfileRows, catalogue: Catalogue) -> str:
         return f"Rows of {first.label} {alike} to {number(high.value, 2)}." if first else ""
     end = line[-1] if high in (line[0], line[-1]) else high
     way = "ever more" if end.value > line[0].value else "ever less"
-    peak = "" if end is line[-1] else " up to the middle"
+    peak = "" if end is line[-1] else " up to a peak"
     where = f"{number(end.value, 2)} {site_phrase(end.layer, end.kind)}"
     return f"Rows of {first.label} point {way} the same way{peak}: average cosine {spread}, {where}." if first else ""
 
